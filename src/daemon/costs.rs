@@ -109,7 +109,7 @@ impl ToldCost {
 
 /// Counters of a holder or namespace at three moments: the start of the previous span, the start of the current span, and now.
 #[derive(Debug)]
-struct Marks {
+struct CostMarks {
     begun_at: Instant,
     before: Cost,
     current: Cost,
@@ -118,7 +118,7 @@ struct Marks {
     seen: u64,
 }
 
-impl Marks {
+impl CostMarks {
     fn new(counts: Cost, now: Instant) -> Self {
         Self {
             begun_at: now,
@@ -157,8 +157,8 @@ struct Book {
 
 #[derive(Debug)]
 struct OfNamespace {
-    all: Marks,
-    holders: HashMap<HolderId, Marks>,
+    all: CostMarks,
+    holders: HashMap<HolderId, CostMarks>,
 }
 
 impl Costs {
@@ -220,7 +220,7 @@ impl Book {
             .namespaces
             .entry(namespace.name.clone())
             .or_insert_with(|| OfNamespace {
-                all: Marks::new(all, now),
+                all: CostMarks::new(all, now),
                 holders: HashMap::new(),
             });
         known.all.note(all, now, look);
@@ -233,7 +233,7 @@ impl Book {
                 marks.note(counts, now, look);
             } else if self.holders < HOLDERS_MAX {
                 self.holders += 1;
-                let mut marks = Marks::new(counts, now);
+                let mut marks = CostMarks::new(counts, now);
                 marks.seen = look;
                 known.holders.insert(holder.id.clone(), marks);
             }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use kvatlas_config::Discovery;
 use kvatlas_telemetry::LogGate;
 
-use super::messages::{Instance, Transport};
+use super::messages::{Instance, RequestTransport};
 use kvatlas_process::dynamo::{EtcdError, ask_etcd};
 
 /// Seconds for which etcd keeps the record of a process that is gone.
@@ -39,10 +39,10 @@ enum DiscoveryError {
 pub(super) async fn keep_record(
     discovery: Discovery,
     instance: Instance,
-    transport: Transport,
+    transport: RequestTransport,
     stop: CancellationToken,
 ) {
-    let is_shared = transport == Transport::Nats;
+    let is_shared = transport == RequestTransport::Nats;
     let mut record = Record {
         discovery,
         key: instance.key(),
@@ -203,8 +203,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_is_there_until_the_end_and_a_shared_one_longer() {
-        let tcp = Transport::Tcp("127.0.0.1:1".to_owned());
-        for transport in [tcp, Transport::Nats] {
+        let tcp = RequestTransport::Tcp("127.0.0.1:1".to_owned());
+        for transport in [tcp, RequestTransport::Nats] {
             let folder = tempfile::tempdir().unwrap();
             let instance = Instance {
                 component: "dynamo.backend".parse().unwrap(),
@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
             stop.cancel();
             keeping.await.unwrap();
-            assert_eq!(path.exists(), transport == Transport::Nats);
+            assert_eq!(path.exists(), transport == RequestTransport::Nats);
         }
     }
 

@@ -12,7 +12,7 @@ const ENDPOINT: &str = "kv_indexer_query";
 
 /// Way by which requests reach an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Transport {
+pub(super) enum RequestTransport {
     /// A subject of NATS.
     Nats,
     /// A listener at `HOST:PORT`.
@@ -51,10 +51,10 @@ impl Instance {
     }
 
     /// The record that routers find under [`Self::key`].
-    pub(super) fn record(&self, transport: &Transport) -> String {
+    pub(super) fn record(&self, transport: &RequestTransport) -> String {
         let transport = match transport {
-            Transport::Nats => json!({"nats_tcp": self.subject()}),
-            Transport::Tcp(address) => json!({"tcp": format!("{address}/{}", self.tcp_path())}),
+            RequestTransport::Nats => json!({"nats_tcp": self.subject()}),
+            RequestTransport::Tcp(address) => json!({"tcp": format!("{address}/{}", self.tcp_path())}),
         };
         json!({
             "type": "Endpoint",
@@ -132,7 +132,7 @@ pub(super) struct Question {
 
 /// A request: the destination of its answer, and the question, or the error if the question cannot be read.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct DynamoRequest {
     pub(super) reply_to: ReplyTo,
     pub(super) question: Result<Question, MessageError>,
 }
@@ -142,7 +142,7 @@ pub(super) struct Asked {
 /// # Errors
 ///
 /// [`MessageError`] if the destination of the answer cannot be read, so that no answer can be sent.
-pub(super) fn read_request(message: &[u8]) -> Result<Asked, MessageError> {
+pub(super) fn read_request(message: &[u8]) -> Result<DynamoRequest, MessageError> {
     #[derive(Deserialize)]
     struct Control {
         connection_info: ConnectionInfo,
@@ -161,7 +161,7 @@ pub(super) fn read_request(message: &[u8]) -> Result<Asked, MessageError> {
     if transport != "tcp_server" {
         return Err(MessageError::Transport(transport));
     }
-    Ok(Asked {
+    Ok(DynamoRequest {
         reply_to: serde_json::from_str(&info).map_err(json("the address of the answer"))?,
         question: serde_json::from_slice(body).map_err(json("the question")),
     })
@@ -201,13 +201,14 @@ mod tests {
             "v1/instances/dynamo/backend/kv_indexer_query/abcdef"
         );
         assert_eq!(instance.subject(), "dynamo_backend.kv_indexer_query-abcdef");
-        let record: serde_json::Value = serde_json::from_str(&instance.record(&Transport::Nats)).unwrap();
+        let record: serde_json::Value =
+            serde_json::from_str(&instance.record(&RequestTransport::Nats)).unwrap();
         assert_eq!(
             record["transport"],
             json!({"nats_tcp": "dynamo_backend.kv_indexer_query-abcdef"})
         );
         assert_eq!(record["instance_id"], 0xab_cdef);
-        let record = instance.record(&Transport::Tcp("127.0.0.1:7".to_owned()));
+        let record = instance.record(&RequestTransport::Tcp("127.0.0.1:7".to_owned()));
         let record: serde_json::Value = serde_json::from_str(&record).unwrap();
         let path = "127.0.0.1:7/abcdef/dynamo/backend/kv_indexer_query";
         assert_eq!(record["transport"], json!({"tcp": path}));

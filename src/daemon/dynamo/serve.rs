@@ -31,7 +31,7 @@ use kvatlas_telemetry::{
 
 use super::answer::Indexer;
 use super::discovery::keep_record;
-use super::messages::{Instance, MessageError, ReplyTo, Transport, read_request, response};
+use super::messages::{Instance, MessageError, ReplyTo, RequestTransport, read_request, response};
 
 /// Longest request, in bytes. A hash in JSON takes about twenty bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
@@ -114,16 +114,18 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         tasks: stage.tasks.clone(),
     });
     let transport = match config.listen {
-        None => Transport::Nats,
-        Some(address) => Transport::Tcp(listen(address, config, &service, stage).await?),
+        None => RequestTransport::Nats,
+        Some(address) => RequestTransport::Tcp(listen(address, config, &service, stage).await?),
     };
     // Over NATS, replicas share one record, so their seeds are equal. Each TCP listener has a record of its own.
     let seed = match &transport {
-        Transport::Nats => shared.config.subjects.prefix.clone(),
-        Transport::Tcp(address) => format!("{} {address}", instance_name(&shared.nats.connection_name)),
+        RequestTransport::Nats => shared.config.subjects.prefix.clone(),
+        RequestTransport::Tcp(address) => {
+            format!("{} {address}", instance_name(&shared.nats.connection_name))
+        }
     };
     let instances: Vec<Instance> = config.components.iter().map(|one| instance(one, &seed)).collect();
-    if transport == Transport::Nats {
+    if transport == RequestTransport::Nats {
         let buffer = Buffer::of_messages(WAITING_MAX);
         let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, |_| {}).await?;
         for instance in &instances {
@@ -439,7 +441,7 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
 }
 
 /// A request over TCP.
-struct Received {
+struct TcpRequest<'s> {
     /// Key of the component that is asked.
     component: String,
     payload: Bytes,
@@ -448,7 +450,7 @@ struct Received {
 }
 
 /// Receives a request of which only the first field has been read: `path`, the length of its path in bytes.
-async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<Received> {
+async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<TcpRequest<'s>> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -469,7 +471,7 @@ async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Re
     let mut payload = Vec::with_capacity(bytes.min(64 << 10));
     let read = stream.take(bytes as u64).read_to_end(&mut payload).await?;
     match read == bytes {
-        true => Ok(Received {
+        true => Ok(TcpRequest {
             component,
             payload: payload.into(),
             room,

@@ -49,7 +49,7 @@ pub(super) struct Activity {
 }
 
 /// Guard of a request that is being answered. The request counts until the guard is dropped.
-pub(super) struct Begun(Arc<Activity>);
+pub(super) struct RequestGuard(Arc<Activity>);
 
 impl Activity {
     pub(super) fn new(place: Place) -> Self {
@@ -61,9 +61,9 @@ impl Activity {
     }
 
     /// Counts a request as being answered, until the returned guard is dropped.
-    pub(super) fn begin(self: &Arc<Self>) -> Begun {
+    pub(super) fn begin(self: &Arc<Self>) -> RequestGuard {
         self.change(|requests| requests + 1);
-        Begun(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
     fn change(&self, change: impl Fn(usize) -> usize) {
@@ -87,7 +87,7 @@ impl Activity {
     }
 }
 
-impl Drop for Begun {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.change(|requests| requests.saturating_sub(1));
     }

@@ -25,7 +25,7 @@ pub(super) struct ReadinessHealth {
 }
 
 /// State of one client's stream of health changes.
-struct Watch {
+struct HealthWatch {
     readiness: Arc<Readiness>,
     stopping: CancellationToken,
     looks: Interval,
@@ -40,7 +40,7 @@ fn status_of(readiness: &Readiness) -> i32 {
     }
 }
 
-impl Watch {
+impl HealthWatch {
     /// Waits for a status that differs from the last one sent. Returns it with the stream's next state, or `None` at the stop.
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         let stopping = self.stopping.clone();
@@ -82,12 +82,12 @@ impl Health for ReadinessHealth {
         check_name(&request)?;
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let watch = Watch {
+        let watch = HealthWatch {
             readiness: Arc::clone(&self.readiness),
             stopping: self.stopping.clone(),
             looks,
             told: None,
         };
-        Ok(Response::new(Box::pin(unfold(watch, Watch::next))))
+        Ok(Response::new(Box::pin(unfold(watch, HealthWatch::next))))
     }
 }

@@ -14,13 +14,13 @@ const COUNT_BYTES: usize = 64;
 
 /// Hit counts by hash, in bounded memory. If there is no room, the oldest count is dropped.
 pub(super) struct Hits {
-    kept: Mutex<Kept>,
+    kept: Mutex<LookUpCounts>,
     counts_max: usize,
     metrics: GrpcHitMetrics,
 }
 
 #[derive(Default)]
-struct Kept {
+struct LookUpCounts {
     counts: HashMap<i64, u64>,
     /// The hashes that have a count, in the order of their first look-up.
     order: VecDeque<i64>,

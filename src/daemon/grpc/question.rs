@@ -23,7 +23,7 @@ use super::messages::{
     GetExternalKvHitCountsResponse, MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse,
     MatchExternalKvRequest, MatchExternalKvResponse, TierHashes, TierType,
 };
-use super::reports::{Coverage, ReportedMatch, Reports};
+use super::reports::{BlockReports, Coverage, ReportedMatch};
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
@@ -40,7 +40,7 @@ pub(super) struct Questions {
     /// The namespace that is searched. `None` searches all namespaces with SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
     /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
-    pub(super) reports: Option<Arc<Reports>>,
+    pub(super) reports: Option<Arc<BlockReports>>,
     pub(super) hits: Hits,
     /// Depth that answers tell: blocks that a request can reuse, or blocks that full attention has.
     pub(super) depth: Depth,
@@ -55,7 +55,7 @@ pub(super) struct Questions {
 /// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about
 /// holders.
 #[derive(Debug, PartialEq)]
-pub(super) struct Answered<T> {
+pub(super) struct AnswerWithCertainty<T> {
     pub(super) answer: T,
     pub(super) is_exact: Option<bool>,
 }
@@ -152,7 +152,7 @@ impl Questions {
     pub(super) async fn prefix(
         &self,
         question: MatchExternalKvPrefixRequest,
-    ) -> Result<Answered<MatchExternalKvPrefixResponse>, Status> {
+    ) -> Result<AnswerWithCertainty<MatchExternalKvPrefixResponse>, Status> {
         let mut hashes = question.hashes;
         if question.max_blocks > 0 {
             hashes.truncate(usize::try_from(question.max_blocks).unwrap_or(usize::MAX));
@@ -166,7 +166,7 @@ impl Questions {
         certain.reported = reported;
         let matches = certain.matches(&self.metrics);
         let best = matches.first().map(|best| best.matched_prefix_blocks);
-        Ok(Answered {
+        Ok(AnswerWithCertainty {
             answer: MatchExternalKvPrefixResponse {
                 matches,
                 best_prefix_blocks: best.unwrap_or_default(),
@@ -181,7 +181,7 @@ impl Questions {
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,
-    ) -> Result<Answered<MatchExternalKvResponse>, Status> {
+    ) -> Result<AnswerWithCertainty<MatchExternalKvResponse>, Status> {
         let mut hashes = question.hashes;
         hashes.truncate(self.source.limits().query_depth_max);
         let (reported, coverage) = self.placements(&hashes).await?;
@@ -200,7 +200,7 @@ impl Questions {
             let found: HashSet<i64> = tiers.flat_map(|tier| &tier.hashes).copied().collect();
             self.hits.count(found);
         }
-        Ok(Answered {
+        Ok(AnswerWithCertainty {
             answer: MatchExternalKvResponse { matches },
             is_exact: Some(certain.is_exact),
         })
@@ -210,12 +210,12 @@ impl Questions {
     pub(super) fn hit_counts(
         &self,
         question: &GetExternalKvHitCountsRequest,
-    ) -> Result<Answered<GetExternalKvHitCountsResponse>, Status> {
+    ) -> Result<AnswerWithCertainty<GetExternalKvHitCountsResponse>, Status> {
         let hashes = each_once(&question.hashes);
         if hashes.len() > usize::try_from(BLOCKS_MAX).unwrap_or(usize::MAX) {
             return Err(too_many(hashes.len()));
         }
-        Ok(Answered {
+        Ok(AnswerWithCertainty {
             answer: GetExternalKvHitCountsResponse {
                 entries: self.hits.of(&hashes),
             },

@@ -17,13 +17,13 @@ use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use crate::http::{Bodies, HttpError, is_allowed};
+use crate::http::{Bodies, HttpRefusal, is_allowed};
 use kvatlas_config::Secret;
 use kvatlas_telemetry::labels::{GrpcMethod, GrpcOutcome};
 
 use super::connection::Activity;
-use super::question::{Answered, Questions};
-use super::reports::{ReportError, Reports};
+use super::question::{AnswerWithCertainty, Questions};
+use super::reports::{BlockReportError, BlockReports};
 
 /// The service's name.
 pub(super) const KV_INDEXER: &str = "kv_indexer.v1.KVIndexer";
@@ -32,9 +32,9 @@ const EXACT: &str = "x-kvatlas-exact";
 /// Header with the time within which the client wants its answer.
 static TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 /// A service that gRPC itself defines: health, or reflection (the server's description of its methods).
-pub(super) type Other = Arc<dyn Fn(Request<Body>) -> Answering + Send + Sync>;
+pub(super) type BuiltInService = Arc<dyn Fn(Request<Body>) -> ResponseFuture + Send + Sync>;
 
 /// Everything that the requests of all connections share.
 pub(super) struct Door {
@@ -47,20 +47,20 @@ pub(super) struct Door {
     pub(super) message_bytes_max: usize,
     /// Most time for a question to arrive and to be answered.
     pub(super) request_timeout: Duration,
-    pub(super) health: Other,
+    pub(super) health: BuiltInService,
     /// Reflection: the server's description of its methods, in the protocol's versions `v1` and `v1alpha`.
-    pub(super) reflection: [Other; 2],
+    pub(super) reflection: [BuiltInService; 2],
 }
 
 /// Handling of reports about workers' blocks.
 pub(super) struct Writing {
-    pub(super) reports: Arc<Reports>,
+    pub(super) reports: Arc<BlockReports>,
     /// Token that reports need. `None` if reports need the same token as questions.
     pub(super) token: Option<Secret>,
 }
 
-/// Wraps a service of any type as an [`Other`].
-pub(super) fn other<S>(service: S) -> Other
+/// Wraps a service of any type as an [`BuiltInService`].
+pub(super) fn other<S>(service: S) -> BuiltInService
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
@@ -77,7 +77,7 @@ struct Method<F>(F);
 impl<F, Fut, Q, A> UnaryService<Q> for Method<F>
 where
     F: FnMut(Q) -> Fut,
-    Fut: Future<Output = Result<Answered<A>, Status>> + Send + 'static,
+    Fut: Future<Output = Result<AnswerWithCertainty<A>, Status>> + Send + 'static,
     A: Send + 'static,
 {
     type Response = A;
@@ -86,7 +86,7 @@ where
     fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
         let answering = (self.0)(request.into_inner());
         Box::pin(async move {
-            let Answered { answer, is_exact } = answering.await?;
+            let AnswerWithCertainty { answer, is_exact } = answering.await?;
             let mut response = tonic::Response::new(answer);
             if let Some(is_exact) = is_exact {
                 let value = MetadataValue::from_static(if is_exact { "true" } else { "false" });
@@ -227,7 +227,7 @@ impl Door {
     }
 
     /// Returns the reported workers, or an error if reports are not taken.
-    fn reports(&self) -> Result<&Reports, Status> {
+    fn reports(&self) -> Result<&BlockReports, Status> {
         let writing = self.writing.as_ref();
         writing
             .map(|writing| &*writing.reports)
@@ -240,7 +240,7 @@ impl Door {
         Q: prost::Message + Default + Send + 'static,
         A: prost::Message + Send + 'static,
         F: Fn(Arc<Self>, Q) -> Fut,
-        Fut: Future<Output = Result<Answered<A>, Status>> + Send + 'static,
+        Fut: Future<Output = Result<AnswerWithCertainty<A>, Status>> + Send + 'static,
     {
         let door = Arc::clone(self);
         self.grpc()
@@ -258,9 +258,9 @@ impl Door {
 }
 
 /// Turns the result of a report into an answer, or into gRPC's status.
-fn done<T>(result: Result<T, ReportError>) -> Result<Answered<T>, Status> {
+fn done<T>(result: Result<T, BlockReportError>) -> Result<AnswerWithCertainty<T>, Status> {
     let answer = result.map_err(Status::from)?;
-    Ok(Answered {
+    Ok(AnswerWithCertainty {
         answer,
         is_exact: None,
     })
@@ -271,15 +271,15 @@ fn unimplemented(text: &str) -> Response<Body> {
 }
 
 /// Status for a question that did not come whole. With these codes the router chooses by load, and may ask again.
-fn not_received(error: &HttpError) -> Status {
+fn not_received(error: &HttpRefusal) -> Status {
     match error {
-        HttpError::BodyTooLarge { .. } => {
+        HttpRefusal::BodyTooLarge { .. } => {
             Status::out_of_range("the question is too long (grpc.max_message_bytes)")
         }
-        HttpError::BodyTimedOut { .. } => {
+        HttpRefusal::BodyTimedOut { .. } => {
             Status::deadline_exceeded("the question did not come in time (grpc.request_timeout_ms)")
         }
-        HttpError::TooManyBodies => Status::resource_exhausted(
+        HttpRefusal::TooManyBodies => Status::resource_exhausted(
             "questions take too much room (grpc.max_receiving_bytes); ask again later",
         ),
         _ => Status::unavailable("the question did not come whole"),

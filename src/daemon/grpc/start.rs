@@ -23,8 +23,8 @@ use super::describe::descriptors;
 use super::health::ReadinessHealth;
 use super::hits::Hits;
 use super::question::Questions;
-use super::reports::{ReportLimits, Reports};
-use super::service::{Door, Other, Writing, other};
+use super::reports::{BlockReports, ReportLimits};
+use super::service::{BuiltInService, Door, Writing, other};
 
 /// Time for which a request in progress may go on after the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -147,7 +147,7 @@ fn writing(config: &GrpcConfig) -> Result<Option<Writing>, TokenError> {
     };
     let is_on = config.writing != GrpcWriting::Off;
     Ok(is_on.then(|| Writing {
-        reports: Arc::new(Reports::new(limits)),
+        reports: Arc::new(BlockReports::new(limits)),
         token,
     }))
 }
@@ -162,7 +162,7 @@ fn limits(config: &GrpcConfig) -> Limits {
 }
 
 /// Builds the reflection services, which describe the server's methods, in the protocol's versions `v1` and `v1alpha`.
-fn reflection(takes_reports: bool) -> Result<[Other; 2], ReflectionError> {
+fn reflection(takes_reports: bool) -> Result<[BuiltInService; 2], ReflectionError> {
     let described = || {
         Builder::configure()
             .register_file_descriptor_set(descriptors(takes_reports))

@@ -21,7 +21,7 @@ use kvatlas_telemetry::HintMetrics;
 use kvatlas_telemetry::labels::HintDrop;
 
 pub(crate) use table::KeptHint;
-use table::{Table, cost};
+use table::{HintTable, cost};
 
 /// The hints of all namespaces.
 pub(crate) struct Hints {
@@ -30,7 +30,7 @@ pub(crate) struct Hints {
     time_to_live: Duration,
     bytes_max: usize,
     metrics: HintMetrics,
-    tables: Mutex<HashMap<NamespaceName, Table>>,
+    tables: Mutex<HashMap<NamespaceName, HintTable>>,
 }
 
 impl std::fmt::Debug for Hints {
@@ -136,20 +136,20 @@ impl Hints {
         }
     }
 
-    fn expire(&self, tables: &mut HashMap<NamespaceName, Table>, now: Instant) {
-        let before: usize = tables.values().map(Table::len).sum();
+    fn expire(&self, tables: &mut HashMap<NamespaceName, HintTable>, now: Instant) {
+        let before: usize = tables.values().map(HintTable::len).sum();
         let unfulfilled: u64 = tables.values_mut().map(|table| table.expire(now)).sum();
         self.metrics.expired.increment(unfulfilled);
-        if tables.values().map(Table::len).sum::<usize>() < before {
+        if tables.values().map(HintTable::len).sum::<usize>() < before {
             tables.retain(|_, table| table.len() > 0);
             self.show(tables);
         }
     }
 
     /// Forgets hints until `wanted` bytes fit. Each time, the namespace that takes the most memory loses its oldest hint.
-    fn make_room(&self, tables: &mut HashMap<NamespaceName, Table>, wanted: usize) {
+    fn make_room(&self, tables: &mut HashMap<NamespaceName, HintTable>, wanted: usize) {
         let room = self.bytes_max.saturating_sub(wanted);
-        while tables.values().map(Table::bytes).sum::<usize>() > room {
+        while tables.values().map(HintTable::bytes).sum::<usize>() > room {
             let largest = tables.iter_mut().max_by_key(|(_, table)| table.bytes());
             let Some((name, table)) = largest else { return };
             if table.forget_oldest().is_none() {
@@ -160,8 +160,8 @@ impl Hints {
         tables.retain(|_, table| table.len() > 0);
     }
 
-    fn show(&self, tables: &HashMap<NamespaceName, Table>) {
-        let bytes: usize = tables.values().map(Table::bytes).sum();
+    fn show(&self, tables: &HashMap<NamespaceName, HintTable>) {
+        let bytes: usize = tables.values().map(HintTable::bytes).sum();
         self.metrics.bytes.set(bytes as f64);
     }
 }

@@ -63,7 +63,7 @@ impl KeptHint {
 /// claims of a block, newer claims push out older ones. Therefore a block never has more claims than the block before it.
 /// Fulfilled hints keep their claims, so that this stays true, but searches skip them.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct HintTable {
     /// Claims of each block: the latest hint of each holder that should have the block, in the order of the hints.
     claims: HashMap<PositionalLineageHash, Vec<Arc<KeptHint>>>,
     hints: VecDeque<Arc<KeptHint>>,
@@ -74,7 +74,7 @@ pub(super) struct Table {
     bytes: usize,
 }
 
-impl Table {
+impl HintTable {
     /// Approximate bytes of all hints.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
@@ -217,7 +217,7 @@ mod tests {
         (0..len).map(key).collect()
     }
 
-    fn depths(table: &Table, asked: &[PositionalLineageHash]) -> HashMap<u32, usize> {
+    fn depths(table: &HintTable, asked: &[PositionalLineageHash]) -> HashMap<u32, usize> {
         let found = table.find(asked.len(), |place| asked[place]);
         found
             .iter()
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_block_keeps_the_latest_holders_and_the_most_blocks_come_first() {
-        let (mut table, now) = (Table::default(), Instant::now());
+        let (mut table, now) = (HintTable::default(), Instant::now());
         for (rank, len) in (0..).zip(1..=HOLDERS_MAX + 3) {
             table.add(holder(rank), prompt(0, 0, len), now);
         }
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn fulfilled_hints_are_passed_over_and_others_of_the_holder_are_not() {
         const SHARED: usize = 3;
-        let (mut table, now) = (Table::default(), Instant::now());
+        let (mut table, now) = (HintTable::default(), Instant::now());
         let (one, other) = (prompt(0, SHARED, 8), prompt(1, SHARED, 6));
         table.add(holder(0), one.clone(), now + Duration::from_secs(1));
         table.add(holder(0), other.clone(), now + Duration::from_secs(2));
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(depths(&table, &one), HashMap::from([(0, 8), (1, SHARED)]));
         assert_eq!(depths(&table, &other), HashMap::from([(1, 6)]));
         // The next look goes on behind the last one, and then begins again.
-        let ranks = |table: &mut Table, max| {
+        let ranks = |table: &mut HintTable, max| {
             table
                 .look(max)
                 .iter()
@@ -286,7 +286,7 @@ mod tests {
             /// Number of leading blocks that all branches share.
             const SHARED: usize = 3;
             let begun = Instant::now();
-            let (mut table, mut now, ttl) = (Table::default(), begun, Duration::from_secs(10));
+            let (mut table, mut now, ttl) = (HintTable::default(), begun, Duration::from_secs(10));
             let mut hints: Vec<(u32, Vec<PositionalLineageHash>, Instant)> = Vec::new();
             for (number, branch, len, seconds) in steps {
                 now += Duration::from_secs(seconds);

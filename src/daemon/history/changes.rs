@@ -13,7 +13,7 @@ const CHANGES_MAX: usize = 256;
 
 /// A holder's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum HistoryState {
     /// The reasons for doubt; exact if there is none.
     Known(DegradedReasons),
     /// The holder was removed.
@@ -22,11 +22,11 @@ pub(crate) enum State {
     Unwatched,
 }
 
-/// Number that stands for [`State::Gone`]: a bit that no reason for doubt uses.
+/// Number that stands for [`HistoryState::Gone`]: a bit that no reason for doubt uses.
 const GONE: u32 = 1 << 31;
 const UNWATCHED: u32 = 1 << 30;
 
-impl State {
+impl HistoryState {
     pub(super) fn bits(self) -> u32 {
         match self {
             Self::Known(reasons) => reasons.bits(),
@@ -50,33 +50,33 @@ impl State {
 
 /// A state, and the time from which the holder had it, in seconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct StateChange {
     pub(crate) at_s: u64,
-    pub(crate) state: State,
+    pub(crate) state: HistoryState,
 }
 
 /// A holder's changes, the oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Changes(VecDeque<Change>);
+pub(super) struct Changes(VecDeque<StateChange>);
 
 impl Changes {
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Change> {
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &StateChange> {
         self.0.iter()
     }
 
-    pub(super) fn last(&self) -> Option<Change> {
+    pub(super) fn last(&self) -> Option<StateChange> {
         self.0.back().copied()
     }
 
     /// Notes the state at a time. Returns by how much the number of changes has grown; negative if old changes have gone.
-    pub(super) fn note(&mut self, at_s: u64, state: State) -> isize {
+    pub(super) fn note(&mut self, at_s: u64, state: HistoryState) -> isize {
         if self.last().is_some_and(|last| last.state == state) {
             return 0;
         }
         let before = self.0.len();
         // Clocks can be set back.
         let at_s = at_s.max(self.last().map_or(0, |last| last.at_s));
-        self.0.push_back(Change { at_s, state });
+        self.0.push_back(StateChange { at_s, state });
         self.compact(at_s);
         self.0.len().cast_signed() - before.cast_signed()
     }
@@ -92,7 +92,7 @@ impl Changes {
         let mut since = None;
         for change in self.0.iter().rev() {
             match change.state {
-                State::Unwatched => {}
+                HistoryState::Unwatched => {}
                 state if state.is_inexact() => since = Some(change.at_s),
                 _ => break,
             }
@@ -107,7 +107,7 @@ impl Changes {
             now_s.saturating_sub(BY_SECOND_S),
             now_s.saturating_sub(BY_MINUTE_S),
         );
-        let mut kept: VecDeque<Change> = VecDeque::with_capacity(self.0.len());
+        let mut kept: VecDeque<StateChange> = VecDeque::with_capacity(self.0.len());
         for change in self.0.drain(..) {
             let replaces = kept.back().is_some_and(|last| {
                 change.at_s <= forgotten || change.at_s <= by_minute && last.at_s / 60 == change.at_s / 60
@@ -131,16 +131,16 @@ mod tests {
 
     use super::*;
 
-    fn gap() -> State {
-        State::Known(DegradedReasons::of(DegradedReason::Gap))
+    fn gap() -> HistoryState {
+        HistoryState::Known(DegradedReasons::of(DegradedReason::Gap))
     }
 
-    fn stale() -> State {
-        State::Known(DegradedReasons::of(DegradedReason::Stale))
+    fn stale() -> HistoryState {
+        HistoryState::Known(DegradedReasons::of(DegradedReason::Stale))
     }
 
-    fn exact() -> State {
-        State::Known(DegradedReasons::default())
+    fn exact() -> HistoryState {
+        HistoryState::Known(DegradedReasons::default())
     }
 
     fn times(changes: &Changes) -> Vec<u64> {
@@ -155,12 +155,12 @@ mod tests {
             (110, gap(), Some(110)),
             (111, gap(), Some(110)),
             (120, stale(), Some(110)),
-            (130, State::Unwatched, None),
+            (130, HistoryState::Unwatched, None),
             (140, stale(), Some(110)),
             (150, exact(), None),
-            (160, State::Unwatched, None),
+            (160, HistoryState::Unwatched, None),
             (170, gap(), Some(170)),
-            (180, State::Gone, None),
+            (180, HistoryState::Gone, None),
         ] {
             changes.note(at_s, state);
             assert_eq!(changes.inexact_since_s(), since, "at {at_s}");
@@ -195,7 +195,7 @@ mod tests {
             let (mut changes, mut now_s, mut count) = (Changes::default(), 1_000_000, 0);
             for (seconds, state) in steps {
                 now_s += seconds;
-                let state = [exact(), gap(), stale(), State::Gone][state];
+                let state = [exact(), gap(), stale(), HistoryState::Gone][state];
                 count += changes.note(now_s, state);
                 prop_assert_eq!(changes.last().map(|last| last.state), Some(state));
                 prop_assert_eq!(changes.iter().len().cast_signed(), count);

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use kvatlas_core::wire::{HolderId, NamespaceName, Rank, WorkerName};
 
 use super::History;
-use super::changes::State;
+use super::changes::HistoryState;
 
 /// The version of the file's form.
 const VERSION: u64 = 1;
@@ -31,7 +31,7 @@ pub(crate) enum HistoryError {
 
 /// A history in the form that a file keeps.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct SavedHistory {
     v: u64,
     /// When it was saved, in seconds since the Unix epoch.
     saved_s: u64,
@@ -47,7 +47,7 @@ struct SavedHolder {
     changes: Vec<(u64, u32)>,
 }
 
-impl Saved {
+impl SavedHistory {
     /// Returns the content of a file with this history.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, HistoryError> {
         let mut bytes = rmp_serde::to_vec(self).map_err(|error| HistoryError::Form(error.to_string()))?;
@@ -74,7 +74,7 @@ impl Saved {
 
 impl History {
     /// Returns the history as it is now.
-    pub(crate) fn save(&self, now_s: u64) -> Saved {
+    pub(crate) fn save(&self, now_s: u64) -> SavedHistory {
         let book = self.book.lock();
         let holders = book.holders.iter().flat_map(|(namespace, holders)| {
             holders.iter().map(|(id, entry)| SavedHolder {
@@ -88,7 +88,7 @@ impl History {
                     .collect(),
             })
         });
-        Saved {
+        SavedHistory {
             v: VERSION,
             saved_s: now_s,
             holders: holders.collect(),
@@ -96,7 +96,7 @@ impl History {
     }
 
     /// Takes over a saved history. From the time of saving on, its holders count as unwatched, except holders that were gone.
-    pub(crate) fn restore(&self, saved: Saved) {
+    pub(crate) fn restore(&self, saved: SavedHistory) {
         let mut book = self.book.lock();
         for SavedHolder {
             namespace,
@@ -107,18 +107,18 @@ impl History {
         {
             let id = HolderId { worker, rank };
             for (at_s, bits) in changes {
-                book.note(&namespace, &id, at_s, State::from_bits(bits));
+                book.note(&namespace, &id, at_s, HistoryState::from_bits(bits));
             }
-            let was_there = book.last(&namespace, &id) != Some(State::Gone);
+            let was_there = book.last(&namespace, &id) != Some(HistoryState::Gone);
             if was_there {
-                book.note(&namespace, &id, saved.saved_s, State::Unwatched);
+                book.note(&namespace, &id, saved.saved_s, HistoryState::Unwatched);
             }
         }
     }
 }
 
-impl super::Book {
-    fn last(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<State> {
+impl super::HistoryBook {
+    fn last(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<HistoryState> {
         let entry = self.holders.get(namespace)?.get(holder)?;
         entry.changes.last().map(|last| last.state)
     }
@@ -135,11 +135,11 @@ mod tests {
         let (namespace, worker) = (NamespaceName::new("n").unwrap(), WorkerName::new("w").unwrap());
         let id = HolderId { worker, rank: 3 };
         let before = History::new();
-        let gap = State::Known(DegradedReasons::of(DegradedReason::Gap));
+        let gap = HistoryState::Known(DegradedReasons::of(DegradedReason::Gap));
         before.book.lock().note(&namespace, &id, 100, gap);
         let bytes = before.save(120).encode().unwrap();
         let after = History::new();
-        after.restore(Saved::decode(&bytes).unwrap());
+        after.restore(SavedHistory::decode(&bytes).unwrap());
         let since = after.book.lock().note(&namespace, &id, 130, gap);
         assert_eq!(since, Some(Some(100)));
         let shown = serde_json::to_value(after.of(&namespace, &id)).unwrap();
@@ -150,10 +150,13 @@ mod tests {
         ]);
         assert_eq!(shown, expected);
         for cut in 0..bytes.len() {
-            assert!(Saved::decode(&bytes[..cut]).is_err(), "{cut} bytes");
+            assert!(SavedHistory::decode(&bytes[..cut]).is_err(), "{cut} bytes");
         }
         let mut damaged = bytes;
         damaged[3] ^= 1;
-        assert!(matches!(Saved::decode(&damaged), Err(HistoryError::Damaged)));
+        assert!(matches!(
+            SavedHistory::decode(&damaged),
+            Err(HistoryError::Damaged)
+        ));
     }
 }

@@ -22,9 +22,9 @@ use kvatlas_core::wire::{DegradedReasons, HolderId, NamespaceName};
 
 use kvatlas_telemetry::HistoryMetrics;
 
-pub(crate) use file::{FILE_BYTES_MAX, Saved};
+pub(crate) use file::{FILE_BYTES_MAX, SavedHistory};
 
-use changes::{Change, Changes, State};
+use changes::{Changes, HistoryState, StateChange};
 
 /// Most holders that have a history, including those that have gone.
 const HOLDERS_MAX: usize = 65_536;
@@ -35,20 +35,20 @@ const GONE_S: u64 = 24 * 60 * 60;
 
 /// The history of all holders.
 pub(crate) struct History {
-    book: Mutex<Book>,
+    book: Mutex<HistoryBook>,
     metrics: HistoryMetrics,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    holders: HashMap<NamespaceName, HashMap<HolderId, Entry>>,
+struct HistoryBook {
+    holders: HashMap<NamespaceName, HashMap<HolderId, HolderHistory>>,
     look: u64,
     count: usize,
     changes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct HolderHistory {
     changes: Changes,
     /// Number of the last look that has seen the holder.
     seen: u64,
@@ -63,13 +63,13 @@ pub(crate) struct ShownChange {
     degraded: DegradedReasons,
 }
 
-impl From<&Change> for ShownChange {
-    fn from(change: &Change) -> Self {
+impl From<&StateChange> for ShownChange {
+    fn from(change: &StateChange) -> Self {
         let (state, degraded) = match change.state {
-            State::Known(reasons) if reasons.is_empty() => ("exact", reasons),
-            State::Known(reasons) => ("degraded", reasons),
-            State::Gone => ("gone", DegradedReasons::default()),
-            State::Unwatched => ("unwatched", DegradedReasons::default()),
+            HistoryState::Known(reasons) if reasons.is_empty() => ("exact", reasons),
+            HistoryState::Known(reasons) => ("degraded", reasons),
+            HistoryState::Gone => ("gone", DegradedReasons::default()),
+            HistoryState::Unwatched => ("unwatched", DegradedReasons::default()),
         };
         Self {
             at_us: microseconds(change.at_s),
@@ -123,7 +123,7 @@ impl History {
 
 /// One look at all holders.
 pub(crate) struct Look<'h> {
-    book: MutexGuard<'h, Book>,
+    book: MutexGuard<'h, HistoryBook>,
     now_s: u64,
     dropped: u64,
     metrics: &'h HistoryMetrics,
@@ -135,7 +135,7 @@ impl Look<'_> {
     pub(crate) fn saw(&mut self, namespace: &NamespaceName, record: &HolderRecord, reasons: DegradedReasons) {
         let noted = self
             .book
-            .note(namespace, &record.id, self.now_s, State::Known(reasons));
+            .note(namespace, &record.id, self.now_s, HistoryState::Known(reasons));
         self.dropped += u64::from(noted.is_none());
         let since_us = noted.flatten().map_or(0, microseconds);
         record.status.inexact_since_us.store(since_us);
@@ -148,7 +148,7 @@ impl Look<'_> {
     }
 }
 
-impl Book {
+impl HistoryBook {
     /// Notes a holder's state. Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. The
     /// inner `None` means that it is not in doubt. The outer `None` means that the holder is new and finds no room.
     fn note(
@@ -156,7 +156,7 @@ impl Book {
         namespace: &NamespaceName,
         holder: &HolderId,
         now_s: u64,
-        state: State,
+        state: HistoryState,
     ) -> Option<Option<u64>> {
         let look = self.look;
         let known = self
@@ -196,7 +196,7 @@ impl Book {
                 if entry.seen == *look {
                     return true;
                 }
-                *changes = changes.saturating_add_signed(entry.changes.note(now_s, State::Gone));
+                *changes = changes.saturating_add_signed(entry.changes.note(now_s, HistoryState::Gone));
                 let is_kept = entry
                     .changes
                     .last()
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn counts_equal_what_there_is() {
-        let (mut book, mut random) = (Book::default(), Random::new(3));
+        let (mut book, mut random) = (HistoryBook::default(), Random::new(3));
         let namespaces = ["a", "b"].map(|name| NamespaceName::new(name).unwrap());
         let mut now_s = 1_000_000;
         for _ in 0..4_000 {
@@ -243,7 +243,7 @@ mod tests {
                         &namespaces[number % 2],
                         &holder(number),
                         now_s,
-                        State::Known(reasons),
+                        HistoryState::Known(reasons),
                     );
                     assert_eq!(since.unwrap().is_some(), !reasons.is_empty());
                 }
@@ -266,16 +266,16 @@ mod tests {
     #[test]
     fn no_room_is_said_and_whoever_has_a_place_keeps_it() {
         let namespace = NamespaceName::new("n").unwrap();
-        let mut book = Book {
+        let mut book = HistoryBook {
             count: HOLDERS_MAX - 1,
-            ..Book::default()
+            ..HistoryBook::default()
         };
-        let gap = State::Known(DegradedReasons::of(DegradedReason::Gap));
+        let gap = HistoryState::Known(DegradedReasons::of(DegradedReason::Gap));
         assert_eq!(book.note(&namespace, &holder(0), 5, gap), Some(Some(5)));
         assert_eq!(book.note(&namespace, &holder(1), 6, gap), None);
         assert_eq!(book.note(&namespace, &holder(0), 7, gap), Some(Some(5)));
         book.changes = CHANGES_MAX;
-        let exact = State::Known(DegradedReasons::default());
+        let exact = HistoryState::Known(DegradedReasons::default());
         assert_eq!(book.note(&namespace, &holder(0), 8, exact), Some(None));
         assert_eq!(book.changes, CHANGES_MAX, "the oldest makes room");
     }

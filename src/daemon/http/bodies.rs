@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use kvatlas_process::listener::{ClientWait, Peer, source_of};
 use kvatlas_telemetry::HttpBodyMetrics;
 
-use super::error::HttpError;
+use super::error::HttpRefusal;
 
 /// Most bytes that are read and thrown away of a refused request's body.
 const DRAINED_BYTES_MAX: usize = 64 << 10;
@@ -32,7 +32,7 @@ const ROOM_MIN: usize = 1 << 10;
 
 /// The bodies of one listener.
 pub(crate) struct Bodies {
-    held: Arc<Mutex<Held>>,
+    held: Arc<Mutex<BodyReservations>>,
     limits: BodyLimits,
     metrics: HttpBodyMetrics,
 }
@@ -52,7 +52,7 @@ pub(crate) struct BodyLimits {
 
 /// The bodies that take room now.
 #[derive(Default)]
-struct Held {
+struct BodyReservations {
     bytes: usize,
     received: u64,
     /// The bodies by number: the oldest first.
@@ -69,16 +69,16 @@ struct HeldBody {
 }
 
 /// Guard of one body's room. Dropping it frees the room.
-struct Room {
-    held: Arc<Mutex<Held>>,
+struct BodyRoom {
+    held: Arc<Mutex<BodyReservations>>,
     number: u64,
     given_up: CancellationToken,
 }
 
 /// A body that has come whole, and its room.
-pub(crate) struct Received {
+pub(crate) struct ReceivedBody {
     pub(crate) bytes: Bytes,
-    _room: Room,
+    _room: BodyRoom,
 }
 
 impl Bodies {
@@ -97,12 +97,12 @@ impl Bodies {
     }
 
     /// Receives the body of a request, within the limits.
-    pub(crate) async fn receive(&self, request: Request) -> Result<Received, HttpError> {
+    pub(crate) async fn receive(&self, request: Request) -> Result<ReceivedBody, HttpRefusal> {
         let bytes_max = self.limits.body_bytes_max;
         let announced = request.headers().get(CONTENT_LENGTH);
         let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if announced.is_some_and(|bytes| bytes > bytes_max) {
-            return Err(HttpError::BodyTooLarge { bytes_max });
+            return Err(HttpRefusal::BodyTooLarge { bytes_max });
         }
         let room = self.begin(&request);
         let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
@@ -110,31 +110,31 @@ impl Bodies {
         let receiving = self.receive_all(&mut body, &room);
         let received = tokio::select! {
             received = tokio::time::timeout(self.limits.timeout, receiving) => received,
-            () = room.given_up.cancelled() => return Err(HttpError::TooManyBodies),
+            () = room.given_up.cancelled() => return Err(HttpRefusal::TooManyBodies),
         };
         match received {
             Ok(Ok(bytes)) => {
                 room.is_whole();
-                Ok(Received { bytes, _room: room })
+                Ok(ReceivedBody { bytes, _room: room })
             }
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(HttpError::BodyTimedOut {
+            Err(_) => Err(HttpRefusal::BodyTimedOut {
                 milliseconds: self.limits.timeout.as_millis(),
             }),
         }
     }
 
-    async fn receive_all(&self, body: &mut Body, room: &Room) -> Result<Bytes, HttpError> {
+    async fn receive_all(&self, body: &mut Body, room: &BodyRoom) -> Result<Bytes, HttpRefusal> {
         let mut received: Vec<u8> = Vec::new();
         while let Some(frame) = body.frame().await {
-            let frame =
-                frame.map_err(|error| HttpError::BadRequest(format!("the body cannot be read: {error}")))?;
+            let frame = frame
+                .map_err(|error| HttpRefusal::BadRequest(format!("the body cannot be read: {error}")))?;
             let Ok(piece) = frame.into_data() else {
                 continue;
             };
             let needed = received.len() + piece.len();
             if needed > self.limits.body_bytes_max {
-                return Err(HttpError::BodyTooLarge {
+                return Err(HttpRefusal::BodyTooLarge {
                     bytes_max: self.limits.body_bytes_max,
                 });
             }
@@ -165,7 +165,7 @@ impl Bodies {
         let _ = tokio::time::timeout(self.limits.timeout, draining).await;
     }
 
-    fn begin(&self, request: &Request) -> Room {
+    fn begin(&self, request: &Request) -> BodyRoom {
         let source = request
             .extensions()
             .get::<Peer>()
@@ -183,7 +183,7 @@ impl Bodies {
                 given_up: given_up.clone(),
             },
         );
-        Room {
+        BodyRoom {
             held: Arc::clone(&self.held),
             number,
             given_up,
@@ -191,7 +191,7 @@ impl Bodies {
     }
 
     /// Gives a body `more` bytes of room. If there is not enough, other unfinished bodies are given up, or this one is.
-    fn grow(&self, room: &Room, more: usize) -> Result<(), HttpError> {
+    fn grow(&self, room: &BodyRoom, more: usize) -> Result<(), HttpRefusal> {
         let mut held = self.held.lock();
         while held.bytes.saturating_add(more) > self.limits.all_bytes_max {
             self.metrics.refused(self.limits.setting);
@@ -199,12 +199,12 @@ impl Bodies {
                 Some(number) if number != room.number => held.give_up(number),
                 _ => {
                     held.give_up(room.number);
-                    return Err(HttpError::TooManyBodies);
+                    return Err(HttpRefusal::TooManyBodies);
                 }
             }
         }
         let Some(body) = held.bodies.get_mut(&room.number) else {
-            return Err(HttpError::TooManyBodies);
+            return Err(HttpRefusal::TooManyBodies);
         };
         body.bytes += more;
         held.bytes += more;
@@ -212,7 +212,7 @@ impl Bodies {
     }
 }
 
-impl Held {
+impl BodyReservations {
     /// Returns the oldest unfinished body of the source with the most bytes. The `more` bytes that body number `wanting` asks for
     /// count for its source.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
@@ -238,7 +238,7 @@ impl Held {
     }
 }
 
-impl Room {
+impl BodyRoom {
     /// Notes that the body has come whole. From now on it is not given up.
     fn is_whole(&self) {
         if let Some(body) = self.held.lock().bodies.get_mut(&self.number) {
@@ -247,7 +247,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for BodyRoom {
     fn drop(&mut self) {
         self.held.lock().give_up(self.number);
     }
@@ -312,7 +312,7 @@ mod tests {
         let refused = bodies.receive(Request::new(long)).await;
         assert!(matches!(
             refused,
-            Err(HttpError::BodyTooLarge { bytes_max: 100_000 })
+            Err(HttpRefusal::BodyTooLarge { bytes_max: 100_000 })
         ));
         assert_eq!(bodies.held.lock().bytes, 0);
     }

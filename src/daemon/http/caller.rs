@@ -29,7 +29,7 @@ use kvatlas_config::Secret;
 use kvatlas_process::listener::Peer;
 
 use super::auth;
-use super::error::HttpError;
+use super::error::HttpRefusal;
 use super::shared::HttpShared;
 
 /// Sender of a request that may change which engines are followed. The extractor refuses senders that may not.
@@ -59,10 +59,10 @@ fn check(
     peer: Option<IpAddr>,
     has_token: bool,
     made: Option<&Secret>,
-) -> Result<(), HttpError> {
+) -> Result<(), HttpRefusal> {
     let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     if !content_type.is_some_and(is_json) {
-        return Err(HttpError::MediaType);
+        return Err(HttpRefusal::MediaType);
     }
     let is_of_program = headers.get(ORIGIN).is_none() && headers.get("sec-fetch-site").is_none();
     let is_here = peer.is_some_and(|peer| peer.is_loopback());
@@ -72,13 +72,13 @@ fn check(
     }
     match made {
         Some(token) if auth::is_allowed(headers, Some(token)) => Ok(()),
-        Some(_) => Err(HttpError::Forbidden(
+        Some(_) => Err(HttpRefusal::Forbidden(
             "only programs on this machine, at 127.0.0.1 or localhost, may do that without the token that kvatlas up has printed: send the \
              header Authorization: Bearer TOKEN"
                 .to_owned(),
         )),
         None if is_of_program && !is_here => Ok(()),
-        None => Err(HttpError::Forbidden(
+        None => Err(HttpRefusal::Forbidden(
             "web pages, and requests to this machine under another name than localhost or its address, need a token: set http.token_file \
              (--http-token-file)"
                 .to_owned(),

@@ -16,7 +16,7 @@ use kvatlas_core::wire::{
 
 use crate::queries::{AnyReply, described};
 
-use super::error::{ContractError, HttpError};
+use super::error::{ContractError, HttpRefusal};
 use super::fields::{self, refused};
 use super::shared::{HttpShared, Payload, json_response};
 
@@ -95,7 +95,7 @@ impl RequestJson {
         Ok(())
     }
 
-    fn into_contract(self, limits: &WireLimits) -> Result<QueryRequest, HttpError> {
+    fn into_contract(self, limits: &WireLimits) -> Result<QueryRequest, HttpRefusal> {
         let queries = self.queries.map(|queries| queries.0);
         Ok(self.fields.into_request_within(self.v, queries, limits)?)
     }
@@ -149,21 +149,26 @@ pub(super) fn namespace_of(
     namespace: Option<&str>,
     model: Option<&str>,
     tenant: Option<&str>,
-) -> Result<NamespaceName, HttpError> {
+) -> Result<NamespaceName, HttpRefusal> {
     match (namespace, model) {
-        (Some(_), Some(_)) => Err(HttpError::BadRequest(
+        (Some(_), Some(_)) => Err(HttpRefusal::BadRequest(
             "send namespace or model, not both".to_owned(),
         )),
         (Some(_), None) if tenant.is_some() => {
             let text = "tenant goes with model; a namespace has its tenant in its name";
-            Err(HttpError::BadRequest(text.to_owned()))
+            Err(HttpRefusal::BadRequest(text.to_owned()))
         }
-        (Some(name), None) => NamespaceName::new(name).map_err(|error| HttpError::name("namespace", &error)),
+        (Some(name), None) => {
+            NamespaceName::new(name).map_err(|error| HttpRefusal::name("namespace", &error))
+        }
         (None, Some(model)) => {
             let key = ModelKey::of_tenant(model, tenant.unwrap_or_default());
-            key.namespace().map_err(|error| HttpError::name("model", &error))
+            key.namespace()
+                .map_err(|error| HttpRefusal::name("model", &error))
         }
-        (None, None) => Err(HttpError::BadRequest("namespace or model is missing".to_owned())),
+        (None, None) => Err(HttpRefusal::BadRequest(
+            "namespace or model is missing".to_owned(),
+        )),
     }
 }
 
@@ -216,7 +221,7 @@ pub(super) async fn holders_status(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, ContractError> {
-    let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;
+    let Query(query) = query.map_err(|error| HttpRefusal::BadRequest(error.body_text()))?;
     let index = shared.index()?;
     let namespace = namespace_of(
         query.namespace.as_deref(),
@@ -244,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    fn parsed(text: &str) -> Result<QueryRequest, HttpError> {
+    fn parsed(text: &str) -> Result<QueryRequest, HttpRefusal> {
         let request: RequestJson = serde_json::from_str(text).unwrap();
         request.into_contract(&WireLimits::default())
     }
@@ -287,7 +292,7 @@ mod tests {
             r#"{"tokens":[1],"v":2}"#,
             r#"{"sequence_hashes":[1,2],"positions":[5]}"#,
         ] {
-            assert!(matches!(parsed(text), Err(HttpError::Contract(_))), "{text}");
+            assert!(matches!(parsed(text), Err(HttpRefusal::Contract(_))), "{text}");
         }
         for text in [
             r#"{"tokens":[1],"workers":["a b"]}"#,
@@ -345,7 +350,7 @@ mod tests {
             let queries = queries_of(count).into_iter();
             let batch = (count < 6).then(|| QueryRequest::Batch(vec![queries_of(1)[1].clone(); count]));
             for request in queries.map(QueryRequest::Single).chain(batch) {
-                let on_nats = QueryRequest::decode(&request.encode(), &limits).map_err(HttpError::from);
+                let on_nats = QueryRequest::decode(&request.encode(), &limits).map_err(HttpRefusal::from);
                 let asked: RequestJson =
                     serde_json::from_str(&serde_json::to_string(&request).unwrap()).unwrap();
                 let over_http = asked.into_contract(&limits);
@@ -353,7 +358,7 @@ mod tests {
                 match (&on_nats, &over_http) {
                     // A message's keys count there, and the text around the values of one here does not.
                     (Err(_), Ok(_)) => assert!(request.encode().len() > limits.message_bytes_max),
-                    (Err(HttpError::Contract(one)), Err(HttpError::Contract(other))) => {
+                    (Err(HttpRefusal::Contract(one)), Err(HttpRefusal::Contract(other))) => {
                         assert_eq!(one.code, other.code, "{one:?} {other:?}");
                     }
                     _ => assert_eq!(over_http, on_nats, "{request:?}"),

@@ -18,9 +18,9 @@ use kvatlas_core::wire::{
 use crate::queries::Found;
 use kvatlas_telemetry::labels::QueryKind;
 
-use super::error::{DialectError, HttpError};
+use super::error::{DialectError, HttpRefusal};
 use super::fields::Unknown;
-use super::scores::{Scores, Words};
+use super::scores::{ScoreDialect, Scores};
 use super::shared::{HttpShared, Index, Payload, json_response};
 
 /// The fields of both routes in both dialects.
@@ -38,7 +38,7 @@ pub(super) struct QueryJson {
     cache_salt: Option<String>,
     tenant_id: Option<String>,
     routing_group: Option<String>,
-    instance_id: Option<Instance>,
+    instance_id: Option<InstanceId>,
     block_size: Option<u32>,
 }
 
@@ -48,12 +48,12 @@ pub(super) struct QueryJson {
     untagged,
     expecting = "instance_id is neither a text nor a whole number from 0"
 )]
-pub(super) enum Instance {
+pub(super) enum InstanceId {
     Text(String),
     Number(u64),
 }
 
-impl Instance {
+impl InstanceId {
     /// Returns [`Self::Number`] if the text is exactly how a number is written, else [`Self::Text`].
     pub(super) fn of_text(text: &str) -> Self {
         match text.parse::<u64>() {
@@ -76,19 +76,21 @@ pub(super) fn cache_of(
     model_name: Option<&str>,
     tenant_id: Option<String>,
     routing_group: Option<String>,
-) -> Result<(Words, ModelKey), HttpError> {
+) -> Result<(ScoreDialect, ModelKey), HttpRefusal> {
     match (model, model_name) {
         (Some(model), None) => Ok((
-            Words::Mooncake,
+            ScoreDialect::Mooncake,
             ModelKey::of_tenant(model, tenant_id.unwrap_or_default()),
         )),
         // `tenant_id` is accepted and ignored in this dialect.
         (None, Some(model)) => Ok((
-            Words::Dynamo,
+            ScoreDialect::Dynamo,
             ModelKey::of_tenant(model, routing_group.unwrap_or_default()),
         )),
-        (None, None) => Err(HttpError::BadRequest("model or model_name is missing".to_owned())),
-        (Some(_), Some(_)) => Err(HttpError::BadRequest(
+        (None, None) => Err(HttpRefusal::BadRequest(
+            "model or model_name is missing".to_owned(),
+        )),
+        (Some(_), Some(_)) => Err(HttpRefusal::BadRequest(
             "send model (Mooncake's dialect) or model_name (Dynamo's), not both".to_owned(),
         )),
     }
@@ -100,7 +102,7 @@ pub(super) fn named(text: Option<String>) -> Option<String> {
 }
 
 impl QueryJson {
-    fn cache(&self) -> Result<(Words, ModelKey), HttpError> {
+    fn cache(&self) -> Result<(ScoreDialect, ModelKey), HttpRefusal> {
         cache_of(
             self.model.as_deref(),
             self.model_name.as_deref(),
@@ -109,8 +111,8 @@ impl QueryJson {
         )
     }
 
-    fn tokens(&mut self) -> Result<QueryKey, HttpError> {
-        let missing = || HttpError::BadRequest("token_ids is missing".to_owned());
+    fn tokens(&mut self) -> Result<QueryKey, HttpRefusal> {
+        let missing = || HttpRefusal::BadRequest("token_ids is missing".to_owned());
         let tokens = self.token_ids.take().ok_or_else(missing)?;
         let lora_name = named(self.lora_name.take());
         // If the adapter's number were ignored, the answer would be the base model's.
@@ -119,7 +121,7 @@ impl QueryJson {
                 Some(_) => "lora_id does not go beside lora_name; send lora_name alone",
                 None => "lora_id is deprecated, and numbers of adapters are not known here; send lora_name",
             };
-            return Err(HttpError::BadRequest(text.to_owned()));
+            return Err(HttpRefusal::BadRequest(text.to_owned()));
         }
         Ok(QueryKey::Tokens {
             tokens,
@@ -128,33 +130,35 @@ impl QueryJson {
         })
     }
 
-    fn hashes(&mut self, words: Words) -> Result<QueryKey, HttpError> {
-        let missing = |field: &str| HttpError::BadRequest(format!("{field} is missing"));
+    fn hashes(&mut self, words: ScoreDialect) -> Result<QueryKey, HttpRefusal> {
+        let missing = |field: &str| HttpRefusal::BadRequest(format!("{field} is missing"));
         match words {
-            Words::Mooncake => {
+            ScoreDialect::Mooncake => {
                 let hashes = self.seq_hashes.take().or_else(|| self.block_hash.take());
                 let hashes = hashes.ok_or_else(|| missing("seq_hashes"))?;
                 Ok(QueryKey::SequenceHashes(hashes))
             }
-            Words::Dynamo if self.cache_salt.is_some() => Err(HttpError::BadRequest(
+            ScoreDialect::Dynamo if self.cache_salt.is_some() => Err(HttpRefusal::BadRequest(
                 "cache_salt is not accepted by /query_by_hash; block_hashes must already include it"
                     .to_owned(),
             )),
-            Words::Dynamo => {
+            ScoreDialect::Dynamo => {
                 let hashes = self.block_hashes.take().ok_or_else(|| missing("block_hashes"))?;
                 Ok(QueryKey::BlockHashes(hashes))
             }
         }
     }
 
-    fn check_block_size(&self, words: Words, found: &Found) -> Result<(), HttpError> {
+    fn check_block_size(&self, words: ScoreDialect, found: &Found) -> Result<(), HttpRefusal> {
         match (words, self.block_size) {
-            (Words::Mooncake, None) => Err(HttpError::BadRequest("block_size is missing".to_owned())),
+            (ScoreDialect::Mooncake, None) => {
+                Err(HttpRefusal::BadRequest("block_size is missing".to_owned()))
+            }
             // Dynamo's clients may leave the block size out. But hashes of blocks of another size are nobody's.
             (_, Some(asked)) if asked != found.block_size => {
                 let size = found.block_size;
                 let text = format!("the blocks of this model have {size} tokens here, not {asked}");
-                Err(HttpError::BadRequest(text))
+                Err(HttpRefusal::BadRequest(text))
             }
             _ => Ok(()),
         }
@@ -190,17 +194,20 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     let (words, cache) = request.cache()?;
     let namespace = cache
         .namespace()
-        .map_err(|error| HttpError::name("model", &error))?;
+        .map_err(|error| HttpRefusal::name("model", &error))?;
     let key = match by {
         By::Tokens => request.tokens()?,
         By::Hashes => request.hashes(words)?,
     };
-    let instance = request.instance_id.take().filter(|_| words == Words::Mooncake);
-    let instance = named(instance.map(Instance::into_text));
+    let instance = request
+        .instance_id
+        .take()
+        .filter(|_| words == ScoreDialect::Mooncake);
+    let instance = named(instance.map(InstanceId::into_text));
     let worker = instance.map(|instance| worker_of_instance(&instance));
     let worker = worker
         .transpose()
-        .map_err(|error| HttpError::name("instance_id", &error))?;
+        .map_err(|error| HttpRefusal::name("instance_id", &error))?;
     let found = find(shared, index, (&namespace, &cache), &key, worker.as_ref()).await?;
     request.check_block_size(words, &found)?;
     Ok(respond(&Scores::new(found), words, &cache))
@@ -211,14 +218,14 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
 ///
 /// # Errors
 ///
-/// [`HttpError::Contract`] if the contract refuses the query.
+/// [`HttpRefusal::Contract`] if the contract refuses the query.
 pub(super) async fn find(
     shared: &HttpShared,
     index: &Index,
     (namespace, cache): (&NamespaceName, &ModelKey),
     key: &QueryKey,
     worker: Option<&WorkerName>,
-) -> Result<Found, HttpError> {
+) -> Result<Found, HttpRefusal> {
     let started = Instant::now();
     let kind = match key {
         QueryKey::Tokens { .. } => QueryKind::Tokens,
@@ -261,7 +268,7 @@ fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
     Ok(())
 }
 
-fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
+fn respond(scores: &Scores, words: ScoreDialect, cache: &ModelKey) -> Response {
     #[derive(Serialize)]
     struct Dynamo<S, I, A> {
         scores: S,
@@ -274,12 +281,12 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
 
     let exact = Some(scores.are_exact());
     match words {
-        Words::Mooncake => {
+        ScoreDialect::Mooncake => {
             let tenant = cache.tenant.as_str();
             let answer = std::collections::BTreeMap::from([(tenant, scores.by_instance(words))]);
             json_response(&answer, exact)
         }
-        Words::Dynamo => json_response(
+        ScoreDialect::Dynamo => json_response(
             &Dynamo {
                 scores: scores.by_rank(),
                 // How often blocks were looked up. kvatlas does not count that, and Dynamo leaves out counts of 0.

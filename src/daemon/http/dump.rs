@@ -25,7 +25,7 @@ use crate::queries::IndexHere;
 use kvatlas_telemetry::log_gated;
 
 use super::dialect::label_of;
-use super::error::{DialectError, HttpError};
+use super::error::{DialectError, HttpRefusal};
 use super::shared::HttpShared;
 
 /// Most pieces that wait to be sent.
@@ -38,7 +38,7 @@ pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Respon
     let index = shared.index()?;
     let IndexHere { answerer, pool } = index.source.here()?;
     let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {
-        return Err(HttpError::Unavailable("another dump is under way; ask again".to_owned()).into());
+        return Err(HttpRefusal::Unavailable("another dump is under way; ask again".to_owned()).into());
     };
     let namespaces = answerer.namespaces().all();
     let namespaces = namespaces.iter().map(|namespace| {
@@ -47,7 +47,7 @@ pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Respon
             namespace.indexer.settings().block_size.as_u32(),
         )
     });
-    let writer = Writer {
+    let writer = DumpWriter {
         pool: Arc::clone(pool),
         generation: answerer.trust().generation(),
         patience: shared.request_timeout,
@@ -104,20 +104,20 @@ enum Piece {
 struct CutShort;
 
 /// Why a dump ends early and its answer is cut short.
-enum Ended {
+enum DumpEnd {
     ClientLeft,
     /// The client read nothing for too long. Only one dump runs at a time, so no other client could have a dump meanwhile.
     ClientWaits,
     LanesStopped,
 }
 
-impl From<PoolError> for Ended {
+impl From<PoolError> for DumpEnd {
     fn from(_: PoolError) -> Self {
         Self::LanesStopped
     }
 }
 
-struct Writer {
+struct DumpWriter {
     pool: Arc<LanePool>,
     generation: StreamGeneration,
     /// Most time that a client may take for each piece.
@@ -131,7 +131,7 @@ struct Cursor {
     next: Option<(DumpPosition, HolderDump)>,
 }
 
-impl Writer {
+impl DumpWriter {
     async fn write(self, pieces: mpsc::Sender<Piece>, permit: OwnedSemaphorePermit) {
         let mut output = Output {
             pieces,
@@ -139,23 +139,23 @@ impl Writer {
             patience: self.patience,
         };
         match self.write_all(&mut output).await {
-            Err(Ended::LanesStopped) => {
+            Err(DumpEnd::LanesStopped) => {
                 log_gated!(warn "a dump was cut short: the lanes have stopped");
             }
-            Err(Ended::ClientWaits) => {
+            Err(DumpEnd::ClientWaits) => {
                 let patience = self.patience;
                 log_gated!(
                     warn "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
                 );
             }
-            Ok(()) | Err(Ended::ClientLeft) => {}
+            Ok(()) | Err(DumpEnd::ClientLeft) => {}
         }
         drop(permit);
     }
 
     /// Writes the whole dump. Each lane gives its holders in the order of namespaces. So one pass over all lanes serves all
     /// namespaces.
-    async fn write_all(&self, output: &mut Output) -> Result<(), Ended> {
+    async fn write_all(&self, output: &mut Output) -> Result<(), DumpEnd> {
         let mut cursors = Vec::new();
         for lane in 0..self.pool.lane_count() {
             let next = self.next_of(lane, None).await?;
@@ -187,7 +187,7 @@ impl Writer {
         &self,
         cursor: &mut Cursor,
         namespace: &NamespaceName,
-    ) -> Result<Option<(DumpPosition, HolderDump)>, Ended> {
+    ) -> Result<Option<(DumpPosition, HolderDump)>, DumpEnd> {
         while let Some((position, dump)) = cursor.next.take() {
             match dump.frame.namespace.cmp(namespace) {
                 std::cmp::Ordering::Equal => return Ok(Some((position, dump))),
@@ -210,7 +210,7 @@ impl Writer {
     }
 }
 
-async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), Ended> {
+async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), DumpEnd> {
     // A pool is left out: a gateway would take its blocks for a worker's.
     if is_pool(&dump.frame.worker) {
         return Ok(());
@@ -263,7 +263,7 @@ struct Output {
 }
 
 impl Output {
-    async fn push(&mut self, text: &[u8]) -> Result<(), Ended> {
+    async fn push(&mut self, text: &[u8]) -> Result<(), DumpEnd> {
         self.text.extend_from_slice(text);
         if self.text.len() >= PIECE_BYTES {
             self.flush().await?;
@@ -271,16 +271,16 @@ impl Output {
         Ok(())
     }
 
-    async fn flush(&mut self) -> Result<(), Ended> {
+    async fn flush(&mut self) -> Result<(), DumpEnd> {
         let text = std::mem::take(&mut self.text);
         self.send(Piece::Text(text.into())).await
     }
 
-    async fn send(&self, piece: Piece) -> Result<(), Ended> {
+    async fn send(&self, piece: Piece) -> Result<(), DumpEnd> {
         let sent = self.pieces.send_timeout(piece, self.patience).await;
         sent.map_err(|error| match error {
-            SendTimeoutError::Timeout(_) => Ended::ClientWaits,
-            SendTimeoutError::Closed(_) => Ended::ClientLeft,
+            SendTimeoutError::Timeout(_) => DumpEnd::ClientWaits,
+            SendTimeoutError::Closed(_) => DumpEnd::ClientLeft,
         })
     }
 }

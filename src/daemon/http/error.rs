@@ -13,7 +13,7 @@ use kvatlas_process::registry::RegisterRefusal;
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum HttpError {
+pub(crate) enum HttpRefusal {
     /// An error of the contract.
     #[error("{}", .0.text)]
     Contract(WireError),
@@ -55,7 +55,7 @@ pub(crate) enum HttpError {
     Unavailable(String),
 }
 
-impl HttpError {
+impl HttpRefusal {
     fn status(&self) -> StatusCode {
         match self {
             Self::Contract(error) => match error.code {
@@ -117,25 +117,25 @@ impl HttpError {
     }
 }
 
-impl From<WireError> for HttpError {
+impl From<WireError> for HttpRefusal {
     fn from(error: WireError) -> Self {
         Self::Contract(error)
     }
 }
 
-impl From<NoIndex> for HttpError {
+impl From<NoIndex> for HttpRefusal {
     fn from(error: NoIndex) -> Self {
         Self::NotFound(error.to_string())
     }
 }
 
-impl From<DecodeError> for HttpError {
+impl From<DecodeError> for HttpRefusal {
     fn from(error: DecodeError) -> Self {
         Self::Contract(error.into())
     }
 }
 
-impl From<RegisterRefusal> for HttpError {
+impl From<RegisterRefusal> for HttpRefusal {
     fn from(refusal: RegisterRefusal) -> Self {
         match refusal {
             RegisterRefusal::Conflict { .. }
@@ -153,9 +153,9 @@ impl From<RegisterRefusal> for HttpError {
 
 /// An error that is answered in the contract's format.
 #[derive(Debug)]
-pub(super) struct ContractError(pub(super) HttpError);
+pub(super) struct ContractError(pub(super) HttpRefusal);
 
-impl<E: Into<HttpError>> From<E> for ContractError {
+impl<E: Into<HttpRefusal>> From<E> for ContractError {
     fn from(error: E) -> Self {
         Self(error.into())
     }
@@ -169,9 +169,9 @@ impl IntoResponse for ContractError {
 
 /// An error that is answered in the dialects' format.
 #[derive(Debug)]
-pub(super) struct DialectError(pub(super) HttpError);
+pub(super) struct DialectError(pub(super) HttpRefusal);
 
-impl<E: Into<HttpError>> From<E> for DialectError {
+impl<E: Into<HttpRefusal>> From<E> for DialectError {
     fn from(error: E) -> Self {
         Self(error.into())
     }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_status_of_every_error_is_pinned() {
-        let contract = |code| HttpError::from(WireError::new(code, "x"));
+        let contract = |code| HttpRefusal::from(WireError::new(code, "x"));
         for (error, status) in [
             (contract(ErrorCode::BadRequest), 400),
             (contract(ErrorCode::UnknownNamespace), 404),
@@ -197,22 +197,22 @@ mod tests {
             (contract(ErrorCode::TooManyRequests), 429),
             (contract(ErrorCode::Unavailable), 503),
             (contract(ErrorCode::UnsupportedVersion), 400),
-            (HttpError::BodyTooLarge { bytes_max: 1 }, 413),
-            (HttpError::BodyTimedOut { milliseconds: 1 }, 408),
-            (HttpError::TooManyBodies, 503),
-            (HttpError::Unauthorized, 401),
-            (HttpError::Forbidden(String::new()), 403),
-            (HttpError::MediaType, 415),
-            (HttpError::NoRoute, 404),
-            (HttpError::Method { allowed: "GET" }, 405),
-            (HttpError::Conflict(String::new()), 409),
+            (HttpRefusal::BodyTooLarge { bytes_max: 1 }, 413),
+            (HttpRefusal::BodyTimedOut { milliseconds: 1 }, 408),
+            (HttpRefusal::TooManyBodies, 503),
+            (HttpRefusal::Unauthorized, 401),
+            (HttpRefusal::Forbidden(String::new()), 403),
+            (HttpRefusal::MediaType, 415),
+            (HttpRefusal::NoRoute, 404),
+            (HttpRefusal::Method { allowed: "GET" }, 405),
+            (HttpRefusal::Conflict(String::new()), 409),
         ] {
             assert_eq!(error.respond(false).status().as_u16(), status, "{error:?}");
         }
         let headers = contract(ErrorCode::Unavailable).respond(true).headers().clone();
         assert_eq!(headers[RETRY_AFTER], "1");
         assert_eq!(
-            HttpError::Unauthorized.respond(true).headers()[WWW_AUTHENTICATE],
+            HttpRefusal::Unauthorized.respond(true).headers()[WWW_AUTHENTICATE],
             "Bearer"
         );
         assert_eq!(contract(ErrorCode::UnsupportedVersion).code(), 505);

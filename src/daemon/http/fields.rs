@@ -8,7 +8,7 @@ use serde::forward_to_deserialize_any;
 
 use kvatlas_config::meant;
 
-use super::error::HttpError;
+use super::error::HttpRefusal;
 
 /// Treatment of fields that a route does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub(super) enum Unknown {
 ///
 /// # Errors
 ///
-/// [`HttpError::BadRequest`] if the bytes are not an object of this form, or if a field is refused.
-pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Result<T, HttpError> {
+/// [`HttpRefusal::BadRequest`] if the bytes are not an object of this form, or if a field is refused.
+pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Result<T, HttpRefusal> {
     let body = whole(bytes)?;
     let keys: BTreeMap<String, IgnoredAny> = whole(bytes)?;
     let known = fields_of::<T>();
@@ -43,7 +43,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
             }),
     };
     match refusal {
-        Some(text) => Err(HttpError::BadRequest(text)),
+        Some(text) => Err(HttpRefusal::BadRequest(text)),
         None => Ok(body),
     }
 }
@@ -52,10 +52,10 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
 ///
 /// # Errors
 ///
-/// [`HttpError::BadRequest`] if the bytes are not of this form.
-pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
+/// [`HttpRefusal::BadRequest`] if the bytes are not of this form.
+pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpRefusal> {
     serde_json::from_slice(bytes)
-        .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
+        .map_err(|error| HttpRefusal::BadRequest(format!("the body is not what this route takes: {error}")))
 }
 
 /// Maximum number of unknown fields that are ignored. Comparing each with the known ones takes time.
@@ -80,37 +80,37 @@ pub(super) fn refused(name: &str, known: &[&'static str]) -> String {
 
 /// Returns the names of a struct's fields, as serde reads it.
 fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
-    match T::deserialize(Asked) {
-        Err(Names(names)) => names,
+    match T::deserialize(FieldNamesDeserializer) {
+        Err(ExpectedFields(names)) => names,
         Ok(_) => &[],
     }
 }
 
 /// A deserializer that has no values: it fails with the names of the fields that it is asked for.
-struct Asked;
+struct FieldNamesDeserializer;
 
 #[derive(Debug)]
-struct Names(&'static [&'static str]);
+struct ExpectedFields(&'static [&'static str]);
 
-impl Display for Names {
+impl Display for ExpectedFields {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Formatted {
         write!(formatter, "{:?}", self.0)
     }
 }
 
-impl std::error::Error for Names {}
+impl std::error::Error for ExpectedFields {}
 
-impl Error for Names {
+impl Error for ExpectedFields {
     fn custom<D: Display>(_: D) -> Self {
         Self(&[])
     }
 }
 
-impl<'de> Deserializer<'de> for Asked {
-    type Error = Names;
+impl<'de> Deserializer<'de> for FieldNamesDeserializer {
+    type Error = ExpectedFields;
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Names> {
-        Err(Names(&[]))
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ExpectedFields> {
+        Err(ExpectedFields(&[]))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -118,8 +118,8 @@ impl<'de> Deserializer<'de> for Asked {
         _: &'static str,
         fields: &'static [&'static str],
         _: V,
-    ) -> Result<V::Value, Names> {
-        Err(Names(fields))
+    ) -> Result<V::Value, ExpectedFields> {
+        Err(ExpectedFields(fields))
     }
 
     forward_to_deserialize_any! {

@@ -26,7 +26,7 @@ struct ReportJson {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct HintReportAnswer {
     taken: u64,
     /// The shards to which a gateway has passed the report. Absent if the daemon itself keeps the hints.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,5 +57,5 @@ pub(super) async fn hints(
             (merged.reply, Some(merged.gathered))
         }
     };
-    Ok(json_response(&Answer { taken, gathered }, None))
+    Ok(json_response(&HintReportAnswer { taken, gathered }, None))
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
 
 use super::dialect::{find, named};
-use super::error::{DialectError, HttpError};
+use super::error::{DialectError, HttpRefusal};
 use super::fields::Unknown;
 use super::scores::Scores;
 use super::shared::{HttpShared, Index, Payload, json_response};
@@ -29,7 +29,7 @@ pub(super) struct LookupJson {
 }
 
 #[derive(Serialize)]
-struct Answer<L, A> {
+struct LookupAnswer<L, A> {
     event_id: String,
     layout_info: L,
     /// Addresses of the ranks, an addition of kvatlas to LMCache's answer. Left out if no address is known.
@@ -49,7 +49,7 @@ pub(super) async fn lookup(
             let cache = ModelKey::of_tenant(model, request.tenant_id.unwrap_or_default());
             let namespace = cache.namespace();
             (
-                namespace.map_err(|error| HttpError::name("model", &error))?,
+                namespace.map_err(|error| HttpRefusal::name("model", &error))?,
                 cache,
             )
         }
@@ -61,7 +61,7 @@ pub(super) async fn lookup(
         cache_salt: named(request.cache_salt),
     };
     let scores = Scores::new(find(&shared, index, (&namespace, &cache), &key, None).await?);
-    let answer = Answer {
+    let answer = LookupAnswer {
         event_id: event_id(),
         layout_info: scores.by_location(),
         addresses: scores.addresses(),
@@ -71,11 +71,11 @@ pub(super) async fn lookup(
 
 /// Returns the only model whose blocks are known, and its namespace. Fails if there is none, if there is more than one, or if there may be
 /// one that has not been heard of.
-async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
+async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefusal> {
     if !index.source.knows_all_names() {
         let text =
             "models may be missing until everybody who publishes has been heard of; send model, or ask again";
-        return Err(HttpError::Unavailable(text.to_owned()));
+        return Err(HttpRefusal::Unavailable(text.to_owned()));
     }
     let caches = index.source.names().await?.into_iter().map(|name| {
         // A namespace whose name is not made from a model counts as a model of that name.
@@ -87,13 +87,13 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpErro
     let mut own = caches.filter(|(_, cache)| cache.chains().is_none());
     let Some(only) = own.next() else {
         let text = "no events of any model have come yet";
-        return Err(HttpError::Unavailable(text.to_owned()));
+        return Err(HttpRefusal::Unavailable(text.to_owned()));
     };
     match own.next() {
         None => Ok(only),
         Some(_) => {
             let text = "several models are known; send model, and tenant_id if it has one";
-            Err(HttpError::BadRequest(text.to_owned()))
+            Err(HttpRefusal::BadRequest(text.to_owned()))
         }
     }
 }

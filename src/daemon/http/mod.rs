@@ -58,7 +58,7 @@ pub use auth::{TokenError, read_token};
 #[cfg(feature = "grpc")]
 pub(crate) use bodies::{Bodies, BodyLimits};
 #[cfg(feature = "grpc")]
-pub(crate) use error::HttpError;
+pub(crate) use error::HttpRefusal;
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;
 pub(crate) use shared::Index;

@@ -14,7 +14,7 @@ use super::shared::{HttpShared, json_response};
 
 /// One model of a tenant.
 #[derive(Debug, Serialize)]
-struct Model {
+struct ModelJson {
     id: String,
     object: &'static str,
     owned_by: &'static str,
@@ -29,14 +29,14 @@ pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Resp
     let index = shared.index()?;
     let mut statuses = index.source.statuses().await?;
     statuses.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let models: Vec<Model> = statuses
+    let models: Vec<ModelJson> = statuses
         .into_iter()
         .map(|(name, status)| {
             // A namespace whose name is not made from a model counts as a model of that name.
             let key = ModelKey::of_namespace(&name);
             let key = key.unwrap_or_else(|| ModelKey::new(name.to_string()));
             let workers: BTreeSet<_> = status.holders.iter().map(|holder| &holder.worker).collect();
-            Model {
+            ModelJson {
                 id: key.model,
                 object: "model",
                 owned_by: "kvatlas",

@@ -18,7 +18,7 @@ use super::shared::{HttpShared, Payload, json_response};
 
 /// A report of outcomes, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
-struct ReportJson {
+struct OutcomeReportJson {
     namespace: Option<String>,
     model: Option<String>,
     tenant: Option<String>,
@@ -26,7 +26,7 @@ struct ReportJson {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct OutcomeReportAnswer {
     counted: u64,
     /// The shards to which a gateway has passed the report. Absent if the daemon itself has counted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +39,7 @@ pub(super) async fn outcomes(
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let index = shared.index()?;
-    let report: ReportJson = payload.json(Unknown::Refused)?;
+    let report: OutcomeReportJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(
         report.namespace.as_deref(),
         report.model.as_deref(),
@@ -56,5 +56,5 @@ pub(super) async fn outcomes(
             (merged.reply, Some(merged.gathered))
         }
     };
-    Ok(json_response(&Answer { counted, gathered }, None))
+    Ok(json_response(&OutcomeReportAnswer { counted, gathered }, None))
 }

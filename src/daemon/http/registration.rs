@@ -12,10 +12,10 @@ use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
 use super::caller::Caller;
-use super::dialect::{Instance, cache_of, status_ok};
-use super::error::{DialectError, HttpError};
+use super::dialect::{InstanceId, cache_of, status_ok};
+use super::error::{DialectError, HttpRefusal};
 use super::fields::Unknown;
-use super::scores::Words;
+use super::scores::ScoreDialect;
 use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
 use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
@@ -23,7 +23,7 @@ use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, N
 /// Fields of a registration, in both dialects.
 #[derive(Debug, Deserialize)]
 pub(super) struct RegisterJson {
-    instance_id: Instance,
+    instance_id: InstanceId,
     endpoint: String,
     replay_endpoint: Option<String>,
     r#type: Option<String>,
@@ -48,10 +48,10 @@ pub(super) struct RegisterJson {
 }
 
 impl RegisterJson {
-    fn group_facts(&self) -> Result<GroupFacts, HttpError> {
+    fn group_facts(&self) -> Result<GroupFacts, HttpRefusal> {
         let kinds = GroupFacts::read_kinds(self.groups.iter().flatten().map(String::as_str));
         Ok(GroupFacts {
-            kinds: kinds.map_err(HttpError::BadRequest)?,
+            kinds: kinds.map_err(HttpRefusal::BadRequest)?,
             is_hybrid: self.hybrid.unwrap_or_default(),
             has_eagle_drop: self.eagle.unwrap_or_default(),
             has_divergent_hits: self.divergent_hits.unwrap_or_default(),
@@ -61,11 +61,11 @@ impl RegisterJson {
 
 impl RegisterJson {
     /// Returns the engine to follow, and the dialect of the request.
-    fn into_engine(self) -> Result<(Words, GivenEngine), HttpError> {
+    fn into_engine(self) -> Result<(ScoreDialect, GivenEngine), HttpRefusal> {
         if self.lora_name.as_deref().is_some_and(|name| !name.is_empty()) {
             let text = "an engine is not registered for one adapter: its events name the adapter of each block, or say none; leave \
                         lora_name out";
-            return Err(HttpError::BadRequest(text.to_owned()));
+            return Err(HttpRefusal::BadRequest(text.to_owned()));
         }
         let groups = self.group_facts()?;
         let (words, model) = cache_of(
@@ -80,9 +80,9 @@ impl RegisterJson {
             self.salts.as_deref(),
             self.lookahead.as_deref(),
         );
-        let beside = beside.map_err(HttpError::BadRequest)?;
+        let beside = beside.map_err(HttpRefusal::BadRequest)?;
         let scheme = self.scheme.as_deref().map(read_scheme).transpose();
-        let scheme = scheme.map_err(HttpError::BadRequest)?;
+        let scheme = scheme.map_err(HttpRefusal::BadRequest)?;
         let profile = Profile {
             address: self.address,
             labels: self.labels.unwrap_or_default(),
@@ -92,7 +92,7 @@ impl RegisterJson {
         if GivenEngine::is_server(&self.endpoint, format) {
             if replay.is_some() {
                 let text = "a server tells its sockets; leave replay_endpoint out";
-                return Err(HttpError::BadRequest(text.to_owned()));
+                return Err(HttpRefusal::BadRequest(text.to_owned()));
             }
             let server = NewServer {
                 instance,
@@ -110,7 +110,7 @@ impl RegisterJson {
             return Ok((words, GivenEngine::Server(server)));
         }
         let rank = match (words, self.dp_rank) {
-            (Words::Mooncake, None) => return Err(missing("dp_rank")),
+            (ScoreDialect::Mooncake, None) => return Err(missing("dp_rank")),
             (_, rank) => rank.unwrap_or_default(),
         };
         let engine = NewEngine {
@@ -144,7 +144,7 @@ pub(super) async fn register(
     let (words, engine) = request.into_engine()?;
     engines
         .may_register(&engine, caller.peer)
-        .map_err(HttpError::from)?;
+        .map_err(HttpRefusal::from)?;
     let attempt = || {
         engines
             .register_given(engine.clone())
@@ -153,14 +153,14 @@ pub(super) async fn register(
     if let Err(refused) = follow_patiently(attempt).await
         && let Some(refusal) = refused.into_iter().next()
     {
-        return Err(HttpError::from(refusal).into());
+        return Err(HttpRefusal::from(refusal).into());
     }
     Ok(match words {
-        Words::Mooncake => json_response(
+        ScoreDialect::Mooncake => json_response(
             &json!({"status": "registered successfully", "instance_id": engine.instance()}),
             None,
         ),
-        Words::Dynamo => {
+        ScoreDialect::Dynamo => {
             let mut response = json_response(&status_ok(), None);
             *response.status_mut() = StatusCode::CREATED;
             response
@@ -168,23 +168,23 @@ pub(super) async fn register(
     })
 }
 
-fn missing(field: &str) -> HttpError {
-    HttpError::BadRequest(format!("{field} is missing"))
+fn missing(field: &str) -> HttpRefusal {
+    HttpRefusal::BadRequest(format!("{field} is missing"))
 }
 
-fn format_of(word: Option<&str>) -> Result<Format, HttpError> {
+fn format_of(word: Option<&str>) -> Result<Format, HttpRefusal> {
     let Some(word) = word else {
         return Ok(Format::Vllm);
     };
     Format::from_word(word).ok_or_else(|| {
         let known = Format::WORDS.join(", ");
-        HttpError::BadRequest(format!("type is {word:?}; known are {known}"))
+        HttpRefusal::BadRequest(format!("type is {word:?}; known are {known}"))
     })
 }
 
 #[derive(Debug, Deserialize)]
 pub(super) struct UnregisterJson {
-    instance_id: Instance,
+    instance_id: InstanceId,
     modelname: Option<String>,
     model: Option<String>,
     model_name: Option<String>,
@@ -212,18 +212,18 @@ pub(super) async fn unregister(
     let instance = request.instance_id.into_text();
     let is_meant = |key: &EngineKey| {
         let is_model = match (words, names_group) {
-            (Words::Dynamo, false) => key.model.model == model.model,
+            (ScoreDialect::Dynamo, false) => key.model.model == model.model,
             _ => key.model.is_same_cache(&model),
         };
         key.instance == instance && is_model && request.dp_rank.is_none_or(|rank| rank == key.rank)
     };
     let removed = engines.unregister(&is_meant);
-    if removed.is_empty() && words == Words::Dynamo {
-        return Err(HttpError::NotFound(format!("instance {instance} of {model} is not followed")).into());
+    if removed.is_empty() && words == ScoreDialect::Dynamo {
+        return Err(HttpRefusal::NotFound(format!("instance {instance} of {model} is not followed")).into());
     }
     Ok(match words {
-        Words::Dynamo => json_response(&status_ok(), None),
-        Words::Mooncake => {
+        ScoreDialect::Dynamo => json_response(&status_ok(), None),
+        ScoreDialect::Mooncake => {
             let removed: Vec<String> = removed.iter().map(mooncake_label).collect();
             let answer = json!({"status": "unregistered successfully", "removed_instances": removed});
             json_response(&answer, None)

@@ -15,7 +15,7 @@ use axum::routing::{MethodRouter, get, post};
 use crate::traces::{OpenSpan, SpanKind, TRACEPARENT};
 use kvatlas_telemetry::labels::{HttpRoute, LabelValue};
 
-use super::error::HttpError;
+use super::error::HttpRefusal;
 use super::shared::{HttpShared, is_contract, json_response};
 use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outcomes, registration, workers};
 
@@ -23,15 +23,15 @@ use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outco
 static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
 
 /// A route that takes one method.
-struct Route {
+struct MethodRoute {
     path: &'static str,
     method: &'static str,
     handler: MethodRouter<Arc<HttpShared>>,
 }
 
 /// Returns all routes. `openapi.json` describes the same routes.
-fn routes() -> Vec<Route> {
-    let route = |method, path, handler| Route {
+fn routes() -> Vec<MethodRoute> {
+    let route = |method, path, handler| MethodRoute {
         path,
         method,
         handler,
@@ -67,12 +67,12 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
     for route in routes() {
         let allowed = route.method;
         let other_method = move |State(shared): State<Arc<HttpShared>>, request: Request| async move {
-            refuse(&HttpError::Method { allowed }, request, &shared).await
+            refuse(&HttpRefusal::Method { allowed }, request, &shared).await
         };
         router = router.route(route.path, route.handler.fallback(other_method));
     }
     let unknown = |State(shared): State<Arc<HttpShared>>, request: Request| async move {
-        refuse(&HttpError::NoRoute, request, &shared).await
+        refuse(&HttpRefusal::NoRoute, request, &shared).await
     };
     let watched = axum::middleware::from_fn_with_state(Arc::clone(shared), watch);
     router
@@ -83,7 +83,7 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
 
 /// Answers with an error, in the format that belongs to the path. Reads a short body all the same, so that the connection can be
 /// used again.
-async fn refuse(error: &HttpError, request: Request, shared: &HttpShared) -> Response {
+async fn refuse(error: &HttpRefusal, request: Request, shared: &HttpShared) -> Response {
     let response = error.respond(!is_contract(request.uri().path()));
     shared.bodies.drain(request).await;
     response
@@ -108,7 +108,7 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
     let mut response = if is_open || auth::is_allowed(request.headers(), shared.token.as_ref()) {
         next.run(request).await
     } else {
-        refuse(&HttpError::Unauthorized, request, &shared).await
+        refuse(&HttpRefusal::Unauthorized, request, &shared).await
     };
     if let Some(shard) = shared.index.as_ref().and_then(|index| index.shard.as_ref()) {
         response.headers_mut().insert(SHARD.clone(), shard.clone());

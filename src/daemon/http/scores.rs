@@ -13,7 +13,7 @@ use crate::queries::{Found, FoundHolder};
 
 /// Dialect in which the figures are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Words {
+pub(super) enum ScoreDialect {
     Mooncake,
     Dynamo,
 }
@@ -72,7 +72,7 @@ impl Scores {
     }
 
     /// Returns `{INSTANCE: {figures}}`, with the figures of all tiers.
-    pub(super) fn by_instance(&self, words: Words) -> impl Serialize {
+    pub(super) fn by_instance(&self, words: ScoreDialect) -> impl Serialize {
         MapOf(move || {
             self.instances()
                 .map(move |ranks| (ranks.instance(), Figures { ranks, words }))
@@ -151,14 +151,14 @@ impl Serialize for Ranks<'_> {
 
 struct Figures<'a> {
     ranks: Ranks<'a>,
-    words: Words,
+    words: ScoreDialect,
 }
 
 impl Serialize for Figures<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let [device, host, disk, ranks] = match self.words {
-            Words::Mooncake => ["GPU", "CPU", "DISK", "DP"],
-            Words::Dynamo => ["gpu", "cpu", "disk", "dp"],
+            ScoreDialect::Mooncake => ["GPU", "CPU", "DISK", "DP"],
+            ScoreDialect::Dynamo => ["gpu", "cpu", "disk", "dp"],
         };
         let longest = self.ranks.longest(|holder| holder.blocks);
         let [on_device, with_host] = [0, 1].map(|step| self.ranks.longest(|holder| holder.near_blocks[step]));
@@ -170,7 +170,7 @@ impl Serialize for Figures<'_> {
         map.serialize_entry(ranks, &self.ranks)?;
         // An addition of kvatlas to Mooncake's answer, which has no place beside its instances. In Dynamo's it stands there.
         let addresses = self.ranks.addresses();
-        if self.words == Words::Mooncake && !addresses.is_empty() {
+        if self.words == ScoreDialect::Mooncake && !addresses.is_empty() {
             map.serialize_entry("addresses", &addresses)?;
         }
         map.end()
@@ -230,7 +230,7 @@ mod tests {
                 holder("d", 0, 0, [0, 0]),
             ],
         });
-        let mooncake = serde_json::to_value(scores.by_instance(Words::Mooncake)).unwrap();
+        let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();
         let expected = json!({
             "a": {"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48, "1": 32}},
             "b.c": {"longest_matched": 64, "GPU": 32, "CPU": 48, "DISK": 64, "DP": {"0": 16, "1": 32}},
@@ -238,7 +238,7 @@ mod tests {
             "d": {"longest_matched": 0, "GPU": 0, "CPU": 0, "DISK": 0, "DP": {"0": 0}},
         });
         assert_eq!(mooncake, expected);
-        let dynamo = serde_json::to_value(scores.by_instance(Words::Dynamo)).unwrap();
+        let dynamo = serde_json::to_value(scores.by_instance(ScoreDialect::Dynamo)).unwrap();
         let expected =
             json!({"longest_matched": 48, "gpu": 48, "cpu": 48, "disk": 48, "dp": {"0": 48, "1": 32}});
         assert_eq!(dynamo["a"], expected);
@@ -277,10 +277,10 @@ mod tests {
         });
         let addresses = serde_json::to_value(scores.addresses()).unwrap();
         assert_eq!(addresses, json!({"a": {"0": "h:1", "1": "h:2"}}));
-        let mooncake = serde_json::to_value(scores.by_instance(Words::Mooncake)).unwrap();
+        let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();
         assert_eq!(mooncake["a"]["addresses"], json!({"0": "h:1", "1": "h:2"}));
         assert_eq!(mooncake["b.c"].get("addresses"), None);
-        let dynamo = serde_json::to_value(scores.by_instance(Words::Dynamo)).unwrap();
+        let dynamo = serde_json::to_value(scores.by_instance(ScoreDialect::Dynamo)).unwrap();
         assert_eq!(dynamo["a"].get("addresses"), None);
     }
 }

@@ -22,8 +22,8 @@ use kvatlas_process::admin::{AdminSource, Readiness};
 use kvatlas_telemetry::labels::{HttpRoute, PerLabel};
 use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
-use super::bodies::{Bodies, BodyLimits, Received};
-use super::error::HttpError;
+use super::bodies::{Bodies, BodyLimits, ReceivedBody};
+use super::error::HttpRefusal;
 use super::fields::{self, Unknown};
 use kvatlas_process::registry::EngineRegistry;
 
@@ -139,21 +139,22 @@ impl HttpShared {
     }
 
     /// Returns the index. Fails if the process has none, or if it is not ready.
-    pub(super) fn index(&self) -> Result<&Index, HttpError> {
-        let missing = || HttpError::NotFound("this process has no index; it only follows engines".to_owned());
+    pub(super) fn index(&self) -> Result<&Index, HttpRefusal> {
+        let missing =
+            || HttpRefusal::NotFound("this process has no index; it only follows engines".to_owned());
         let index = self.index.as_ref().ok_or_else(missing)?;
         if index.readiness.may_answer() {
             return Ok(index);
         }
         let reasons = index.readiness.report().reasons().join("; ");
-        Err(HttpError::Unavailable(format!("not ready: {reasons}")))
+        Err(HttpRefusal::Unavailable(format!("not ready: {reasons}")))
     }
 
     /// Returns the bridge. Fails if no bridge runs in this process.
-    pub(super) fn engines(&self) -> Result<&dyn EngineRegistry, HttpError> {
+    pub(super) fn engines(&self) -> Result<&dyn EngineRegistry, HttpRefusal> {
         let missing = || {
             let text = "no bridge runs in this process; start kvatlas up, or kvatlas bridge --http-listen";
-            HttpError::NotFound(text.to_owned())
+            HttpRefusal::NotFound(text.to_owned())
         };
         self.engines.as_deref().ok_or_else(missing)
     }
@@ -187,21 +188,21 @@ impl HttpShared {
 }
 
 /// The body of a request, within the limits. Dropping it gives its room back.
-pub(super) struct Payload(Received);
+pub(super) struct Payload(ReceivedBody);
 
 impl Payload {
     /// Reads the body as a JSON object. `unknown` says what happens to fields that the route does not know.
-    pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpError> {
+    pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpRefusal> {
         fields::read(self.object()?, unknown)
     }
 
     /// Returns the bytes of the body if it begins like a JSON object. Otherwise fails, because serde would read an array's values
     /// as the fields, in their order.
-    pub(super) fn object(&self) -> Result<&[u8], HttpError> {
+    pub(super) fn object(&self) -> Result<&[u8], HttpRefusal> {
         let bytes = &self.0.bytes;
         match bytes.trim_ascii_start().first() {
             Some(b'{') => Ok(bytes),
-            _ => Err(HttpError::BadRequest("the body is no JSON object".to_owned())),
+            _ => Err(HttpRefusal::BadRequest("the body is no JSON object".to_owned())),
         }
     }
 }
@@ -227,7 +228,7 @@ pub(super) fn json_response(body: &impl Serialize, exact: Option<bool>) -> Respo
         Ok(bytes) => bytes,
         Err(error) => {
             let text = format!("the reply cannot be written: {error}");
-            return HttpError::Unavailable(text).respond(true);
+            return HttpRefusal::Unavailable(text).respond(true);
         }
     };
     let mut response = Response::new(Body::from(bytes));

@@ -14,8 +14,8 @@ use kvatlas_core::wire::{
     Address, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
 };
 
-use super::dialect::Instance;
-use super::error::{DialectError, HttpError};
+use super::dialect::InstanceId;
+use super::error::{DialectError, HttpRefusal};
 use super::shared::{HttpShared, Index, json_response};
 use kvatlas_process::registry::{EngineState, EngineStatus, ServerState};
 
@@ -24,7 +24,7 @@ const WORKERS_MAX: usize = 10_000;
 
 /// Parameters of `GET /workers`: the model and the routing group of the wanted workers.
 #[derive(Debug, Deserialize)]
-pub(super) struct WorkersQuery {
+pub(super) struct WorkerSelection {
     model_name: Option<String>,
     routing_group: Option<String>,
 }
@@ -40,8 +40,8 @@ struct Listener {
 
 /// One worker, with all its ranks.
 #[derive(Debug, Serialize)]
-struct Worker {
-    instance_id: Instance,
+struct WorkerJson {
+    instance_id: InstanceId,
     /// Transport of an engine that the bridge in this process follows (mostly `zmq`), or `nats` for all other workers.
     source: &'static str,
     status: &'static str,
@@ -63,7 +63,7 @@ struct Worker {
     labels: BTreeMap<Rank, Labels>,
 }
 
-impl Worker {
+impl WorkerJson {
     /// Makes the entry of an instance that has no ranks yet.
     fn new(
         (model, instance): (&ModelKey, &str),
@@ -72,7 +72,7 @@ impl Worker {
         block_size: u32,
     ) -> Self {
         Self {
-            instance_id: Instance::of_text(instance),
+            instance_id: InstanceId::of_text(instance),
             source,
             status,
             model_name: model.model.clone(),
@@ -97,14 +97,14 @@ impl Worker {
 }
 
 /// Workers by model and instance.
-type Workers = BTreeMap<(ModelKey, String), Worker>;
+type Workers = BTreeMap<(ModelKey, String), WorkerJson>;
 
 /// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, in the order of their models and instances.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
-    query: Result<Query<WorkersQuery>, QueryRejection>,
+    query: Result<Query<WorkerSelection>, QueryRejection>,
 ) -> Result<Response, DialectError> {
-    let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;
+    let Query(query) = query.map_err(|error| HttpRefusal::BadRequest(error.body_text()))?;
     let is_wanted = |model: &ModelKey| {
         query.model_name.as_ref().is_none_or(|name| *name == model.model)
             && query
@@ -127,7 +127,7 @@ pub(super) async fn workers(
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted).await?;
     }
-    let listed: Vec<&Worker> = workers.values().take(WORKERS_MAX).collect();
+    let listed: Vec<&WorkerJson> = workers.values().take(WORKERS_MAX).collect();
     Ok(json_response(&listed, None))
 }
 
@@ -150,7 +150,7 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     let key = (engine.key.model.clone(), engine.key.instance.clone());
     let worker = workers.entry(key).or_insert_with_key(|(model, instance)| {
         let source = source_of(&engine.endpoint);
-        Worker::new((model, instance), source, status.as_str(), engine.block_size)
+        WorkerJson::new((model, instance), source, status.as_str(), engine.block_size)
     });
     worker.note_profile(engine.key.rank, engine.profile);
     if status == EngineStatus::Lost {
@@ -181,7 +181,7 @@ fn add_server(workers: &mut Workers, state: ServerState) {
         last_error,
     };
     let (source, size) = (source_of(&server.url), server.block_size.unwrap_or_default());
-    let mut worker = Worker::new((&model, &server.instance), source, status, size);
+    let mut worker = WorkerJson::new((&model, &server.instance), source, status, size);
     worker.endpoints.insert(0, server.url);
     worker.listeners.insert(0, listener);
     worker.note_profile(0, server.profile);
@@ -193,7 +193,7 @@ async fn add_known(
     workers: &mut Workers,
     index: &Index,
     is_wanted: impl Fn(&ModelKey) -> bool,
-) -> Result<(), HttpError> {
+) -> Result<(), HttpRefusal> {
     for (name, status) in index.source.statuses().await? {
         // A namespace whose name is not made from a model counts as a model of that name.
         let model = ModelKey::of_namespace(&name);
@@ -225,13 +225,13 @@ fn add_rank<'w>(
     (model, instance): (&ModelKey, String),
     block_size: u32,
     is_exact: bool,
-) -> Option<&'w mut Worker> {
+) -> Option<&'w mut WorkerJson> {
     let has_room = workers.len() < workers_max;
     let worker = match workers.entry((model.clone(), instance)) {
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(_) if !has_room => return None,
         Entry::Vacant(place) => {
-            let worker = Worker::new((model, &place.key().1), "nats", "active", block_size);
+            let worker = WorkerJson::new((model, &place.key().1), "nats", "active", block_size);
             place.insert(worker)
         }
     };

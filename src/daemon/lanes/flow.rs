@@ -132,13 +132,13 @@ pub(crate) struct Steps {
 struct RecentSteps {
     /// Steps in the order in which they began. `ended_at` is the change counter at the end; `None` while the batch is being
     /// applied.
-    steps: VecDeque<Step>,
+    steps: VecDeque<BatchStep>,
     /// The largest `ended_at` of the steps that have been forgotten.
     forgotten_until: u64,
 }
 
 #[derive(Debug)]
-struct Step {
+struct BatchStep {
     holder: HolderId,
     begun_at: u64,
     ended_at: Option<u64>,
@@ -179,7 +179,7 @@ impl NamespaceFlow {
         if recent.steps.len() >= STEPS_REMEMBERED {
             recent.forget_oldest();
         }
-        recent.steps.push_back(Step {
+        recent.steps.push_back(BatchStep {
             holder: holder.clone(),
             begun_at,
             ended_at: None,
@@ -214,7 +214,7 @@ impl NamespaceFlow {
         if recent.forgotten_until > mark.changes {
             return SeenInParts::Any;
         }
-        let may_be_seen = |step: &&Step| step.ended_at.is_none_or(|ended| ended > mark.changes);
+        let may_be_seen = |step: &&BatchStep| step.ended_at.is_none_or(|ended| ended > mark.changes);
         let mut holders: Vec<HolderId> = Vec::new();
         for step in recent.steps.iter().filter(may_be_seen) {
             if !holders.contains(&step.holder) {

@@ -91,7 +91,7 @@ impl Freshness {
     }
 
     /// Measures how old the state of a namespace is now. To be called before a search.
-    pub(crate) fn look(&self, namespace: &NamespaceName) -> Look<'_> {
+    pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
         let flow = self.flows.get(namespace);
         let now_us = now_us();
         let age = |since_us: u64| {
@@ -112,7 +112,7 @@ impl Freshness {
             }
             _ => Vec::new(),
         };
-        Look {
+        FreshnessReading {
             freshness: self,
             now_us,
             behind_us: queued_us.max(everybody_us),
@@ -130,7 +130,7 @@ impl Freshness {
 
 /// Age of a namespace's state at one moment.
 #[derive(Debug)]
-pub(crate) struct Look<'f> {
+pub(crate) struct FreshnessReading<'f> {
     freshness: &'f Freshness,
     /// The moment, by [`now_us`].
     pub(crate) now_us: u64,
@@ -143,7 +143,7 @@ pub(crate) struct Look<'f> {
     flow: Option<Arc<NamespaceFlow>>,
 }
 
-impl Look<'_> {
+impl FreshnessReading<'_> {
     /// Whether the state of `holder` was older than is allowed.
     pub(crate) fn is_behind(&self, namespace: &NamespaceName, holder: &HolderId) -> bool {
         if self.is_everybody_behind || self.lines_behind.is_empty() {

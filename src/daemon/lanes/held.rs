@@ -45,7 +45,7 @@ const BATCH_OVERHEAD_BYTES: usize = 256;
 
 /// The held batches of one holder, in the order in which they came.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldBatches {
     batches: VecDeque<ReceivedBatch>,
     bytes: usize,
     lane_bytes: Arc<AtomicUsize>,
@@ -53,12 +53,12 @@ pub(super) struct Held {
     pub(super) since_us: u64,
     /// Reasons for doubt that have come since the resync began.
     doubts: DegradedReasons,
-    dropped: Dropped,
+    dropped: DroppedMessages,
 }
 
 /// Messages that were dropped while batches were held.
 #[derive(Debug, Default)]
-struct Dropped {
+struct DroppedMessages {
     /// The reasons for doubt that the dropped messages give.
     doubts: DegradedReasons,
     /// Number of held batches that came before the last dropped message.
@@ -73,7 +73,7 @@ pub(crate) struct ResyncNumber(pub(super) u64);
 #[derive(Debug)]
 pub(super) struct NoRoom(pub(super) ReceivedBatch);
 
-impl Held {
+impl HeldBatches {
     pub(super) fn new(limits: &HoldingLimits, since_us: u64) -> Self {
         Self {
             batches: VecDeque::new(),
@@ -81,7 +81,7 @@ impl Held {
             lane_bytes: Arc::clone(&limits.held_bytes),
             since_us,
             doubts: DegradedReasons::default(),
-            dropped: Dropped::default(),
+            dropped: DroppedMessages::default(),
         }
     }
 
@@ -135,7 +135,7 @@ impl Held {
     /// Returns the batches in order. Each comes with the doubts of messages that were dropped after it. The batches' memory no
     /// longer counts as held.
     pub(super) fn into_batches(mut self) -> impl Iterator<Item = (ReceivedBatch, DegradedReasons)> {
-        let Dropped { doubts, behind } = std::mem::take(&mut self.dropped);
+        let DroppedMessages { doubts, behind } = std::mem::take(&mut self.dropped);
         let batches = std::mem::take(&mut self.batches).into_iter().enumerate();
         batches.map(move |(index, received)| {
             let later = if index < behind {
@@ -148,7 +148,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBatches {
     fn drop(&mut self) {
         self.lane_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }

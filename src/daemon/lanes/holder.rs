@@ -16,9 +16,9 @@ use super::flow::{NamespaceFlow, OpenStep};
 use super::held::HoldingLimits;
 use super::liveness::{LivenessLimits, Silence, silence};
 use super::phase::Phase;
-use super::sequence::{Admission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
+use super::sequence::{BatchAdmission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange, PublisherState};
-use super::tally::Tally;
+use super::tally::BatchTally;
 
 /// Tells whether a holder still exists after a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(crate) enum Afterwards {
 
 /// The clocks at the time of a job. The lane reads them; a holder has none of its own.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Clocks {
+pub(super) struct JobClocks {
     /// Microseconds on a clock that does not run backwards.
     pub(super) monotonic_us: u64,
     /// Microseconds since the Unix epoch.
@@ -42,10 +42,10 @@ pub(super) struct Clocks {
 /// The tools that a lane lends a holder for one job.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
-    pub(super) clocks: Clocks,
+    pub(super) clocks: JobClocks,
     pub(super) holding: &'a HoldingLimits,
     pub(super) clock: &'a LaneClock,
-    pub(super) tally: &'a Tally,
+    pub(super) tally: &'a BatchTally,
 }
 
 /// One holder of a lane.
@@ -82,7 +82,7 @@ impl Holder {
         writer: HolderWriter,
         metrics: Arc<EventMetrics>,
         flow: Arc<NamespaceFlow>,
-        clocks: Clocks,
+        clocks: JobClocks,
     ) -> Self {
         let holder = Self {
             writer,
@@ -151,7 +151,7 @@ impl Holder {
         let admission = self.tracker.classify(next);
         let is_gap = matches!(
             admission,
-            Admission::Gap { .. } | Admission::NewEpoch { missed: 1.. }
+            BatchAdmission::Gap { .. } | BatchAdmission::NewEpoch { missed: 1.. }
         );
         if (is_gap || has_begun_again) && context.holding.is_enabled && self.publisher.may_answer() {
             return self.hold_at_gap(received, context);
@@ -167,17 +167,17 @@ impl Holder {
         // The step ends when the batch has been applied.
         let _step = self.begin_step(&batch);
         match self.tracker.admit(next) {
-            Admission::Next => {}
-            Admission::Gap { missed } => {
+            BatchAdmission::Next => {}
+            BatchAdmission::Gap { missed } => {
                 self.note_gap(next, missed);
                 self.note_blocks(BlocksChange::Missed);
             }
-            Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed, context),
-            Admission::Duplicate => {
+            BatchAdmission::NewEpoch { missed } => self.begin_epoch(before, next, missed, context),
+            BatchAdmission::Duplicate => {
                 self.drop_batch(DropReason::Duplicate, next.seq);
                 return Afterwards::Stays;
             }
-            Admission::StaleEpoch => {
+            BatchAdmission::StaleEpoch => {
                 self.drop_batch(DropReason::StaleEpoch, next.epoch);
                 self.contest(&batch, context);
                 return Afterwards::Stays;
@@ -217,7 +217,7 @@ impl Holder {
         };
         let is_new_epoch = matches!(
             self.tracker.classify(cursor_of(batch)),
-            Admission::NewEpoch { .. }
+            BatchAdmission::NewEpoch { .. }
         );
         let has_other_blocks = is_new_epoch && self.writer.blocks() > 0;
         let is_mixed =
@@ -359,7 +359,7 @@ impl Holder {
 
     /// Notes that the publisher is alive. Messages that cannot be taken count as signs of life, too. Otherwise the holder would
     /// count as gone, and no answer would list it.
-    pub(super) fn hear(&mut self, clocks: Clocks) {
+    pub(super) fn hear(&mut self, clocks: JobClocks) {
         self.heard_us = clocks.listening_us;
         self.writer.status().recover(DegradedReason::Stale);
     }
@@ -423,14 +423,14 @@ impl Holder {
 
     /// Degrades the holder, because a batch of its worker could not be decoded. The answer to a resync under way may be older
     /// than that batch.
-    pub(super) fn note_undecodable(&mut self, clocks: Clocks) {
+    pub(super) fn note_undecodable(&mut self, clocks: JobClocks) {
         self.doubt(DegradedReason::Undecodable);
         self.hear(clocks);
     }
 
     /// Degrades the holder, because a batch was dropped whose epoch lies too far ahead to be believed. If that epoch was right,
     /// the blocks are outdated.
-    pub(super) fn note_unbelieved(&mut self, clocks: Clocks) {
+    pub(super) fn note_unbelieved(&mut self, clocks: JobClocks) {
         self.doubt(DegradedReason::Gap);
         self.hear(clocks);
     }

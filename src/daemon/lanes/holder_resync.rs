@@ -4,10 +4,10 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, ResyncAnswerKind};
 use kvatlas_telemetry::labels::DropReason;
 
-use super::held::{Held, NoRoom, ResyncNumber, is_of_dropped};
+use super::held::{HeldBatches, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};
 use super::replace::remove_surplus;
-use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
+use super::sequence::{BatchAdmission, ReceivedBatch, SequenceTracker, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange};
 
 /// A publisher's whole answer. Its chunks agree with each other and with the request.
@@ -57,7 +57,7 @@ impl Holder {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
             // The first batch of a new epoch: its state does not depend on held batches. Held batches that overtook it continue it.
-            Admission::NewEpoch { missed: 0 } => {
+            BatchAdmission::NewEpoch { missed: 0 } => {
                 let overtaking = self.phase.release();
                 let afterwards = match (self.apply_now(received, context), overtaking) {
                     (Afterwards::Stays, Some(held)) => self.apply_held(held, context),
@@ -66,16 +66,16 @@ impl Holder {
                 self.end_resync();
                 return afterwards;
             }
-            Admission::StaleEpoch => {
+            BatchAdmission::StaleEpoch => {
                 self.drop_batch(DropReason::StaleEpoch, next.epoch);
                 self.contest(&received.batch, context);
                 return Afterwards::Stays;
             }
-            Admission::Duplicate => {
+            BatchAdmission::Duplicate => {
                 self.drop_batch(DropReason::Duplicate, next.seq);
                 return Afterwards::Stays;
             }
-            Admission::Next | Admission::Gap { .. } | Admission::NewEpoch { .. } => {}
+            BatchAdmission::Next | BatchAdmission::Gap { .. } | BatchAdmission::NewEpoch { .. } => {}
         }
         self.hear(context.clocks);
         let now_us = context.clocks.monotonic_us;
@@ -92,10 +92,10 @@ impl Holder {
     pub(super) fn hold_at_gap(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
-            Admission::Gap { missed } => self.note_gap(next, missed),
-            Admission::NewEpoch { missed } => self.outlive_epoch(next, missed, context),
+            BatchAdmission::Gap { missed } => self.note_gap(next, missed),
+            BatchAdmission::NewEpoch { missed } => self.outlive_epoch(next, missed, context),
             // Numbering restarted, which has been noted.
-            Admission::Next | Admission::Duplicate | Admission::StaleEpoch => {}
+            BatchAdmission::Next | BatchAdmission::Duplicate | BatchAdmission::StaleEpoch => {}
         }
         self.hear(context.clocks);
         let now_us = context.clocks.monotonic_us;
@@ -261,7 +261,7 @@ impl Holder {
     }
 
     /// Applies the held batches. At a gap, the rest is held again. Batches of an epoch that has ended since are dropped.
-    fn apply_held(&mut self, held: Held, context: Context<'_>) -> Afterwards {
+    fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
             let epoch = received.batch.epoch;
@@ -351,7 +351,8 @@ impl Holder {
     /// Releases batches that have been held for too long.
     pub(super) fn time_out_holding(&mut self, context: Context<'_>) -> Afterwards {
         let now_us = context.clocks.monotonic_us;
-        let is_over = |held: &Held| now_us.saturating_sub(held.since_us) >= context.holding.wait_us_max;
+        let is_over =
+            |held: &HeldBatches| now_us.saturating_sub(held.since_us) >= context.holding.wait_us_max;
         if self.phase.held().is_some_and(is_over) {
             return self.release(context);
         }

@@ -15,7 +15,7 @@ use kvatlas_telemetry::labels::DropReason;
 use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
 use super::held::HoldingLimits;
-use super::holder::{Afterwards, Clocks, Context, Holder};
+use super::holder::{Afterwards, Context, Holder, JobClocks};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::line::{Assignments, HolderKey, InFlight, Sender, WorkerKey, ranks_of};
 use super::liveness::{ListeningClock, Silence};
@@ -23,7 +23,7 @@ use super::lost::LostJob;
 use super::queue::JobReceiver;
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
-use super::tally::Tally;
+use super::tally::BatchTally;
 use super::unheld::{self, NoHolder, Unheld};
 
 /// The holders of one lane, and the parts that the lane needs to apply jobs to them.
@@ -41,7 +41,7 @@ pub(crate) struct Lane {
     /// Notified when a holder begins to wait for missing batches.
     pub(super) doubts: Arc<Notify>,
     pub(super) clock: LaneClock,
-    pub(super) tally: Tally,
+    pub(super) tally: BatchTally,
     /// Holder of the last batch, taken out of `holders` for now. Mostly the next batch is for the same holder.
     current: Option<(HolderKey, Box<Holder>)>,
 }
@@ -68,7 +68,7 @@ impl Lane {
             listening: ListeningClock::default(),
             doubts,
             clock: LaneClock::new(),
-            tally: Tally::default(),
+            tally: BatchTally::default(),
             current: None,
         }
     }
@@ -453,8 +453,8 @@ impl Lane {
         }
     }
 
-    pub(super) fn clocks(&self) -> Clocks {
-        Clocks {
+    pub(super) fn clocks(&self) -> JobClocks {
+        JobClocks {
             monotonic_us: self.clock.monotonic_us(),
             unix_us: self.clock.unix_us(),
             listening_us: self.listening.now_us(),

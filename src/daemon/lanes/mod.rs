@@ -66,7 +66,7 @@ mod tests;
 
 pub(crate) use clock::now_us;
 pub(crate) use flow::SeenInParts;
-pub(crate) use freshness::{Freshness, Look};
+pub(crate) use freshness::{Freshness, FreshnessReading};
 pub use holder_resync::ResyncAnswer;
 pub(crate) use holder_resync::{ResyncBegun, ResyncOutcome};
 pub use holder_snapshot::{HolderDump, Revisited};

@@ -9,7 +9,7 @@
 //! Batches are held while the holder is `Waiting` or `Asking`. If a cell says "let go", the caller gets the held batches. A batch
 //! for which there is no room changes nothing.
 
-use super::held::{Held, HoldingLimits, NoRoom, ResyncNumber};
+use super::held::{HeldBatches, HoldingLimits, NoRoom, ResyncNumber};
 use super::sequence::ReceivedBatch;
 
 /// The phase of a holder's resync, with the batches that are held meanwhile.
@@ -19,14 +19,14 @@ pub(super) enum Phase {
     #[default]
     Flowing,
     /// Batches are missing, and the publisher is not asked yet.
-    Waiting(Held),
+    Waiting(HeldBatches),
     /// The publisher is asked, in the resync of this number.
-    Asking(ResyncNumber, Held),
+    Asking(ResyncNumber, HeldBatches),
 }
 
 impl Phase {
     /// The held batches; `None` while batches are applied as they come.
-    pub(super) fn held(&self) -> Option<&Held> {
+    pub(super) fn held(&self) -> Option<&HeldBatches> {
         match self {
             Self::Flowing => None,
             Self::Waiting(held) | Self::Asking(_, held) => Some(held),
@@ -34,7 +34,7 @@ impl Phase {
     }
 
     /// The held batches, to be changed.
-    pub(super) fn held_mut(&mut self) -> Option<&mut Held> {
+    pub(super) fn held_mut(&mut self) -> Option<&mut HeldBatches> {
         match self {
             Self::Flowing => None,
             Self::Waiting(held) | Self::Asking(_, held) => Some(held),
@@ -56,7 +56,7 @@ impl Phase {
         if let Some(held) = self.held_mut() {
             return held.push(received, limits);
         }
-        let mut held = Held::new(limits, now_us);
+        let mut held = HeldBatches::new(limits, now_us);
         held.push(received, limits)?;
         *self = Self::Waiting(held);
         Ok(())
@@ -64,18 +64,18 @@ impl Phase {
 
     /// Notes that the publisher is asked in the resync `number`.
     pub(super) fn ask(&mut self, number: ResyncNumber, limits: &HoldingLimits, now_us: u64) {
-        let mut held = self.release().unwrap_or_else(|| Held::new(limits, now_us));
+        let mut held = self.release().unwrap_or_else(|| HeldBatches::new(limits, now_us));
         held.begin(now_us);
         *self = Self::Asking(number, held);
     }
 
     /// Ends the resync `number`. Returns the held batches, or `None` if this resync is not under way.
-    pub(super) fn end(&mut self, number: ResyncNumber) -> Option<Held> {
+    pub(super) fn end(&mut self, number: ResyncNumber) -> Option<HeldBatches> {
         self.is_asking(number).then(|| self.release()).flatten()
     }
 
     /// Stops waiting for an answer. Returns the held batches, or `None` if batches are applied as they come.
-    pub(super) fn release(&mut self) -> Option<Held> {
+    pub(super) fn release(&mut self) -> Option<HeldBatches> {
         match std::mem::take(self) {
             Self::Flowing => None,
             Self::Waiting(held) | Self::Asking(_, held) => Some(held),
@@ -119,7 +119,7 @@ mod tests {
         phase
     }
 
-    fn word(phase: &Phase, let_go: Option<Held>) -> String {
+    fn word(phase: &Phase, let_go: Option<HeldBatches>) -> String {
         let name = match phase {
             Phase::Flowing => "Flowing",
             Phase::Waiting(_) => "Waiting",

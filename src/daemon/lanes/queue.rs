@@ -55,7 +55,7 @@ pub(crate) struct Backlog {
     pub(crate) bytes: AtomicUsize,
 }
 
-struct Waiting<J> {
+struct QueuedJob<J> {
     job: J,
     bytes: usize,
     came_us: u64,
@@ -64,7 +64,7 @@ struct Waiting<J> {
 
 struct LineQueue<J> {
     line: Arc<Line>,
-    jobs: VecDeque<Waiting<J>>,
+    jobs: VecDeque<QueuedJob<J>>,
     bytes: usize,
     /// Virtual time of the line, by which turns are ordered, in microseconds.
     turn_us: u64,
@@ -84,7 +84,7 @@ struct Control<J> {
 }
 
 /// Size of a drop, in bytes and messages.
-struct Dropped {
+struct DropSize {
     bytes: usize,
     messages: usize,
     /// The eras of the jobs that are gone without a mark of their own.
@@ -134,13 +134,13 @@ pub(crate) struct JobReceiver<J>(Arc<QueueShared<J>>);
 
 /// Work that the lane does at one time: a control job, or the next jobs of a line. The lane gives the turn back when it is done.
 pub(crate) struct Turn {
-    from: Origin,
+    from: TurnOrigin,
     jobs: usize,
     messages: usize,
     bytes: usize,
 }
 
-enum Origin {
+enum TurnOrigin {
     Line { line: Arc<Line>, era: u64 },
     Control { is_fence: bool },
 }
@@ -221,7 +221,7 @@ impl<J: LineJob> QueueState<J> {
             self.turns.insert((queue.turn_us, number));
         }
         queue.bytes += bytes;
-        queue.jobs.push_back(Waiting {
+        queue.jobs.push_back(QueuedJob {
             job,
             bytes,
             came_us,
@@ -259,7 +259,7 @@ impl<J: LineJob> QueueState<J> {
         if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
             jobs.push(job);
             return Some(Turn {
-                from: Origin::Control { is_fence },
+                from: TurnOrigin::Control { is_fence },
                 jobs: 1,
                 messages: 1,
                 bytes,
@@ -273,7 +273,7 @@ impl<J: LineJob> QueueState<J> {
         let mut messages = first.job.messages();
         jobs.push(first.job);
         // The jobs are of one era, so that a control job between them keeps its place.
-        let fits = |next: &Waiting<J>, messages: usize, bytes: usize| {
+        let fits = |next: &QueuedJob<J>, messages: usize, bytes: usize| {
             let has_room = messages + next.job.messages() <= messages_max;
             has_room && next.era == era && bytes + next.bytes <= TURN_BYTES_MAX
         };
@@ -287,7 +287,7 @@ impl<J: LineJob> QueueState<J> {
         }
         queue.bytes -= bytes;
         Some(Turn {
-            from: Origin::Line {
+            from: TurnOrigin::Line {
                 line: Arc::clone(&queue.line),
                 era,
             },
@@ -324,7 +324,7 @@ impl<J: LineJob> QueueState<J> {
     }
 
     /// Drops the newest job of the longest line. Returns the messages that are gone, or `None` if nothing can be dropped.
-    fn drop_of_longest(&mut self) -> Option<Dropped> {
+    fn drop_of_longest(&mut self) -> Option<DropSize> {
         let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
         for era in &dropped.vacated {
@@ -337,15 +337,15 @@ impl<J: LineJob> QueueState<J> {
 impl<J: LineJob> LineQueue<J> {
     /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such job. Marks
     /// beside each other become one mark, so that there are never more marks than jobs.
-    fn drop_newest(&mut self) -> Option<Dropped> {
+    fn drop_newest(&mut self) -> Option<DropSize> {
         let index = self.jobs.iter().rposition(|waiting| waiting.bytes > 0)?;
-        let Waiting {
+        let QueuedJob {
             job,
             bytes,
             came_us,
             era,
         } = self.jobs.remove(index)?;
-        let at = |job, bytes| Waiting {
+        let at = |job, bytes| QueuedJob {
             job,
             bytes,
             came_us,
@@ -372,7 +372,7 @@ impl<J: LineJob> LineQueue<J> {
             Ok(()) => vacated.push(era),
             Err(mark) => self.jobs.push_back(at(mark, 0)),
         }
-        Some(Dropped {
+        Some(DropSize {
             bytes,
             messages: messages + vacated.len(),
             vacated,
@@ -563,9 +563,9 @@ impl<J: LineJob> JobReceiver<J> {
     fn end_turn(&self, state: &mut QueueState<J>, turn: Turn, elapsed: Duration) {
         let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match turn.from {
-            Origin::Line { line, era } => state.end_turn(&line, era, turn.jobs, elapsed_us, self.0.lane),
-            Origin::Control { is_fence: true } => state.end_fence(self.0.lane),
-            Origin::Control { is_fence: false } => {}
+            TurnOrigin::Line { line, era } => state.end_turn(&line, era, turn.jobs, elapsed_us, self.0.lane),
+            TurnOrigin::Control { is_fence: true } => state.end_fence(self.0.lane),
+            TurnOrigin::Control { is_fence: false } => {}
         }
         self.0.discount(turn.messages, turn.bytes);
     }

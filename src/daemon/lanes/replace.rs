@@ -7,7 +7,7 @@ use kvatlas_core::index::HolderWriter;
 use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
 /// A block in a tier, by the engine's name for it.
-type Named = (Tier, u64);
+type TierBlockName = (Tier, u64);
 
 /// Most blocks in an event of the holder's dump.
 const EVENT_BLOCKS_MAX: usize = 4096;
@@ -44,7 +44,7 @@ pub(super) fn remove_surplus<'a>(
 }
 
 /// Returns the names of all stored blocks, or `None` if a block has no name.
-fn names_of<'a>(events: impl Iterator<Item = (Tier, &'a Event)>) -> Option<HashSet<Named>> {
+fn names_of<'a>(events: impl Iterator<Item = (Tier, &'a Event)>) -> Option<HashSet<TierBlockName>> {
     let mut names = HashSet::new();
     for (tier, event) in events {
         match event {

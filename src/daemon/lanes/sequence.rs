@@ -82,7 +82,7 @@ impl HighWater {
 
 /// The decision on a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum BatchAdmission {
     /// The batch continues the count: apply it; nothing before it was lost.
     Next,
     /// At least one batch before this one never came. Apply the batch; the holder's state is no longer certain.
@@ -102,7 +102,7 @@ pub(crate) enum Admission {
     StaleEpoch,
 }
 
-impl Admission {
+impl BatchAdmission {
     /// Whether the batch's events are to be applied.
     pub(super) fn applies(self) -> bool {
         matches!(self, Self::Next | Self::Gap { .. } | Self::NewEpoch { .. })
@@ -127,22 +127,22 @@ impl SequenceTracker {
     }
 
     /// Decides what to do with the batch at `next`, without moving the cursor.
-    pub(crate) fn classify(&self, next: BatchCursor) -> Admission {
+    pub(crate) fn classify(&self, next: BatchCursor) -> BatchAdmission {
         match self.cursor {
-            Some(last) if next.epoch < last.epoch => Admission::StaleEpoch,
-            Some(last) if next.epoch == last.epoch && next.seq <= last.seq => Admission::Duplicate,
+            Some(last) if next.epoch < last.epoch => BatchAdmission::StaleEpoch,
+            Some(last) if next.epoch == last.epoch && next.seq <= last.seq => BatchAdmission::Duplicate,
             Some(last) if next.epoch == last.epoch => match next.seq - last.seq - 1 {
-                0 => Admission::Next,
-                missed => Admission::Gap { missed },
+                0 => BatchAdmission::Next,
+                missed => BatchAdmission::Gap { missed },
             },
-            _ => Admission::NewEpoch {
+            _ => BatchAdmission::NewEpoch {
                 missed: next.seq.saturating_sub(1),
             },
         }
     }
 
     /// Decides what to do with the batch at `next`, and moves the cursor to it if it is to be applied.
-    pub(super) fn admit(&mut self, next: BatchCursor) -> Admission {
+    pub(super) fn admit(&mut self, next: BatchCursor) -> BatchAdmission {
         let admission = self.classify(next);
         if admission.applies() {
             self.cursor = Some(next);
@@ -162,32 +162,32 @@ mod tests {
     #[test]
     fn a_count_without_gaps_is_certain() {
         let mut tracker = SequenceTracker::default();
-        assert_eq!(tracker.admit(at(7, 1)), Admission::NewEpoch { missed: 0 });
-        assert_eq!(tracker.admit(at(7, 2)), Admission::Next);
+        assert_eq!(tracker.admit(at(7, 1)), BatchAdmission::NewEpoch { missed: 0 });
+        assert_eq!(tracker.admit(at(7, 2)), BatchAdmission::Next);
         assert_eq!(tracker.cursor(), Some(at(7, 2)));
     }
 
     #[test]
     fn what_was_missed_is_counted() {
         let mut tracker = SequenceTracker::default();
-        assert_eq!(tracker.admit(at(7, 5)), Admission::NewEpoch { missed: 4 });
-        assert_eq!(tracker.admit(at(7, 9)), Admission::Gap { missed: 3 });
-        assert_eq!(tracker.admit(at(8, 1)), Admission::NewEpoch { missed: 0 });
+        assert_eq!(tracker.admit(at(7, 5)), BatchAdmission::NewEpoch { missed: 4 });
+        assert_eq!(tracker.admit(at(7, 9)), BatchAdmission::Gap { missed: 3 });
+        assert_eq!(tracker.admit(at(8, 1)), BatchAdmission::NewEpoch { missed: 0 });
     }
 
     #[test]
     fn what_came_before_does_not_move_the_cursor() {
         let mut tracker = SequenceTracker::resuming(at(7, 5));
-        assert_eq!(tracker.admit(at(7, 5)), Admission::Duplicate);
-        assert_eq!(tracker.admit(at(7, 1)), Admission::Duplicate);
-        assert_eq!(tracker.admit(at(6, 99)), Admission::StaleEpoch);
-        assert_eq!(tracker.admit(at(7, 6)), Admission::Next);
+        assert_eq!(tracker.admit(at(7, 5)), BatchAdmission::Duplicate);
+        assert_eq!(tracker.admit(at(7, 1)), BatchAdmission::Duplicate);
+        assert_eq!(tracker.admit(at(6, 99)), BatchAdmission::StaleEpoch);
+        assert_eq!(tracker.admit(at(7, 6)), BatchAdmission::Next);
     }
 
     #[test]
     fn the_largest_numbers_do_not_overflow() {
         let mut tracker = SequenceTracker::resuming(at(u64::MAX, u64::MAX - 1));
-        assert_eq!(tracker.admit(at(u64::MAX, u64::MAX)), Admission::Next);
-        assert_eq!(tracker.admit(at(u64::MAX, u64::MAX)), Admission::Duplicate);
+        assert_eq!(tracker.admit(at(u64::MAX, u64::MAX)), BatchAdmission::Next);
+        assert_eq!(tracker.admit(at(u64::MAX, u64::MAX)), BatchAdmission::Duplicate);
     }
 }

@@ -8,15 +8,15 @@ use kvatlas_telemetry::{AppliedBatch, AppliedBatches, EventMetrics};
 
 /// Applied batches of one turn that are not counted yet. All are of one namespace.
 #[derive(Default)]
-pub(super) struct Tally(RefCell<Counted>);
+pub(super) struct BatchTally(RefCell<UncountedBatches>);
 
 #[derive(Default)]
-struct Counted {
+struct UncountedBatches {
     metrics: Option<Arc<EventMetrics>>,
     batches: AppliedBatches,
 }
 
-impl Tally {
+impl BatchTally {
     /// Adds a batch of the namespace that `metrics` belongs to. First counts the batches of another namespace, if there are any.
     pub(super) fn add(&self, metrics: &Arc<EventMetrics>, batch: &AppliedBatch) {
         let mut counted = self.0.borrow_mut();
@@ -34,7 +34,7 @@ impl Tally {
     }
 }
 
-impl Counted {
+impl UncountedBatches {
     fn count(&mut self) {
         if let Some(metrics) = self.metrics.take() {
             metrics.batches_applied(&mut self.batches);

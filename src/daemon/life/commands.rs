@@ -22,7 +22,7 @@ const CAPACITY: usize = 64;
 const COMMAND_BYTES_MAX: usize = 4096;
 
 /// Carries out the commands of operators.
-struct Commands {
+struct OperatorCommands {
     client: Client,
     subjects: Subjects,
     instance: String,
@@ -58,7 +58,7 @@ pub(super) async fn start_commands(
             return Ok(());
         }
     };
-    let commands = Commands {
+    let commands = OperatorCommands {
         client,
         subjects: shared.subjects.clone(),
         instance: instance_name(&shared.nats.connection_name),
@@ -70,7 +70,7 @@ pub(super) async fn start_commands(
     Ok(())
 }
 
-impl Commands {
+impl OperatorCommands {
     async fn run(self, mut messages: Subscriber, stop: CancellationToken) {
         loop {
             let message = tokio::select! {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::costs::{Costs, ToldCost};
 use crate::history::{History, ShownChange};
 use crate::lanes::{LanePool, WorkerKey, epoch_ahead_s};
-use crate::outcomes::{HolderPromises, Outcomes, Tally};
+use crate::outcomes::{HolderPromises, Outcomes, PromiseTally};
 use crate::page::Page;
 use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
@@ -177,7 +177,7 @@ struct HolderJson {
     /// Counts of blocks in the last minutes: blocks that exact answers promised of the holder, and blocks that requests found.
     /// Absent if no router has told outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    outcomes: Option<Tally>,
+    outcomes: Option<PromiseTally>,
     /// More about the holder's reasons for doubt, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,

@@ -19,7 +19,7 @@ const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 /// Most lines about single holders that one look writes. One more line counts the rest.
 const LINES_MAX: usize = 10;
 
-type Key = (NamespaceName, HolderId);
+type NamespaceHolder = (NamespaceName, HolderId);
 
 /// A holder that is not exact.
 #[derive(Debug)]
@@ -35,22 +35,22 @@ struct Inexact {
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
     /// A holder has been degraded for a while.
-    Stays(Key, DegradedReasons, Duration),
+    Stays(NamespaceHolder, DegradedReasons, Duration),
     /// A holder that was named is exact again.
-    Recovered(Key, Duration),
+    Recovered(NamespaceHolder, Duration),
     /// A holder that was named is not known any more.
-    Gone(Key, Duration),
+    Gone(NamespaceHolder, Duration),
     /// Number of further findings, which are not told one by one.
     More(usize),
     /// Number of degraded holders, counts by reason, the holder that has been degraded longest, and for how long.
-    Summary(usize, Counts, Key, Duration),
+    Summary(usize, DegradedCounts, NamespaceHolder, Duration),
 }
 
 /// Number of degraded holders by reason. A holder with two reasons counts twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Counts([usize; DegradedReason::ALL.len()]);
+struct DegradedCounts([usize; DegradedReason::ALL.len()]);
 
-impl fmt::Display for Counts {
+impl fmt::Display for DegradedCounts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = DegradedReason::ALL.into_iter().zip(self.0);
         let texts: Vec<String> = counted
@@ -64,7 +64,7 @@ impl fmt::Display for Counts {
 /// Remembers since when holders are degraded. Takes memory for degraded holders only.
 #[derive(Debug)]
 pub(super) struct HolderWatch {
-    inexact: HashMap<Key, Inexact>,
+    inexact: HashMap<NamespaceHolder, Inexact>,
     last_summary: Instant,
 }
 
@@ -85,7 +85,7 @@ impl HolderWatch {
         }
     }
 
-    fn find(&mut self, holders: Vec<(Key, DegradedReasons)>, now: Instant) -> Vec<Finding> {
+    fn find(&mut self, holders: Vec<(NamespaceHolder, DegradedReasons)>, now: Instant) -> Vec<Finding> {
         let mut findings = Vec::new();
         self.inexact.values_mut().for_each(|one| one.is_seen = false);
         for (key, reasons) in holders {
@@ -133,7 +133,7 @@ impl HolderWatch {
             let has = |one: &&Inexact| one.reasons.contains(reason);
             self.inexact.values().filter(has).count()
         };
-        let counts = Counts(DegradedReason::ALL.map(count));
+        let counts = DegradedCounts(DegradedReason::ALL.map(count));
         let lasted = now - oldest.since;
         Some(Finding::Summary(self.inexact.len(), counts, key.clone(), lasted))
     }
@@ -142,7 +142,7 @@ impl HolderWatch {
 /// One look at every holder.
 pub(super) struct HolderLook<'w> {
     watch: &'w mut HolderWatch,
-    holders: Vec<(Key, DegradedReasons)>,
+    holders: Vec<(NamespaceHolder, DegradedReasons)>,
 }
 
 impl HolderLook<'_> {
@@ -199,7 +199,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn key(number: usize) -> Key {
+    fn key(number: usize) -> NamespaceHolder {
         let worker = WorkerName::new(&format!("gpu-{number}")).unwrap();
         (NamespaceName::new("llama").unwrap(), HolderId { worker, rank: 0 })
     }

@@ -25,7 +25,7 @@ use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, OutcomeRefusal, namespace_
 use kvatlas_telemetry::{CountedOutcome, HolderOutcomeMetrics, OutcomeErrorMetrics, OutcomeMetrics};
 
 pub(crate) use start::start_outcomes;
-pub(crate) use tally::Tally;
+pub(crate) use tally::PromiseTally;
 
 use tally::Window;
 
@@ -47,7 +47,7 @@ pub(crate) struct HolderPromises {
     pub(crate) worker: WorkerName,
     pub(crate) rank: Rank,
     #[serde(flatten)]
-    pub(crate) lately: Tally,
+    pub(crate) lately: PromiseTally,
 }
 
 /// Promises of a namespace in the last one to two minutes.
@@ -158,7 +158,12 @@ impl Outcomes {
     }
 
     /// Returns a holder's sums of the last one to two minutes. `None` if there was no outcome.
-    pub(crate) fn lately(&self, name: &NamespaceName, holder: &HolderId, now: Instant) -> Option<Tally> {
+    pub(crate) fn lately(
+        &self,
+        name: &NamespaceName,
+        holder: &HolderId,
+        now: Instant,
+    ) -> Option<PromiseTally> {
         let mut kept = self.kept.lock();
         let holder = kept.holders.get_mut(name)?.get_mut(holder)?;
         let lately = holder.lately.sum(now);
@@ -168,7 +173,7 @@ impl Outcomes {
     /// Returns the holders for which exact answers lately promised more blocks than requests found, the worst first. Holders with
     /// few promised blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
-        let (_, broken) = self.worst(name, now, BROKEN_MAX, Tally::is_broken, |lately| {
+        let (_, broken) = self.worst(name, now, BROKEN_MAX, PromiseTally::is_broken, |lately| {
             lately.missing_blocks
         });
         broken
@@ -176,8 +181,14 @@ impl Outcomes {
 
     /// Returns the promises about the holders of a namespace in the last one to two minutes. `None` if no outcome was reported.
     pub(crate) fn promises(&self, name: &NamespaceName, now: Instant) -> Option<NamespacePromises> {
-        let has_outcomes = |lately: Tally| lately.requests > 0;
-        let (holders, worst) = self.worst(name, now, TOLD_MAX, has_outcomes, Tally::missing_millionths);
+        let has_outcomes = |lately: PromiseTally| lately.requests > 0;
+        let (holders, worst) = self.worst(
+            name,
+            now,
+            TOLD_MAX,
+            has_outcomes,
+            PromiseTally::missing_millionths,
+        );
         (holders > 0).then_some(NamespacePromises { holders, worst })
     }
 
@@ -188,8 +199,8 @@ impl Outcomes {
         name: &NamespaceName,
         now: Instant,
         max: usize,
-        is_wanted: impl Fn(Tally) -> bool,
-        badness: impl Fn(Tally) -> u64,
+        is_wanted: impl Fn(PromiseTally) -> bool,
+        badness: impl Fn(PromiseTally) -> u64,
     ) -> (usize, Vec<HolderPromises>) {
         let mut kept = self.kept.lock();
         let of_namespace = kept.holders.get_mut(name).into_iter().flatten();

@@ -11,7 +11,7 @@ const SPAN: Duration = Duration::from_secs(60);
 
 /// Sums of the blocks that exact answers promised and that requests found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub(crate) struct Tally {
+pub(crate) struct PromiseTally {
     /// Number of requests with a reported outcome.
     pub(crate) requests: u64,
     /// Blocks that answers promised to these requests.
@@ -27,7 +27,7 @@ const TOLD_BLOCKS_MIN: u64 = 100;
 /// Divisor of the promised blocks. More missing blocks than the quotient, a twentieth, break the promise.
 const BROKEN_SHARE: u64 = 20;
 
-impl Tally {
+impl PromiseTally {
     /// Tells whether more than a twentieth of the promised blocks was not found. False if too few blocks were promised.
     pub(super) fn is_broken(self) -> bool {
         self.promised_blocks >= TOLD_BLOCKS_MIN
@@ -60,16 +60,16 @@ impl Tally {
 #[derive(Debug)]
 pub(super) struct Window {
     begun_at: Instant,
-    current: Tally,
-    before: Tally,
+    current: PromiseTally,
+    before: PromiseTally,
 }
 
 impl Window {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             begun_at: now,
-            current: Tally::default(),
-            before: Tally::default(),
+            current: PromiseTally::default(),
+            before: PromiseTally::default(),
         }
     }
 
@@ -79,7 +79,7 @@ impl Window {
     }
 
     /// Returns the sum of both spans.
-    pub(super) fn sum(&mut self, now: Instant) -> Tally {
+    pub(super) fn sum(&mut self, now: Instant) -> PromiseTally {
         self.move_to(now);
         self.current.plus(self.before)
     }
@@ -91,9 +91,9 @@ impl Window {
         }
         self.before = match age < SPAN * 2 {
             true => self.current,
-            false => Tally::default(),
+            false => PromiseTally::default(),
         };
-        self.current = Tally::default();
+        self.current = PromiseTally::default();
         self.begun_at = now;
     }
 }
@@ -123,6 +123,6 @@ mod tests {
             (3, 30, 6)
         );
         assert_eq!(window.sum(after(122)).requests, 1);
-        assert_eq!(window.sum(after(300)), Tally::default());
+        assert_eq!(window.sum(after(300)), PromiseTally::default());
     }
 }

@@ -5,16 +5,17 @@ use kvatlas_core::wire::{QueryRequest, SingleQuery};
 use crate::queries::AnyReply;
 
 use super::parameters::Parameters;
-use super::{Page, Refusal};
+use super::{Page, PageRefusal};
 
 /// Most holders that are listed. The answer also has their total number.
 const HOLDERS_MAX: u32 = 200;
 
 impl Page {
     /// Answers a query of the wire contract, written as JSON. The answer tells the first block that each holder lacks.
-    pub(super) fn ask(&self, parameters: &Parameters) -> Result<String, Refusal> {
+    pub(super) fn ask(&self, parameters: &Parameters) -> Result<String, PageRefusal> {
         let name = parameters.namespace()?;
-        let bad_query = |error: &dyn std::fmt::Display| Refusal::Parameters(format!("the query: {error}"));
+        let bad_query =
+            |error: &dyn std::fmt::Display| PageRefusal::Parameters(format!("the query: {error}"));
         let mut query: SingleQuery =
             serde_json::from_str(parameters.required("query")?).map_err(|error| bad_query(&error))?;
         query.check().map_err(|error| bad_query(&error))?;
@@ -22,8 +23,8 @@ impl Page {
         query.options.limit = Some(query.options.limit.unwrap_or(HOLDERS_MAX).min(HOLDERS_MAX));
         let request = QueryRequest::Single(query);
         match self.answerer.answer_request(&name, &request, usize::MAX)? {
-            AnyReply::Single(reply) => serde_json::to_string(&reply).map_err(|_| Refusal::Failed),
-            AnyReply::Batch(_) => Err(Refusal::Failed),
+            AnyReply::Single(reply) => serde_json::to_string(&reply).map_err(|_| PageRefusal::Failed),
+            AnyReply::Batch(_) => Err(PageRefusal::Failed),
         }
     }
 }

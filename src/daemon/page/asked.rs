@@ -9,11 +9,11 @@ use crate::queries::SampledQuery;
 
 use super::atlas::Branch;
 
-type Path = Arc<[PositionalLineageHash]>;
+type PrefixPath = Arc<[PositionalLineageHash]>;
 
 /// Returns the branches of the sample's tree, parents first. The weight of a branch is the number of queries that go through it.
 pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
-    let mut paths: Vec<Path> = queries.iter().map(|query| Arc::clone(&query.blocks)).collect();
+    let mut paths: Vec<PrefixPath> = queries.iter().map(|query| Arc::clone(&query.blocks)).collect();
     paths.sort_unstable();
     let mut branches = Vec::new();
     // Groups of paths that are equal up to a position. Each is still to be divided behind its common blocks.
@@ -53,7 +53,7 @@ pub(super) fn asking(queries: &[SampledQuery], prefix: &[PositionalLineageHash])
     queries.iter().filter(asks).count()
 }
 
-struct Group {
+struct PathGroup {
     parent: Option<usize>,
     start: usize,
     from: usize,
@@ -61,13 +61,13 @@ struct Group {
 }
 
 /// Groups sorted paths by their block at `position`. Paths that end before that block are in no group.
-fn groups(paths: &[Path], position: usize, parent: Option<usize>) -> Vec<Group> {
+fn groups(paths: &[PrefixPath], position: usize, parent: Option<usize>) -> Vec<PathGroup> {
     let mut groups = Vec::new();
     let mut from = 0;
     for members in paths.chunk_by(|one, other| one.get(position) == other.get(position)) {
         let to = from + members.len();
         if members.first().is_some_and(|path| path.len() > position) {
-            groups.push(Group {
+            groups.push(PathGroup {
                 parent,
                 start: position,
                 from,
@@ -81,7 +81,7 @@ fn groups(paths: &[Path], position: usize, parent: Option<usize>) -> Vec<Group> 
 
 /// Returns how many leading blocks all of the sorted paths share. In sorted order, that is the number that the first and the last
 /// path share.
-fn common(paths: &[Path]) -> usize {
+fn common(paths: &[PrefixPath]) -> usize {
     match (paths.first(), paths.last()) {
         (Some(first), Some(last)) => first
             .iter()

@@ -14,7 +14,7 @@ use crate::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
 
 use super::held::{Below, below};
 use super::parameters::Parameters;
-use super::{Page, Refusal, asked};
+use super::{Page, PageRefusal, asked};
 
 /// Most holders that are listed. The answer also has their total number.
 const HOLDERS_MAX: u32 = 200;
@@ -26,7 +26,7 @@ struct Explanation {
     end: usize,
     block_size: u32,
     /// Holders of at least the first block of the whole prefix, the deepest first.
-    holders: Vec<HolderJson>,
+    holders: Vec<ExplainedHolder>,
     holders_total: u32,
     /// Number of holders of the whole prefix.
     complete: u32,
@@ -34,7 +34,7 @@ struct Explanation {
 }
 
 #[derive(Serialize)]
-struct HolderJson {
+struct ExplainedHolder {
     worker: String,
     rank: u32,
     blocks: u32,
@@ -63,7 +63,7 @@ struct Loss {
 
 impl Page {
     /// Explains the node of an atlas whose last block is the parameter `block`.
-    pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, Refusal> {
+    pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, PageRefusal> {
         let (name, lens, block) = (parameters.namespace()?, parameters.lens()?, parameters.block()?);
         let namespace = self.answerer.namespace(&name)?;
         let (start, prefix) = self.find_node(|kept| kept.namespace == name && kept.lens == lens, block)?;
@@ -90,7 +90,7 @@ impl Page {
         let queries = self.looked.sample.queries(&name);
         let block_size = namespace.indexer.settings().block_size.as_u32();
         let below = prefix.get(start).map(|first| below(&namespace.indexer, *first));
-        let holders = reply.holders.into_iter().map(|holder| HolderJson {
+        let holders = reply.holders.into_iter().map(|holder| ExplainedHolder {
             worker: holder.worker.as_str().to_owned(),
             rank: holder.rank,
             blocks: holder.matched_blocks,
@@ -118,7 +118,7 @@ impl Page {
                 tokens: (end - start) as u64 * u64::from(block_size),
             },
         };
-        serde_json::to_string(&explanation).map_err(|_| Refusal::Failed)
+        serde_json::to_string(&explanation).map_err(|_| PageRefusal::Failed)
     }
 
     fn reply(
@@ -126,12 +126,12 @@ impl Page {
         name: &NamespaceName,
         prefix: &[PositionalLineageHash],
         options: QueryOptions,
-    ) -> Result<QueryReply, Refusal> {
+    ) -> Result<QueryReply, PageRefusal> {
         let query = SingleQuery::new(QueryKey::LineageHashes(prefix.to_vec()));
         let request = QueryRequest::Single(SingleQuery { options, ..query });
         match self.answerer.answer_request(name, &request, usize::MAX)? {
             AnyReply::Single(reply) => Ok(reply),
-            AnyReply::Batch(_) => Err(Refusal::Failed),
+            AnyReply::Batch(_) => Err(PageRefusal::Failed),
         }
     }
 
@@ -141,11 +141,11 @@ impl Page {
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,
         block: PositionalLineageHash,
-    ) -> Result<(usize, Vec<PositionalLineageHash>), Refusal> {
+    ) -> Result<(usize, Vec<PositionalLineageHash>), PageRefusal> {
         let atlases = self.atlases.lock();
         let mut wanted = atlases.iter().rev().filter(|kept| is_wanted(kept));
         let node = wanted.find_map(|kept| kept.atlas.node(block));
-        let node = node.ok_or(Refusal::Outdated)?;
+        let node = node.ok_or(PageRefusal::Outdated)?;
         Ok((node.start, node.prefix().to_vec()))
     }
 }

@@ -1,6 +1,6 @@
 //! Changes of the holders since a client was last sent them.
 //!
-//! All streams share one [`Fleet`]. It numbers its looks (passes over all holders in the index). For each holder it keeps the number of
+//! All streams share one [`FleetState`]. It numbers its looks (passes over all holders in the index). For each holder it keeps the number of
 //! the look that last found something new. A client that has been sent look 7 gets the holders with a greater number.
 
 use std::collections::{HashMap, VecDeque};
@@ -21,7 +21,7 @@ pub(super) type Number = u64;
 
 /// The state of all holders, as the last look saw it.
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
+pub(super) struct FleetState {
     look: u64,
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
@@ -91,7 +91,7 @@ impl Facts {
     }
 }
 
-impl Fleet {
+impl FleetState {
     /// Takes a look: compares all holders with the last look, and notes the changes.
     pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
         self.look += 1;
@@ -241,7 +241,7 @@ mod tests {
             namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap()
         };
         let (first, second) = (register("a"), register("b"));
-        let (mut fleet, mut heard) = (Fleet::default(), 0);
+        let (mut fleet, mut heard) = (FleetState::default(), 0);
         fleet.look(std::iter::once(&*namespace), &trust);
         let change = fleet.change(&mut heard);
         assert!(change.whole);
@@ -289,10 +289,10 @@ mod tests {
 
     #[test]
     fn who_missed_too_many_departures_is_told_everything() {
-        let fleet = Fleet {
+        let fleet = FleetState {
             look: 9,
             complete_since: 5,
-            ..Fleet::default()
+            ..FleetState::default()
         };
         assert!(fleet.change(&mut 4).whole);
         assert!(!fleet.change(&mut 5).whole);

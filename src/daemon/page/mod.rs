@@ -53,9 +53,9 @@ use kvatlas_process::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STRE
 use kvatlas_telemetry::MetricsHandle;
 
 use atlas::{Atlas, Lens};
-use fleet::Fleet;
+use fleet::FleetState;
 use parameters::Parameters;
-use past::{Past, READING_INTERVAL, READING_SHARE};
+use past::{READING_INTERVAL, READING_SHARE, RateHistory};
 use rates::Meter;
 
 /// Most questions that are worked on at a time; further questions wait.
@@ -93,13 +93,13 @@ pub(crate) struct Page {
 }
 
 struct SharedFrame {
-    fleet: Fleet,
+    fleet: FleetState,
     meter: Meter,
 }
 
 #[derive(Default)]
 struct Remembered {
-    past: Past,
+    past: RateHistory,
     meter: Meter,
     /// Earliest time of the next reading. `None` before the first reading.
     next: Option<Instant>,
@@ -113,7 +113,7 @@ struct KeptAtlas {
 
 /// Why a request of the page is refused.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum PageRefusal {
     #[error("{0}")]
     Parameters(String),
     #[error(transparent)]
@@ -126,7 +126,7 @@ enum Refusal {
     Failed,
 }
 
-impl Refusal {
+impl PageRefusal {
     fn status(&self) -> StatusCode {
         match self {
             Self::Parameters(_) => StatusCode::BAD_REQUEST,
@@ -156,7 +156,7 @@ impl Page {
             metrics,
             past: Mutex::default(),
             frame: Mutex::new(SharedFrame {
-                fleet: Fleet::default(),
+                fleet: FleetState::default(),
                 meter: Meter::default(),
             }),
             atlases: Mutex::default(),
@@ -171,7 +171,7 @@ impl Page {
         if let Some(response) = files::respond(request.path) {
             return Some(PageAnswer(Box::pin(std::future::ready(response))));
         }
-        let route = Route::of(request.path)?;
+        let route = PageRoute::of(request.path)?;
         let (page, parameters) = (Arc::clone(self), Parameters::parse(request.query));
         Some(PageAnswer(Box::pin(async move {
             let answered = match parameters {
@@ -187,25 +187,25 @@ impl Page {
 
     async fn answer(
         self: Arc<Self>,
-        route: Route,
+        route: PageRoute,
         parameters: Parameters,
-    ) -> Result<Response<AdminBody>, Refusal> {
+    ) -> Result<Response<AdminBody>, PageRefusal> {
         match route {
-            Route::Frames => self.frames(),
-            Route::Atlases => {
+            PageRoute::Frames => self.frames(),
+            PageRoute::Atlases => {
                 let (namespace, lens) = (parameters.namespace()?, parameters.lens()?);
                 self.atlas_stream(namespace, lens)
             }
-            Route::Explain => self.json(move |page| page.explain(&parameters)).await,
-            Route::Ask => self.json(move |page| page.ask(&parameters)).await,
+            PageRoute::Explain => self.json(move |page| page.explain(&parameters)).await,
+            PageRoute::Ask => self.json(move |page| page.ask(&parameters)).await,
         }
     }
 
     /// Answers with the JSON that `work` returns. Runs `work` on a thread for blocking work.
     async fn json(
         self: Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<String, Refusal> + Send + 'static,
-    ) -> Result<Response<AdminBody>, Refusal> {
+        work: impl FnOnce(&Self) -> Result<String, PageRefusal> + Send + 'static,
+    ) -> Result<Response<AdminBody>, PageRefusal> {
         let text = self.in_background(work).await??;
         Ok(respond(StatusCode::OK, JSON, AdminBody::whole(text)))
     }
@@ -214,17 +214,17 @@ impl Page {
     async fn in_background<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> T + Send + 'static,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, PageRefusal> {
         let _place = permit(&self.waiting)?;
         let turn = Arc::clone(&self.questions).acquire_owned().await;
-        let turn = turn.map_err(|_| Refusal::Busy)?;
+        let turn = turn.map_err(|_| PageRefusal::Busy)?;
         let page = Arc::clone(self);
         let working = tokio::task::spawn_blocking(move || {
             let done = work(&page);
             drop(turn);
             done
         });
-        working.await.map_err(|_| Refusal::Failed)
+        working.await.map_err(|_| PageRefusal::Failed)
     }
 
     /// Records rates and counts of answers for pages that are opened later, if the next reading is due. Must be called in a
@@ -273,23 +273,23 @@ impl Page {
     }
 }
 
-fn permit(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Refusal> {
+fn permit(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, PageRefusal> {
     Arc::clone(semaphore)
         .try_acquire_owned()
-        .map_err(|_| Refusal::Busy)
+        .map_err(|_| PageRefusal::Busy)
 }
 
 const JSON: &str = "application/json";
 
 #[derive(Debug, Clone, Copy)]
-enum Route {
+enum PageRoute {
     Frames,
     Atlases,
     Explain,
     Ask,
 }
 
-impl Route {
+impl PageRoute {
     fn of(path: &str) -> Option<Self> {
         Some(match path {
             "/page/frames" => Self::Frames,

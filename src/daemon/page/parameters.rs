@@ -5,7 +5,7 @@ use kvatlas_core::wire::NamespaceName;
 
 use kvatlas_process::admin::percent_decode;
 
-use super::Refusal;
+use super::PageRefusal;
 use super::atlas::Lens;
 
 /// `name=value` pairs, each name at most once.
@@ -14,14 +14,14 @@ pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
     /// Reads the part of a request's target after the question mark.
-    pub(super) fn parse(query: &str) -> Result<Self, Refusal> {
+    pub(super) fn parse(query: &str) -> Result<Self, PageRefusal> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = percent_decode(value)
-                .ok_or_else(|| Refusal::Parameters("the query string is not well encoded".to_owned()))?;
+                .ok_or_else(|| PageRefusal::Parameters("the query string is not well encoded".to_owned()))?;
             if pairs.iter().any(|(known, _)| known == name) {
-                return Err(Refusal::Parameters("a parameter is given twice".to_owned()));
+                return Err(PageRefusal::Parameters("a parameter is given twice".to_owned()));
             }
             pairs.push((name.to_owned(), value));
         }
@@ -29,31 +29,31 @@ impl Parameters {
     }
 
     /// Returns the value of a parameter, which must be present.
-    pub(super) fn required(&self, name: &str) -> Result<&str, Refusal> {
+    pub(super) fn required(&self, name: &str) -> Result<&str, PageRefusal> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found
             .map(|(_, value)| value.as_str())
-            .ok_or_else(|| Refusal::Parameters(format!("the parameter {name} is missing")))
+            .ok_or_else(|| PageRefusal::Parameters(format!("the parameter {name} is missing")))
     }
 
     /// Returns the parameter `namespace`.
-    pub(super) fn namespace(&self) -> Result<NamespaceName, Refusal> {
+    pub(super) fn namespace(&self) -> Result<NamespaceName, PageRefusal> {
         let name = NamespaceName::new(self.required("namespace")?);
-        name.map_err(|error| Refusal::Parameters(format!("namespace: {error}")))
+        name.map_err(|error| PageRefusal::Parameters(format!("namespace: {error}")))
     }
 
     /// Returns the parameter `lens`.
-    pub(super) fn lens(&self) -> Result<Lens, Refusal> {
+    pub(super) fn lens(&self) -> Result<Lens, PageRefusal> {
         match self.required("lens")? {
             "asked" => Ok(Lens::Asked),
             "held" => Ok(Lens::Held),
-            _ => Err(Refusal::Parameters("lens must be asked or held".to_owned())),
+            _ => Err(PageRefusal::Parameters("lens must be asked or held".to_owned())),
         }
     }
 
     /// Returns the parameter `block`.
-    pub(super) fn block(&self) -> Result<PositionalLineageHash, Refusal> {
+    pub(super) fn block(&self) -> Result<PositionalLineageHash, PageRefusal> {
         let hash = self.required("block")?.parse();
-        hash.map_err(|error| Refusal::Parameters(format!("block: {error}")))
+        hash.map_err(|error| PageRefusal::Parameters(format!("block: {error}")))
     }
 }

@@ -34,14 +34,14 @@ type Bar = (u64, u64);
 
 /// The record of the last fifteen minutes.
 #[derive(Debug, Default)]
-pub(super) struct Past {
+pub(super) struct RateHistory {
     points: VecDeque<(u64, Rates)>,
-    namespaces: HashMap<NamespaceName, Bars>,
+    namespaces: HashMap<NamespaceName, NamespaceBars>,
     readings: u64,
 }
 
 #[derive(Debug)]
-struct Bars {
+struct NamespaceBars {
     /// The namespace's counters at the end of its last bar.
     counted: Bar,
     bars: VecDeque<Bar>,
@@ -67,7 +67,7 @@ pub(super) struct Sparks<'p> {
     namespaces: HashMap<&'p str, &'p VecDeque<Bar>>,
 }
 
-impl Past {
+impl RateHistory {
     /// Notes a reading: the rates since the reading before, and, at the end of a bar, the answers about each namespace.
     pub(super) fn note<'n>(
         &mut self,
@@ -97,7 +97,7 @@ impl Past {
             push(&mut known.bars, BARS_MAX, bar);
             (known.counted, known.seen) = (counts, seen);
         } else if self.namespaces.len() < NAMESPACES_MAX {
-            let bars = Bars {
+            let bars = NamespaceBars {
                 counted: counts,
                 bars: VecDeque::new(),
                 seen,
@@ -165,7 +165,7 @@ mod tests {
         (0..count).map(make).collect()
     }
 
-    fn read(past: &mut Past, namespaces: &[Arc<Namespace>]) {
+    fn read(past: &mut RateHistory, namespaces: &[Arc<Namespace>]) {
         for _ in 0..BAR_READINGS {
             let all = namespaces.iter().map(|namespace| &**namespace);
             past.note(7, Some(&Rates::default()), all);
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_bar_has_the_answers_since_the_one_before() {
-        let (mut past, all) = (Past::default(), namespaces(1));
+        let (mut past, all) = (RateHistory::default(), namespaces(1));
         all[0].answers.count(true);
         read(&mut past, &all);
         [true, false, false]
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn points_bars_and_namespaces_are_bounded() {
-        let (mut past, all) = (Past::default(), namespaces(NAMESPACES_MAX + 1));
+        let (mut past, all) = (RateHistory::default(), namespaces(NAMESPACES_MAX + 1));
         for _ in 0..=BARS_MAX + 1 {
             read(&mut past, &all);
         }

@@ -50,11 +50,11 @@ struct Reading {
     sums: BTreeMap<&'static str, f64>,
     /// Buckets of the histogram of query times: the upper bound in seconds, and the number of samples up to that bound. `applied`
     /// has the same for batches.
-    queries: Buckets,
-    applied: Buckets,
+    queries: DurationBuckets,
+    applied: DurationBuckets,
 }
 
-type Buckets = Vec<(f64, f64)>;
+type DurationBuckets = Vec<(f64, f64)>;
 
 const SUMS: [&str; 11] = [
     "kvatlas_batches_applied_total",
@@ -100,7 +100,7 @@ impl Reading {
     }
 }
 
-fn add_bucket(buckets: &mut Buckets, series: &str, value: f64) {
+fn add_bucket(buckets: &mut DurationBuckets, series: &str, value: f64) {
     let bound = series
         .split_once("le=\"")
         .and_then(|(_, rest)| rest.split_once('"'))
@@ -114,12 +114,12 @@ fn add_bucket(buckets: &mut Buckets, series: &str, value: f64) {
 
 /// Returns the value in microseconds that a share of the samples between two readings does not exceed. The value is interpolated within
 /// its bucket. `None` if there were no samples.
-fn quantile_us(before: &Buckets, now: &Buckets, share: f64) -> Option<f64> {
+fn quantile_us(before: &DurationBuckets, now: &DurationBuckets, share: f64) -> Option<f64> {
     let earlier = |bound: f64| {
         let same = before.iter().find(|(known, _)| *known == bound);
         same.map_or(0.0, |(_, count)| *count)
     };
-    let new: Buckets = now
+    let new: DurationBuckets = now
         .iter()
         .map(|(bound, count)| (*bound, count - earlier(*bound)))
         .collect();

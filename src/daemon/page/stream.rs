@@ -26,9 +26,9 @@ use kvatlas_process::admin::{AdminBody, Latch, ReadinessReport};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::atlas::{Atlas, Lens};
-use super::fleet::{Fleet, FleetChange, Number};
+use super::fleet::{FleetChange, FleetState, Number};
 use super::rates::Rates;
-use super::{Page, Refusal, SharedFrame, asked, held, permit, respond};
+use super::{Page, PageRefusal, SharedFrame, asked, held, permit, respond};
 
 /// Time between two frames.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
@@ -69,7 +69,7 @@ static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
 
 /// First message of a stream: the facts that do not change while the daemon runs.
 #[derive(Serialize)]
-struct Hello {
+struct StreamHello {
     version: &'static str,
     commit: &'static str,
     /// The words for the bits of a holder's reasons.
@@ -79,7 +79,7 @@ struct Hello {
 }
 
 #[derive(Serialize)]
-struct Frame<'a> {
+struct PageFrame<'a> {
     /// Microseconds since the Unix epoch.
     now_us: u64,
     ready: bool,
@@ -87,7 +87,7 @@ struct Frame<'a> {
     reasons: Vec<String>,
     /// Name of the readiness latch that the daemon waits for. `None` if the daemon is ready or stopping.
     awaited: Option<&'static str>,
-    namespaces: Vec<NamespaceJson>,
+    namespaces: Vec<PageNamespace>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
     /// In a gateway: the shards whose blocks are missing from answers.
@@ -101,7 +101,7 @@ struct Frame<'a> {
 }
 
 #[derive(Serialize)]
-struct NamespaceJson {
+struct PageNamespace {
     name: String,
     block_size: u32,
     holders: usize,
@@ -121,16 +121,16 @@ struct NamespaceJson {
 
 impl Page {
     /// Answers with a stream of frames.
-    pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, Refusal> {
+    pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, PageRefusal> {
         let permit = permit(&self.streams)?;
-        Ok(stream(async move |out: Output| {
+        Ok(stream(async move |out: StreamOutput| {
             self.send_frames(&out).await;
             drop(permit);
         }))
     }
 
-    async fn send_frames(&self, out: &Output) -> Option<()> {
-        out.send("hello", &Hello::new()).await?;
+    async fn send_frames(&self, out: &StreamOutput) -> Option<()> {
+        out.send("hello", &StreamHello::new()).await?;
         let past = self.past.lock().past.rates();
         out.send("past", &past).await?;
         let (mut heard, mut bars) = (0, None);
@@ -161,10 +161,10 @@ impl Page {
         self: Arc<Self>,
         namespace: NamespaceName,
         lens: Lens,
-    ) -> Result<Response<AdminBody>, Refusal> {
+    ) -> Result<Response<AdminBody>, PageRefusal> {
         self.answerer.namespace(&namespace)?;
         let permit = permit(&self.streams)?;
-        Ok(stream(async move |out: Output| {
+        Ok(stream(async move |out: StreamOutput| {
             self.send_atlases(&out, &namespace, lens).await;
             drop(permit);
         }))
@@ -172,7 +172,7 @@ impl Page {
 
     async fn send_atlases(
         self: &Arc<Self>,
-        out: &Output,
+        out: &StreamOutput,
         namespace: &NamespaceName,
         lens: Lens,
     ) -> Option<()> {
@@ -196,7 +196,7 @@ impl Page {
     }
 
     /// Builds a new atlas.
-    fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, Refusal> {
+    fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, PageRefusal> {
         let namespace = self.answerer.namespace(name)?;
         let trust = self.answerer.trust();
         Ok(Arc::new(match lens {
@@ -233,7 +233,7 @@ impl Page {
             meter.read(&self.metrics.render(), self.looked.sample.counts(), now);
         }
         let report: ReadinessReport = self.readiness.report();
-        let frame = Frame {
+        let frame = PageFrame {
             now_us: unix_time_us(),
             ready: report.is_ready(),
             reasons: report.reasons(),
@@ -253,7 +253,7 @@ impl Page {
     }
 
     /// Returns the holders whose doubts cost most, each with the cost in words.
-    fn told_costs(&self, fleet: &Fleet) -> Vec<(Number, String)> {
+    fn told_costs(&self, fleet: &FleetState) -> Vec<(Number, String)> {
         let worst = self.looked.costs.worst(COSTS_MAX).into_iter();
         let told = worst.filter_map(|(name, holder, cost)| {
             let number = fleet.number(&name, &holder)?;
@@ -262,9 +262,9 @@ impl Page {
         told.collect()
     }
 
-    fn describe(&self, namespace: &Namespace, now: Instant) -> NamespaceJson {
+    fn describe(&self, namespace: &Namespace, now: Instant) -> PageNamespace {
         let sizes = namespace.indexer.sizes();
-        NamespaceJson {
+        PageNamespace {
             name: namespace.name.as_str().to_owned(),
             block_size: namespace.indexer.settings().block_size.as_u32(),
             holders: sizes.holders,
@@ -278,12 +278,12 @@ impl Page {
         }
     }
 
-    fn is_over(&self, out: &Output) -> bool {
+    fn is_over(&self, out: &StreamOutput) -> bool {
         out.begun.elapsed() > STREAM_AGE_MAX || self.readiness.report().is_draining()
     }
 
     /// Waits for `pause`. Returns `None` if the client has gone or the stream is over.
-    async fn pause(&self, out: &Output, pause: Duration) -> Option<()> {
+    async fn pause(&self, out: &StreamOutput, pause: Duration) -> Option<()> {
         let until = tokio::time::Instant::now() + pause;
         loop {
             let step = until.min(tokio::time::Instant::now() + DRAIN_INTERVAL);
@@ -301,7 +301,7 @@ impl Page {
     }
 }
 
-impl Hello {
+impl StreamHello {
     fn new() -> Self {
         let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
         Self {
@@ -314,12 +314,12 @@ impl Hello {
 }
 
 /// The sending end of a stream.
-struct Output {
+struct StreamOutput {
     sender: Sender<Bytes>,
     begun: Instant,
 }
 
-impl Output {
+impl StreamOutput {
     /// Sends an event. Returns `None` if the client has gone.
     async fn send(&self, event: &str, data: &impl Serialize) -> Option<()> {
         self.send_text(event, serde_json::to_string(data).ok()?).await
@@ -334,12 +334,12 @@ impl Output {
 }
 
 /// Builds an answer with a streamed body. `write` sends the body in a task of its own.
-fn stream<W>(write: impl FnOnce(Output) -> W) -> Response<AdminBody>
+fn stream<W>(write: impl FnOnce(StreamOutput) -> W) -> Response<AdminBody>
 where
     W: Future<Output = ()> + Send + 'static,
 {
     let (sender, receiver) = channel(WAITING_MAX);
     let begun = Instant::now();
-    tokio::spawn(write(Output { sender, begun }));
+    tokio::spawn(write(StreamOutput { sender, begun }));
     respond(StatusCode::OK, EVENT_STREAM, AdminBody::Stream(receiver))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::hints::Hints;
-use crate::lanes::{Freshness, Look};
+use crate::lanes::{Freshness, FreshnessReading};
 use kvatlas_config::{Depth, Live};
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
@@ -36,9 +36,9 @@ mod unlisted;
 
 pub(super) use any_reply::Answer;
 pub(crate) use any_reply::AnyReply;
-use beyond::{Asked, Doubted};
+use beyond::{Doubted, QueryLength};
 pub(crate) use found::{Found, FoundHolder};
-use pieces::Replies;
+use pieces::BatchReplies;
 use spoken::spoken;
 pub(super) use status::encode_status;
 use status::status;
@@ -108,7 +108,7 @@ impl Answerer {
         Ok(match request {
             QueryRequest::Single(query) => AnyReply::Single(self.reply(&namespace, query)?),
             QueryRequest::Batch(queries) => {
-                let mut replies = Replies::new(queries.len(), reply_bytes_max);
+                let mut replies = BatchReplies::new(queries.len(), reply_bytes_max);
                 for query in queries {
                     replies.add(self, &namespace, query)?;
                 }
@@ -134,10 +134,10 @@ impl Answerer {
         status(namespace, &self.trust, &look, batches_waiting)
     }
 
-    fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> Doubts<'_, 'n> {
+    fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> DoubtFacts<'_, 'n> {
         // Read before the search: a publisher that shows itself in between may not have been found.
         let is_listed = self.trust.is_listed();
-        Doubts {
+        DoubtFacts {
             namespace,
             key,
             before: namespace.indexer.doubtful_holders(&self.trust),
@@ -246,7 +246,7 @@ impl Answerer {
         let mut chain = self.chain(indexer, &spoken)?;
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
-        let asked = Asked::of(query, chain.len(), indexer);
+        let asked = QueryLength::of(query, chain.len(), indexer);
         let searched = self.searched(&doubts, options, asked, || {
             indexer.find_chain(&mut chain, doubts.search_of(query))
         });
@@ -278,9 +278,9 @@ impl Answerer {
     /// Makes the reply from a search: the holders found, with their doubts, and counts of holders that the search may lack.
     fn searched(
         &self,
-        doubts: &Doubts<'_, '_>,
+        doubts: &DoubtFacts<'_, '_>,
         options: &QueryOptions,
-        asked: Asked,
+        asked: QueryLength,
         search: impl FnMut() -> Matches,
     ) -> QueryReply {
         let seen = search_whole(&doubts.look, search);
@@ -341,7 +341,7 @@ impl Answerer {
         let doubts = self.doubts(namespace, &query.key);
         let indexer = &namespace.indexer;
         let search = || indexer.find_bounds(&chain, doubts.search_of(query));
-        let asked = Asked::of(query, chain.query_blocks(), indexer);
+        let asked = QueryLength::of(query, chain.query_blocks(), indexer);
         let reply = QueryReply {
             query_blocks: asked.blocks,
             block_size: indexer.settings().block_size.as_u32(),
@@ -376,17 +376,17 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
 }
 
 /// Facts about doubts that must be read before a search, and the key of the query.
-struct Doubts<'f, 'n> {
+struct DoubtFacts<'f, 'n> {
     namespace: &'n Namespace,
     /// The key that is asked for.
     key: &'n QueryKey,
     before: DoubtfulHolders,
-    look: Look<'f>,
+    look: FreshnessReading<'f>,
     /// Whether every publisher is known.
     is_listed: bool,
 }
 
-impl Doubts<'_, '_> {
+impl DoubtFacts<'_, '_> {
     /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and those from before the search. A
     /// stall or a wait may have ended meanwhile, although the search did not see the events that had waited. `is_listed` says
     /// whether the holder is in the answer.
@@ -412,7 +412,7 @@ impl Doubts<'_, '_> {
 /// known of how far it has come.
 fn with_wait(
     reasons: DegradedReasons,
-    look: &Look<'_>,
+    look: &FreshnessReading<'_>,
     namespace: &NamespaceName,
     holder: &HolderId,
 ) -> DegradedReasons {

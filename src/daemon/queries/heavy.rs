@@ -29,11 +29,11 @@ pub(super) const PIECE: Duration = Duration::from_millis(1);
 
 /// The heavy requests of all listeners.
 #[derive(Debug, Default)]
-pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, Waiting>>);
+pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, HeavyQueue>>);
 
 /// The heavy requests of one namespace.
 #[derive(Debug)]
-struct Waiting {
+struct HeavyQueue {
     turn: Arc<Semaphore>,
     /// Work of the requests that wait, and of the request that has its turn.
     work: u64,
@@ -73,7 +73,7 @@ impl HeavyTurns {
     /// other waits.
     fn enter(self: &Arc<Self>, namespace: &NamespaceName, work: u64) -> Result<HeavyRequest, WireError> {
         let mut namespaces = self.0.lock();
-        let waiting = namespaces.entry(namespace.clone()).or_insert_with(|| Waiting {
+        let waiting = namespaces.entry(namespace.clone()).or_insert_with(|| HeavyQueue {
             turn: Arc::new(Semaphore::new(1)),
             work: 0,
         });

@@ -44,11 +44,11 @@ const BYTES_PER_UNIT: usize = 1024;
 pub(crate) struct QueryService {
     connected: Connected,
     served: ServedRequests,
-    answering: Answering,
+    answering: ConnectionAnswerer,
 }
 
 /// The parts that answer requests of one connection, one after the other.
-struct Answering {
+struct ConnectionAnswerer {
     answerer: Answerer,
     pool: Arc<LanePool>,
     metrics: QueryMetricsByNamespace,
@@ -56,13 +56,13 @@ struct Answering {
     responder: Responder,
     observers: Observers,
     /// Room for large and heavy requests that wait.
-    room: Room,
+    room: RequestRoom,
     /// The tasks that answer heavy requests.
     heavy: TaskTracker,
 }
 
 /// A request that is being answered.
-struct Begun {
+struct RequestInProgress {
     asked: Asked,
     started: Instant,
     span: Option<OpenSpan>,
@@ -79,12 +79,12 @@ struct Large {
 
 /// Room for requests that wait on one connection. Clones share the same room.
 #[derive(Clone)]
-struct Room {
+struct RequestRoom {
     units: Arc<Semaphore>,
     bytes_max: usize,
 }
 
-impl Room {
+impl RequestRoom {
     fn new(bytes_max: usize) -> Self {
         Self {
             units: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
@@ -112,14 +112,14 @@ impl Room {
 /// request is refused if too many bytes wait.
 struct LargeRequests {
     waiting: mpsc::UnboundedSender<Large>,
-    room: Room,
+    room: RequestRoom,
     heavy: TaskTracker,
     task: JoinHandle<()>,
 }
 
 impl LargeRequests {
     /// Starts the task that answers large requests with `answering`.
-    fn start(mut answering: Answering) -> Self {
+    fn start(mut answering: ConnectionAnswerer) -> Self {
         let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
         let (room, heavy) = (answering.room.clone(), answering.heavy.clone());
         let task = tokio::spawn(async move {
@@ -169,7 +169,7 @@ impl QueryService {
         waiting_bytes_max: usize,
         observers: Observers,
     ) -> Self {
-        let answering = Answering {
+        let answering = ConnectionAnswerer {
             responder: Responder::new(
                 connected.client.clone(),
                 served.subjects().clone(),
@@ -180,7 +180,7 @@ impl QueryService {
             metrics: QueryMetricsByNamespace::default(),
             replies: ReplyMemory::new(),
             observers,
-            room: Room::new(waiting_bytes_max),
+            room: RequestRoom::new(waiting_bytes_max),
             heavy: TaskTracker::new(),
         };
         Self {
@@ -288,7 +288,7 @@ impl QueryService {
     }
 }
 
-impl Answering {
+impl ConnectionAnswerer {
     /// Clones the parts for another task on the same connection.
     fn again(&self) -> Self {
         Self {
@@ -314,7 +314,7 @@ impl Answering {
                 .errors
                 .reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
         };
-        let mut begun = Begun {
+        let mut begun = RequestInProgress {
             asked,
             started,
             span,
@@ -346,7 +346,7 @@ impl Answering {
     }
 
     /// Sends the names of the namespaces.
-    async fn finish_names(&self, names: Vec<u8>, begun: Begun) {
+    async fn finish_names(&self, names: Vec<u8>, begun: RequestInProgress) {
         let reply = check_status_size(names, self.responder.reply_bytes_max());
         let elapsed = begun.started.elapsed();
         self.observers
@@ -359,7 +359,7 @@ impl Answering {
         &self,
         subject: &str,
         payload: &[u8],
-        begun: &mut Begun,
+        begun: &mut RequestInProgress,
     ) -> Result<(NamespaceName, QueryRequest, Option<HeavyRequest>), WireError> {
         let (name, request) = self.answerer.read_query(subject, payload)?;
         let heavy = self.answerer.enter_if_heavy(&name, &request)?;
@@ -370,7 +370,13 @@ impl Answering {
     }
 
     /// Answers a heavy request when it has its turn.
-    fn serve_heavy(&self, name: NamespaceName, request: QueryRequest, heavy: HeavyRequest, begun: Begun) {
+    fn serve_heavy(
+        &self,
+        name: NamespaceName,
+        request: QueryRequest,
+        heavy: HeavyRequest,
+        begun: RequestInProgress,
+    ) {
         let mut own = self.again();
         self.heavy.spawn(async move {
             let bytes_max = own.responder.reply_bytes_max();
@@ -385,7 +391,7 @@ impl Answering {
     }
 
     /// Counts an answer, and sends it, or an error if it is too long.
-    async fn finish(&mut self, answer: Result<Answer, WireError>, begun: Begun) {
+    async fn finish(&mut self, answer: Result<Answer, WireError>, begun: RequestInProgress) {
         let (elapsed, bytes_max) = (begun.started.elapsed(), self.responder.reply_bytes_max());
         let reply = answer.and_then(|answer| {
             answer.count(&self.metrics, elapsed);
@@ -415,7 +421,7 @@ mod tests {
 
     #[test]
     fn large_requests_are_refused_where_too_many_wait() {
-        let large = Room::new(256 << 10);
+        let large = RequestRoom::new(256 << 10);
         let first = large.take(100 << 10).unwrap();
         let second = large.take(100 << 10).unwrap();
         let refused = large.take(100 << 10).unwrap_err();

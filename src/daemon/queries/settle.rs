@@ -42,7 +42,7 @@ pub(super) struct Settling {
 }
 
 /// Another replica's roster.
-enum Other {
+enum OtherRoster {
     /// No other replica takes queries.
     Absent,
     /// A replica takes queries, but has not told its roster this time.
@@ -59,10 +59,10 @@ impl Settling {
         loop {
             // One time limit for all pages together: each page may come in time, and the last one never.
             let asked = tokio::time::timeout(SILENCE_MAX, self.ask()).await;
-            match asked.unwrap_or(Other::Silent) {
-                Other::Absent => return tracing::info!("no other replica takes queries"),
-                Other::Silent => {}
-                Other::Knows(theirs) => {
+            match asked.unwrap_or(OtherRoster::Silent) {
+                OtherRoster::Absent => return tracing::info!("no other replica takes queries"),
+                OtherRoster::Silent => {}
+                OtherRoster::Knows(theirs) => {
                     silence_end = Instant::now() + SILENCE_MAX;
                     let ours = known_holders(&self.namespaces, &self.trust, None);
                     let behind = holders_behind(&theirs, &ours);
@@ -89,7 +89,7 @@ impl Settling {
         }
     }
 
-    async fn ask(&self) -> Other {
+    async fn ask(&self) -> OtherRoster {
         let mut known: Vec<RosterHolder> = Vec::new();
         let mut bytes = 0;
         loop {
@@ -107,8 +107,8 @@ impl Settling {
                     bytes += message.payload.len();
                     RosterReply::decode(&message.payload)
                 }
-                Err(error) if error.kind() == RequestErrorKind::NoResponders => return Other::Absent,
-                Err(_) => return Other::Silent,
+                Err(error) if error.kind() == RequestErrorKind::NoResponders => return OtherRoster::Absent,
+                Err(_) => return OtherRoster::Silent,
             };
             match page {
                 // Pages go forward, or they would never end.
@@ -119,10 +119,10 @@ impl Settling {
                 {
                     known.extend(page.holders);
                     if !page.more {
-                        return Other::Knows(known);
+                        return OtherRoster::Knows(known);
                     }
                 }
-                Ok(_) | Err(_) => return Other::Silent,
+                Ok(_) | Err(_) => return OtherRoster::Silent,
             }
         }
     }

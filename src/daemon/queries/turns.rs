@@ -119,7 +119,7 @@ impl Connector {
 pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
 
 /// Services on successive connections: each new connection replaces the one before.
-struct Turns<Serve> {
+struct ServiceSuccession<Serve> {
     connector: Connector,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -149,7 +149,7 @@ where
     Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
     Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
 {
-    let turns = Turns {
+    let turns = ServiceSuccession {
         connector,
         stop: stage.stop.clone(),
         tasks: stage.tasks.clone(),
@@ -161,7 +161,7 @@ where
     current
 }
 
-impl<Serve, Serving> Turns<Serve>
+impl<Serve, Serving> ServiceSuccession<Serve>
 where
     Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
     Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,

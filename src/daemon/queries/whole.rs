@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{HolderId, WorkerName};
 
-use crate::lanes::{Look, SeenInParts};
+use crate::lanes::{FreshnessReading, SeenInParts};
 
 /// Fewest times that a search is repeated before it is given up.
 const REPEATED_MIN: usize = 3;
@@ -23,7 +23,7 @@ pub(super) struct Seen<T> {
 }
 
 /// Repeats the search until no batch came in between, within bounds. Returns the findings of the last search.
-pub(super) fn search_whole<T>(look: &Look<'_>, mut search: impl FnMut() -> T) -> Seen<T> {
+pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMut() -> T) -> Seen<T> {
     let mut tries = 0;
     let mut started = None;
     loop {

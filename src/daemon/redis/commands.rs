@@ -21,7 +21,7 @@ use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
 use super::entry::{FIELD_BYTES_MAX, Word, word_of};
 use super::guesses::Guesses;
-use super::resp::Replies;
+use super::resp::ReplyBuffer;
 
 /// SHA-1 of llm-d's script that deletes the hash of a key without entries. The script returns 1 if the key has no entries.
 const PRUNE_KEY: &str = "5fe1918cd9f14ea60dc41ffade94683bd8e522af";
@@ -49,7 +49,7 @@ pub(super) enum Goes {
 
 /// State of a connection that commands can change.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RedisSession {
     /// Number of the connection, which `HELLO` tells the client.
     pub(super) number: u64,
     /// Whether the client has shown the password, or needs none.
@@ -67,7 +67,7 @@ pub(super) struct Commands {
 struct Doing<'a> {
     commands: &'a Commands,
     words: &'a [&'a [u8]],
-    replies: &'a mut Replies,
+    replies: &'a mut ReplyBuffer,
     now: Instant,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn is(word: &[u8], expected: &str) -> bool {
 
 impl Commands {
     /// Tells whether this client's command may be answered. If not, writes the refusal.
-    pub(super) fn admits(&self, session: &Session, word: &[u8], replies: &mut Replies) -> bool {
+    pub(super) fn admits(&self, session: &RedisSession, word: &[u8], replies: &mut ReplyBuffer) -> bool {
         let opens = ["hello", "auth", "quit"].iter().any(|opening| is(word, opening));
         let is_admitted = session.is_known || opens;
         if !is_admitted {
@@ -94,7 +94,7 @@ impl Commands {
     }
 
     /// Refuses a command.
-    pub(super) fn refuse(&self, reason: RedisRefusal, text: &str, replies: &mut Replies) {
+    pub(super) fn refuse(&self, reason: RedisRefusal, text: &str, replies: &mut ReplyBuffer) {
         self.metrics.refused(reason, &text);
         replies.error(text);
     }
@@ -102,10 +102,10 @@ impl Commands {
     /// Carries out a command other than `HKEYS`. `words` are its name and its arguments.
     pub(super) fn carry_out(
         &self,
-        session: &mut Session,
+        session: &mut RedisSession,
         words: &[&[u8]],
         now: Instant,
-        replies: &mut Replies,
+        replies: &mut ReplyBuffer,
     ) -> Goes {
         let Some((name, words)) = words.split_first() else {
             return Goes::On;
@@ -186,7 +186,7 @@ impl Doing<'_> {
     }
 
     /// Agrees on a version of the protocol; the client may show its password with it.
-    fn hello(&mut self, session: &mut Session) -> Done {
+    fn hello(&mut self, session: &mut RedisSession) -> Done {
         let mut words = self.words.iter();
         let is_third = match words.next() {
             None => self.replies.is_third,
@@ -228,7 +228,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    fn auth(&mut self, session: &mut Session) -> Done {
+    fn auth(&mut self, session: &mut RedisSession) -> Done {
         let password = match self.words {
             [password] | [_, password] => password,
             _ => return bad(WORDS),
@@ -239,7 +239,7 @@ impl Doing<'_> {
     }
 
     /// Checks a password. The user's name is ignored.
-    fn show(&self, session: &mut Session, password: &[u8]) -> Done {
+    fn show(&self, session: &mut RedisSession, password: &[u8]) -> Done {
         let token = self.commands.token.as_ref();
         match token.is_none_or(|token| is_same(password, token.expose().as_bytes())) {
             true => {

@@ -16,9 +16,9 @@ use crate::queries::{HeavyRequest, HeavyTurns};
 use kvatlas_process::listener::Place;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
-use super::commands::{Commands, Goes, Session, is, key_of};
-use super::prefixes::{Chain, Part, Prefixes};
-use super::resp::{Command, Replies, read_command};
+use super::commands::{Commands, Goes, RedisSession, is, key_of};
+use super::prefixes::{PipelinePart, Prefixes, PromptChain};
+use super::resp::{ParsedCommand, ReplyBuffer, read_command};
 
 /// Bytes of replies after which they are written.
 const PIECE_BYTES: usize = 64 << 10;
@@ -28,18 +28,18 @@ const READ_BYTES: usize = 16 << 10;
 const ROOM_UNIT: usize = 1 << 10;
 
 /// Everything that all connections share.
-pub(super) struct Door {
+pub(super) struct RedisDoor {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
     pub(super) heavy_turns: Arc<HeavyTurns>,
     /// Memory for commands beyond each connection's own, shared by all connections, in [`ROOM_UNIT`]s.
     pub(super) room: Arc<Semaphore>,
-    pub(super) limits: Limits,
+    pub(super) limits: RedisLimits,
 }
 
 /// Bounds on one client.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct RedisLimits {
     /// Most bytes of one command, and most bytes of a pipeline that are read before they are answered.
     pub(super) command_bytes_max: usize,
     /// Time without a command after which the connection ends.
@@ -50,7 +50,7 @@ pub(super) struct Limits {
     pub(super) drain_timeout: Duration,
 }
 
-impl Door {
+impl RedisDoor {
     /// Creates the memory for commands that all connections share, of so many bytes.
     pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
         Arc::new(Semaphore::new((bytes / ROOM_UNIT).min(Semaphore::MAX_PERMITS)))
@@ -60,15 +60,15 @@ impl Door {
 /// Serves a client until one of these happens: the client leaves or breaks a limit, the connection gives way to a new one (is
 /// displaced), or the daemon stops.
 pub(super) async fn serve(
-    door: Arc<Door>,
+    door: Arc<RedisDoor>,
     stream: TcpStream,
     place: Place,
     number: u64,
     stopping: CancellationToken,
 ) {
     let drain_timeout = door.limits.drain_timeout;
-    let mut connection = Connection {
-        session: Session {
+    let mut connection = RedisConnection {
+        session: RedisSession {
             number,
             is_known: door.commands.token.is_none(),
         },
@@ -78,8 +78,8 @@ pub(super) async fn serve(
         stopping: stopping.clone(),
         input: BytesMut::new(),
         room: None,
-        replies: Replies::default(),
-        chain: Chain::default(),
+        replies: ReplyBuffer::default(),
+        chain: PromptChain::default(),
     };
     let drained = async {
         stopping.cancelled().await;
@@ -96,21 +96,21 @@ pub(super) async fn serve(
     }
 }
 
-struct Connection<'p> {
-    door: Arc<Door>,
+struct RedisConnection<'p> {
+    door: Arc<RedisDoor>,
     stream: TcpStream,
     place: &'p Place,
     stopping: CancellationToken,
-    session: Session,
+    session: RedisSession,
     /// Bytes that have come and have not been answered.
     input: BytesMut,
     /// Shared memory that the connection has taken beyond its own.
     room: Option<OwnedSemaphorePermit>,
-    replies: Replies,
-    chain: Chain,
+    replies: ReplyBuffer,
+    chain: PromptChain,
 }
 
-impl Connection<'_> {
+impl RedisConnection<'_> {
     async fn run(&mut self) -> io::Result<()> {
         while self.receive().await? {
             self.place.note_waits(false);
@@ -191,7 +191,7 @@ impl Connection<'_> {
         let (mut at, mut goes) = (0, Goes::On);
         let mut keys: Vec<u64> = Vec::new();
         while goes == Goes::On {
-            let Command { words, bytes } = match read_command(input.get(at..).unwrap_or_default()) {
+            let ParsedCommand { words, bytes } = match read_command(input.get(at..).unwrap_or_default()) {
                 Ok(Some(command)) => command,
                 Ok(None) => break,
                 Err(error) => {
@@ -293,7 +293,7 @@ impl Connection<'_> {
     }
 
     /// Returns a place in the queue of the namespace's large answers, if this answer is large.
-    fn heavy(&self, part: &Part, entries: u64) -> Result<Option<HeavyRequest>, String> {
+    fn heavy(&self, part: &PipelinePart, keys: usize) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
         };

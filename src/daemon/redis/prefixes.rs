@@ -19,7 +19,7 @@ use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::entry::{TIERS, field};
 use super::known::KnownNames;
-use super::resp::Replies;
+use super::resp::ReplyBuffer;
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
@@ -53,7 +53,7 @@ impl Pod {
 
 /// The pods that hold the blocks of one part of a pipeline.
 #[derive(Debug, Default)]
-pub(super) struct Part {
+pub(super) struct PipelinePart {
     /// Position of the part's first key in the prompt, in blocks.
     offset: usize,
     /// The pods, the deepest first.
@@ -62,7 +62,7 @@ pub(super) struct Part {
     pub(super) namespace: Option<NamespaceName>,
 }
 
-impl Part {
+impl PipelinePart {
     /// Returns the number of pods' entries in the replies to `keys` keys.
     pub(super) fn entries(&self, keys: usize) -> u64 {
         let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
@@ -70,7 +70,7 @@ impl Part {
     }
 
     /// Writes the reply to the key at `place` of the part: first the `guesses`, then the pods' entries.
-    pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut Replies) {
+    pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut ReplyBuffer) {
         let position = u32::try_from(self.offset + place).unwrap_or(u32::MAX);
         let holders = self.pods.partition_point(|pod| pod.depth() > position);
         replies.list(guesses.len() + holders);
@@ -83,13 +83,13 @@ impl Part {
 
 /// The last prompt of a connection, for a pipeline that comes in parts.
 #[derive(Debug, Default)]
-pub(super) struct Chain {
+pub(super) struct PromptChain {
     keys: Vec<SequenceHash>,
     /// Whether a pod has all of the keys, so that the next part may go on with the prompt.
     is_held: bool,
 }
 
-impl Chain {
+impl PromptChain {
     /// Ends the prompt: the next keys belong to another prompt.
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
@@ -109,7 +109,7 @@ pub(super) struct Prefixes {
 
 /// Holders that have leading blocks of a prompt, in all namespaces.
 #[derive(Default)]
-struct Held {
+struct PrefixHolders {
     holders: Vec<FoundHolder>,
     /// The first namespace in which holders were found.
     namespace: Option<NamespaceName>,
@@ -129,10 +129,10 @@ impl Prefixes {
 
     /// Returns the pods that hold `keys`. The keys begin a prompt, or go on with the prompt in `chain`. While the daemon may not answer, there
     /// are none.
-    pub(super) async fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
+    pub(super) async fn ask(&self, chain: &mut PromptChain, keys: &[u64]) -> PipelinePart {
         if !self.readiness.may_still_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
-            return Part::default();
+            return PipelinePart::default();
         }
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
@@ -148,7 +148,7 @@ impl Prefixes {
             return whole;
         }
         // The keys are a new prompt of which nobody has any block.
-        *chain = Chain {
+        *chain = PromptChain {
             keys: kept,
             is_held: false,
         };
@@ -156,12 +156,17 @@ impl Prefixes {
     }
 
     /// Searches a whole prompt, whose first `offset` blocks were asked for before, and notes it in `chain`.
-    async fn search(&self, chain: &mut Chain, mut keys: Vec<SequenceHash>, offset: usize) -> Part {
+    async fn search(
+        &self,
+        chain: &mut PromptChain,
+        mut keys: Vec<SequenceHash>,
+        offset: usize,
+    ) -> PipelinePart {
         let asked = keys.len();
         keys.truncate(self.source.limits().query_depth_max);
         let key = QueryKey::SequenceHashes(keys);
-        let Held { holders, namespace } = self.find(&key).await;
-        let part = Part {
+        let PrefixHolders { holders, namespace } = self.find(&key).await;
+        let part = PipelinePart {
             offset,
             pods: pods(&holders),
             namespace,
@@ -174,8 +179,8 @@ impl Prefixes {
     }
 
     /// Returns the holders that have some of the prompt. A prompt's keys belong to one model, which has a namespace for each of its tenants.
-    async fn find(&self, key: &QueryKey) -> Held {
-        let (mut held, mut empty) = (Held::default(), None);
+    async fn find(&self, key: &QueryKey) -> PrefixHolders {
+        let (mut held, mut empty) = (PrefixHolders::default(), None);
         let names = self.known.of(&self.source).await;
         let names = names.unwrap_or_else(|error| {
             self.errors.failed(error.code, &error.text);
@@ -254,7 +259,7 @@ fn pod_of(holder: &FoundHolder) -> String {
 
 /// Returns a text encoded as in a reply.
 fn in_reply(text: &[u8]) -> Vec<u8> {
-    let mut replies = Replies::default();
+    let mut replies = ReplyBuffer::default();
     replies.text(text);
     replies.bytes().to_vec()
 }
@@ -290,8 +295,8 @@ mod tests {
         assert_eq!(called("10.0.0.2:8000", ""), "10.0.0.2:8000");
     }
 
-    fn reply(part: &Part, place: usize) -> String {
-        let mut replies = Replies::default();
+    fn reply(part: &PipelinePart, place: usize) -> String {
+        let mut replies = ReplyBuffer::default();
         part.reply(place, &[b"guess"][..0], &mut replies);
         String::from_utf8(replies.bytes().to_vec()).unwrap()
     }
@@ -307,9 +312,9 @@ mod tests {
             holder("10.0.0.2:8000", 0, [5, 5], 5, true),
             pool,
         ];
-        let part = Part {
+        let part = PipelinePart {
             pods: pods(&holders),
-            ..Part::default()
+            ..PipelinePart::default()
         };
         assert_eq!(part.entries(100), 9);
         assert_eq!(part.entries(2), 4);
@@ -328,12 +333,12 @@ mod tests {
 
     #[test]
     fn guesses_come_first() {
-        let part = Part {
+        let part = PipelinePart {
             offset: 3,
             pods: pods(&[holder("a", 0, [4, 4], 4, true)]),
             namespace: None,
         };
-        let mut replies = Replies::default();
+        let mut replies = ReplyBuffer::default();
         part.reply(0, &[b"guess"], &mut replies);
         part.reply(1, &[b"guess"], &mut replies);
         let text = String::from_utf8(replies.bytes().to_vec()).unwrap();

@@ -28,7 +28,7 @@ pub(super) enum ProtocolError {
 
 /// A command.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Command<'a> {
+pub(super) struct ParsedCommand<'a> {
     /// The command's name and its arguments. A command without words is to be ignored.
     pub(super) words: Vec<&'a [u8]>,
     /// Number of bytes that the command takes up.
@@ -36,7 +36,7 @@ pub(super) struct Command<'a> {
 }
 
 /// Reads the command at the beginning of `bytes`. `None` if the command's end has not come yet.
-pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, ProtocolError> {
+pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, ProtocolError> {
     let Some((line, mut at)) = read_line(bytes, 0)? else {
         return Ok(None);
     };
@@ -44,7 +44,7 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, Protocol
         // A line without a list: a person types, or a prober checks that the server answers.
         let words = line.split(u8::is_ascii_whitespace);
         let words = words.filter(|word| !word.is_empty()).collect();
-        return Ok(Some(Command { words, bytes: at }));
+        return Ok(Some(ParsedCommand { words, bytes: at }));
     };
     let count = match number(count) {
         Some(..=0) => 0,
@@ -75,7 +75,7 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, Protocol
         words.push(word);
         at = end + 2;
     }
-    Ok(Some(Command { words, bytes: at }))
+    Ok(Some(ParsedCommand { words, bytes: at }))
 }
 
 /// Reads the line at `from`. Returns the line without its end, and the position of the next line. `None` if the line's end has
@@ -99,13 +99,13 @@ fn number(digits: &[u8]) -> Option<i64> {
 
 /// Buffer of encoded replies, one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Replies {
+pub(super) struct ReplyBuffer {
     bytes: Vec<u8>,
     /// Whether the client has asked for version 3 of the protocol.
     pub(super) is_third: bool,
 }
 
-impl Replies {
+impl ReplyBuffer {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -189,7 +189,7 @@ mod tests {
             (b"*-1\r\n", vec![]),
         ] {
             let bytes = line.len();
-            assert_eq!(read_command(line), Ok(Some(Command { words, bytes })));
+            assert_eq!(read_command(line), Ok(Some(ParsedCommand { words, bytes })));
         }
     }
 
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn replies_have_the_form_of_their_version() {
-        let mut replies = Replies::default();
+        let mut replies = ReplyBuffer::default();
         replies.map(1);
         replies.error("ERR a\r\nb");
         replies.text(b"\0");
@@ -241,7 +241,7 @@ mod tests {
             let with_more = [bytes.clone(), behind].concat();
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             let bytes = bytes.len();
-            prop_assert_eq!(read_command(&with_more), Ok(Some(Command { words, bytes })));
+            prop_assert_eq!(read_command(&with_more), Ok(Some(ParsedCommand { words, bytes })));
         }
 
         #[test]

@@ -15,7 +15,7 @@ use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{RedisConnectionMetrics, RedisMetrics};
 
 use super::commands::Commands;
-use super::connection::{Door, Limits, serve};
+use super::connection::{RedisDoor, RedisLimits, serve};
 use super::guesses::Guesses;
 use super::prefixes::Prefixes;
 
@@ -57,7 +57,7 @@ pub(crate) async fn start_redis(
     let failed = |source| RedisStartError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
-    let door = Arc::new(Door {
+    let door = Arc::new(RedisDoor {
         commands: Commands {
             token,
             guesses: Guesses::new(config.speculative_ttl, config.max_speculative_bytes),
@@ -65,8 +65,8 @@ pub(crate) async fn start_redis(
         },
         prefixes: Prefixes::new(shared.source().await?, Arc::clone(&shared.readiness)),
         heavy_turns: Arc::clone(&shared.heavy_turns),
-        room: Door::room(config.max_receiving_bytes),
-        limits: Limits {
+        room: RedisDoor::room(config.max_receiving_bytes),
+        limits: RedisLimits {
             command_bytes_max: config.max_command_bytes,
             idle_timeout: config.idle_timeout,
             request_timeout: config.request_timeout,

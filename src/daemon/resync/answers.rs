@@ -34,7 +34,7 @@ const RETRIES: Backoff = Backoff {
 
 /// A message on an attempt's reply subject.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum ResyncMessage {
     /// A piece of the answer.
     Chunk(Bytes),
     /// The publisher answers with an error.
@@ -45,7 +45,7 @@ pub(super) enum Word {
     Lost,
 }
 
-impl Word {
+impl ResyncMessage {
     fn of(message: &Message) -> Self {
         let headers = message.headers.as_ref();
         if message.status == Some(StatusCode::NO_RESPONDERS) {
@@ -85,7 +85,7 @@ pub(super) struct Answers {
 
 #[derive(Debug)]
 struct Expected {
-    words: mpsc::UnboundedSender<Word>,
+    words: mpsc::UnboundedSender<ResyncMessage>,
     /// Payload bytes of the answer that have come so far.
     bytes: usize,
     /// Messages of the answer that have come so far.
@@ -97,7 +97,7 @@ struct Expected {
 pub(super) struct Reply {
     answers: Arc<Answers>,
     token: u64,
-    words: mpsc::UnboundedReceiver<Word>,
+    words: mpsc::UnboundedReceiver<ResyncMessage>,
 }
 
 impl Answers {
@@ -142,7 +142,7 @@ impl Answers {
         let Some(expected) = answers.get_mut(&token) else {
             return;
         };
-        let word = Word::of(message);
+        let word = ResyncMessage::of(message);
         let bytes = word.bytes();
         expected.bytes = expected.bytes.saturating_add(message.payload.len());
         expected.chunks = expected.chunks.saturating_add(1);
@@ -163,7 +163,7 @@ impl Answers {
     fn lose(&self) {
         for (_, expected) in self.expected.lock().drain() {
             // An attempt that has given up needs no news.
-            let _ = expected.words.send(Word::Lost);
+            let _ = expected.words.send(ResyncMessage::Lost);
         }
     }
 
@@ -181,7 +181,7 @@ impl Reply {
     }
 
     /// Waits for the next message. Returns `None` if the answer is larger than allowed, or had no room beside the other answers.
-    pub(super) async fn next(&mut self) -> Option<Word> {
+    pub(super) async fn next(&mut self) -> Option<ResyncMessage> {
         let word = self.words.recv().await?;
         self.answers.waiting.fetch_sub(word.bytes(), Ordering::Relaxed);
         Some(word)
@@ -299,18 +299,21 @@ mod tests {
         for of_nobody in ["inbox.0", "inbox.", "inbox.none", "elsewhere"] {
             answers.deliver(&message(of_nobody.to_owned(), 3));
         }
-        assert_eq!(one.next().await, Some(Word::Chunk(vec![0; 1].into())));
-        assert_eq!(other.next().await, Some(Word::Chunk(vec![0; 2].into())));
+        assert_eq!(one.next().await, Some(ResyncMessage::Chunk(vec![0; 1].into())));
+        assert_eq!(other.next().await, Some(ResyncMessage::Chunk(vec![0; 2].into())));
         assert_eq!(answers.waiting(), 0);
         let mut none = message(one.subject(), 0);
         none.status = Some(StatusCode::NO_RESPONDERS);
         answers.deliver(&none);
-        assert_eq!(one.next().await, Some(Word::NoResponder));
+        assert_eq!(one.next().await, Some(ResyncMessage::NoResponder));
         answers.deliver(&message(other.subject(), 2));
         answers.lose();
         answers.deliver(&message(other.subject(), 2));
-        assert_eq!(other.next().await, Some(Word::Chunk(vec![0; 2].into())));
-        assert_eq!((other.next().await, other.next().await), (Some(Word::Lost), None));
+        assert_eq!(other.next().await, Some(ResyncMessage::Chunk(vec![0; 2].into())));
+        assert_eq!(
+            (other.next().await, other.next().await),
+            (Some(ResyncMessage::Lost), None)
+        );
         assert_eq!(answers.waiting(), 0);
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Evidence {
 
 /// The state of an answer after a chunk.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum AnswerProgress {
     /// More chunks follow.
     More,
     /// The chunk belongs to an epoch that has ended, and is passed over.
@@ -48,7 +48,7 @@ pub(super) struct Assembly {
     limits: AnswerLimits,
     wire: WireLimits,
     /// The answer that has begun; `None` before its first chunk.
-    begun: Option<Begun>,
+    begun: Option<PartialAnswer>,
     bytes: usize,
     /// Number of chunks that have come, from any publisher. The bound on this number ends a flood.
     chunks: u32,
@@ -57,7 +57,7 @@ pub(super) struct Assembly {
 
 /// An answer of which some chunks have come.
 #[derive(Debug)]
-struct Begun {
+struct PartialAnswer {
     answer: ResyncAnswer,
     next_chunk: u32,
     /// Whether the publisher has computed no hashes, in a namespace whose hashes are recomputed. A full state must then have the
@@ -97,7 +97,7 @@ impl Assembly {
     }
 
     /// Takes the next message on the reply subject.
-    pub(super) fn take(&mut self, payload: &[u8]) -> Result<Taken, ResyncFailure> {
+    pub(super) fn take(&mut self, payload: &[u8]) -> Result<AnswerProgress, ResyncFailure> {
         self.chunks = self.chunks.saturating_add(1);
         self.bytes = self.bytes.saturating_add(payload.len());
         if self.chunks > self.limits.chunks_max || self.bytes > self.limits.bytes_max {
@@ -114,7 +114,7 @@ impl Assembly {
         let begun = self.begun.as_ref().map(|begun| begun.answer.cursor.epoch);
         if chunk.cursor.epoch < begun.unwrap_or(known) {
             self.has_seen_outdated = true;
-            return Ok(Taken::Outdated);
+            return Ok(AnswerProgress::Outdated);
         }
         if begun.is_some_and(|epoch| chunk.cursor.epoch > epoch) {
             self.begun = None;
@@ -122,13 +122,15 @@ impl Assembly {
         self.add(&chunk)
     }
 
-    fn add(&mut self, chunk: &ResyncChunk) -> Result<Taken, ResyncFailure> {
+    fn add(&mut self, chunk: &ResyncChunk) -> Result<AnswerProgress, ResyncFailure> {
         let next_chunk = self.begun.as_ref().map_or(0, |begun| begun.next_chunk);
         if chunk.number != next_chunk {
             return Err(ResyncFailure::OutOfOrder);
         }
         let begun = match &mut self.begun {
-            Some(Begun { answer, .. }) if answer.cursor != chunk.cursor || answer.kind != chunk.kind => {
+            Some(PartialAnswer { answer, .. })
+                if answer.cursor != chunk.cursor || answer.kind != chunk.kind =>
+            {
                 return Err(ResyncFailure::Contradiction);
             }
             Some(begun) => begun,
@@ -144,7 +146,7 @@ impl Assembly {
                 {
                     return Err(ResyncFailure::OtherSettings);
                 }
-                none.insert(Begun {
+                none.insert(PartialAnswer {
                     answer: ResyncAnswer {
                         kind: chunk.kind,
                         cursor: chunk.cursor,
@@ -170,10 +172,10 @@ impl Assembly {
             answer.batches.push(batch);
         }
         if !chunk.is_last {
-            return Ok(Taken::More);
+            return Ok(AnswerProgress::More);
         }
-        let Some(Begun { answer, .. }) = self.begun.take() else {
-            return Ok(Taken::More);
+        let Some(PartialAnswer { answer, .. }) = self.begun.take() else {
+            return Ok(AnswerProgress::More);
         };
         let reached = answer
             .batches
@@ -182,7 +184,7 @@ impl Assembly {
         if answer.kind == ResyncAnswerKind::Missing && reached != answer.cursor.seq {
             return Err(ResyncFailure::WrongBatches);
         }
-        Ok(Taken::Whole(answer))
+        Ok(AnswerProgress::Whole(answer))
     }
 }
 
@@ -329,15 +331,19 @@ mod tests {
         let mut missing_batches = assembly(false);
         assert_eq!(
             missing_batches.take(&missing(0, false, &[11]).encode()),
-            Ok(Taken::More)
+            Ok(AnswerProgress::More)
         );
-        let Ok(Taken::Whole(answer)) = missing_batches.take(&missing(1, true, &[12]).encode()) else {
+        let Ok(AnswerProgress::Whole(answer)) = missing_batches.take(&missing(1, true, &[12]).encode())
+        else {
             panic!("the second chunk is the last");
         };
         assert_eq!((answer.cursor, answer.batches.len()), (at(5, 12), 2));
         let mut state = assembly(true);
-        assert_eq!(state.take(&full(0, false).encode()), Ok(Taken::More));
-        assert!(matches!(state.take(&full(1, true).encode()), Ok(Taken::Whole(_))));
+        assert_eq!(state.take(&full(0, false).encode()), Ok(AnswerProgress::More));
+        assert!(matches!(
+            state.take(&full(1, true).encode()),
+            Ok(AnswerProgress::Whole(_))
+        ));
         // Nothing but what is held.
         let nothing = ResyncChunk {
             cursor: at(5, 11),
@@ -345,7 +351,7 @@ mod tests {
         };
         assert!(matches!(
             assembly(false).take(&nothing.encode()),
-            Ok(Taken::Whole(_))
+            Ok(AnswerProgress::Whole(_))
         ));
     }
 
@@ -429,8 +435,8 @@ mod tests {
             _ => 0,
         };
         let content = || Some(BlockContent::BlockHashes(vec![7.into(); blocks]));
-        assert!(matches!(take(Some(16), None), Ok(Taken::Whole(_))));
-        assert!(matches!(take(None, content()), Ok(Taken::Whole(_))));
+        assert!(matches!(take(Some(16), None), Ok(AnswerProgress::Whole(_))));
+        assert!(matches!(take(None, content()), Ok(AnswerProgress::Whole(_))));
         assert_eq!(take(None, None), Err(ResyncFailure::OtherSettings));
         assert_eq!(take(Some(32), content()), Err(ResyncFailure::OtherSettings));
     }
@@ -460,14 +466,17 @@ mod tests {
             ..full(0, true)
         };
         let mut assembly = assembly(false);
-        assert_eq!(assembly.take(&older.encode()), Ok(Taken::Outdated));
-        assert_eq!(assembly.take(&missing(0, false, &[11]).encode()), Ok(Taken::More));
-        assert_eq!(assembly.take(&newer(0, false).encode()), Ok(Taken::More));
+        assert_eq!(assembly.take(&older.encode()), Ok(AnswerProgress::Outdated));
+        assert_eq!(
+            assembly.take(&missing(0, false, &[11]).encode()),
+            Ok(AnswerProgress::More)
+        );
+        assert_eq!(assembly.take(&newer(0, false).encode()), Ok(AnswerProgress::More));
         assert_eq!(
             assembly.take(&missing(1, true, &[12]).encode()),
-            Ok(Taken::Outdated)
+            Ok(AnswerProgress::Outdated)
         );
-        let Ok(Taken::Whole(answer)) = assembly.take(&newer(1, true).encode()) else {
+        let Ok(AnswerProgress::Whole(answer)) = assembly.take(&newer(1, true).encode()) else {
             panic!("the newer answer is whole");
         };
         assert_eq!(answer.cursor, at(6, 1));

@@ -14,9 +14,9 @@ use kvatlas_core::wire::{ResyncRequest, Subjects};
 use kvatlas_telemetry::ResyncMetrics;
 use kvatlas_telemetry::labels::ResyncFailure;
 
-use super::answers::{Answers, Word};
-use super::assembly::{AnswerLimits, Assembly, Evidence, Taken};
-use super::slots::Slot;
+use super::answers::{Answers, ResyncMessage};
+use super::assembly::{AnswerLimits, AnswerProgress, Assembly, Evidence};
+use super::slots::ResyncSlot;
 
 /// Settings for asking publishers.
 #[derive(Debug, Clone)]
@@ -79,7 +79,7 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// Asks the publisher, and applies its answer. `slot` is kept until the answer has been applied.
-    pub(super) async fn run(self, mut slot: Slot) -> Result<(), ResyncFailure> {
+    pub(super) async fn run(self, mut slot: ResyncSlot) -> Result<(), ResyncFailure> {
         let started = Instant::now();
         let pool = &self.parts.pool;
         let begun = pool.begin_resync(&self.holder).await;
@@ -147,7 +147,7 @@ impl Attempt {
         &self,
         begun: &ResyncBegun,
         assembly: &mut Assembly,
-        slot: &mut Slot,
+        slot: &mut ResyncSlot,
     ) -> Result<ResyncAnswer, ResyncFailure> {
         let client = &self.parts.client;
         let (worker, rank) = &self.holder;
@@ -164,14 +164,14 @@ impl Attempt {
         let mut next = slot.wait_for(reply.next()).await;
         while let Some(word) = next {
             let payload = match word {
-                Word::NoResponder => return Err(ResyncFailure::NoResponder),
-                Word::Refused => return Err(ResyncFailure::Refused),
-                Word::Lost => return Err(ResyncFailure::Disconnected),
-                Word::Chunk(payload) => payload,
+                ResyncMessage::NoResponder => return Err(ResyncFailure::NoResponder),
+                ResyncMessage::Refused => return Err(ResyncFailure::Refused),
+                ResyncMessage::Lost => return Err(ResyncFailure::Disconnected),
+                ResyncMessage::Chunk(payload) => payload,
             };
             match assembly.take(&payload)? {
-                Taken::More | Taken::Outdated => {}
-                Taken::Whole(answer) => return Ok(answer),
+                AnswerProgress::More | AnswerProgress::Outdated => {}
+                AnswerProgress::Whole(answer) => return Ok(answer),
             }
             next = reply.next().await;
         }

@@ -21,7 +21,7 @@ use super::answers::{Answers, AnswersSource};
 use super::attempt::{Attempt, ResyncSettings, ResyncerParts};
 use super::pace::Attempts;
 use super::queue::FairQueue;
-use super::slots::Slots;
+use super::slots::ResyncSlots;
 
 /// Longest pause between two looks at all holders.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -87,13 +87,13 @@ struct Resyncer {
     settings: Arc<ResyncSettings>,
     attempts: HashMap<HolderKey, Attempts>,
     queue: FairQueue<WorkerKey, (HolderKey, Arc<HolderRecord>)>,
-    slots: Slots,
+    slots: ResyncSlots,
     metrics: HashMap<NamespaceName, Arc<ResyncMetrics>>,
     gauges: ResyncGauges,
 }
 
 /// Outcome of an attempt to resync a holder.
-struct Ended {
+struct AttemptOutcome {
     holder: HolderKey,
     result: Result<(), ResyncFailure>,
 }
@@ -102,7 +102,7 @@ impl Resyncer {
     fn new(parts: ResyncerParts, settings: ResyncSettings) -> Self {
         Self {
             parts: Arc::new(parts),
-            slots: Slots::new(settings.concurrency),
+            slots: ResyncSlots::new(settings.concurrency),
             settings: Arc::new(settings),
             attempts: HashMap::new(),
             queue: FairQueue::new(),
@@ -184,7 +184,7 @@ impl Resyncer {
     }
 
     /// Starts as many attempts as may run.
-    fn start_queued(&mut self, ended: &mpsc::UnboundedSender<Ended>, stop: &CancellationToken) {
+    fn start_queued(&mut self, ended: &mpsc::UnboundedSender<AttemptOutcome>, stop: &CancellationToken) {
         while let Some(slot) = self.slots.take() {
             // Without the stream no answer would prove anything: the queue waits.
             let Some(generation) = self.parts.trust.followed() else {
@@ -215,15 +215,15 @@ impl Resyncer {
                     () = stop.cancelled() => {}
                     result = Box::pin(attempt.run(slot)) => {
                         // An error means that the resyncer has stopped.
-                        let _ = ended.send(Ended { holder, result });
+                        let _ = ended.send(AttemptOutcome { holder, result });
                     }
                 }
             });
         }
     }
 
-    fn settle(&mut self, ended: Ended) {
-        let Ended { holder, result } = ended;
+    fn settle(&mut self, ended: AttemptOutcome) {
+        let AttemptOutcome { holder, result } = ended;
         match result {
             Ok(()) => {
                 self.attempts.remove(&holder);

@@ -16,7 +16,7 @@ const SILENT_PER_SLOT: usize = 256;
 
 /// The slots of a daemon.
 #[derive(Debug, Clone)]
-pub(super) struct Slots {
+pub(super) struct ResyncSlots {
     answering: Arc<Semaphore>,
     silent: Arc<Semaphore>,
     count: usize,
@@ -24,13 +24,13 @@ pub(super) struct Slots {
 
 /// A slot, or a place among the silent publishers, which are waited for without a slot.
 #[derive(Debug)]
-pub(super) struct Slot {
-    slots: Slots,
+pub(super) struct ResyncSlot {
+    slots: ResyncSlots,
     answering: Option<OwnedSemaphorePermit>,
     silent: Option<OwnedSemaphorePermit>,
 }
 
-impl Slots {
+impl ResyncSlots {
     pub(super) fn new(count: usize) -> Self {
         Self {
             answering: Arc::new(Semaphore::new(count)),
@@ -40,9 +40,9 @@ impl Slots {
     }
 
     /// A slot, if one is free.
-    pub(super) fn take(&self) -> Option<Slot> {
+    pub(super) fn take(&self) -> Option<ResyncSlot> {
         let permit = Arc::clone(&self.answering).try_acquire_owned().ok()?;
-        Some(Slot {
+        Some(ResyncSlot {
             slots: self.clone(),
             answering: Some(permit),
             silent: None,
@@ -55,7 +55,7 @@ impl Slots {
     }
 }
 
-impl Slot {
+impl ResyncSlot {
     /// Waits for the first message of an answer. If the message is late, another attempt may have the slot meanwhile. This attempt then
     /// waits for a slot before it returns.
     pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
@@ -83,7 +83,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_is_silent_gives_its_slot_up_until_it_speaks() {
-        let slots = Slots::new(1);
+        let slots = ResyncSlots::new(1);
         let mut slot = slots.take().unwrap();
         assert!(slots.take().is_none());
         let (speak, spoken) = tokio::sync::oneshot::channel();

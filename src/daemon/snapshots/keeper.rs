@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use kvatlas_client::unix_time_us;
 
-use crate::history::{FILE_BYTES_MAX, History, Saved};
+use crate::history::{FILE_BYTES_MAX, History, SavedHistory};
 use crate::lanes::snapshot_limits;
 use crate::shared::{Shared, Stage};
 use kvatlas_config::ObjectStoreConfig;
@@ -152,7 +152,7 @@ async fn restore_history(shared: &Shared, directory: &SnapshotDirectory) -> Resu
     let (history, directory) = (Arc::clone(&shared.history), directory.clone());
     let restoring = tokio::task::spawn_blocking(move || match directory.read(HISTORY_FILE, FILE_BYTES_MAX) {
         Ok(None) => {}
-        Ok(Some(bytes)) => match Saved::decode(&bytes) {
+        Ok(Some(bytes)) => match SavedHistory::decode(&bytes) {
             Ok(saved) => history.restore(saved),
             Err(error) => history.file_failed(&error),
         },

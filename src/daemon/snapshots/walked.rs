@@ -19,14 +19,14 @@ type HolderName = (NamespaceName, WorkerName, Rank);
 /// The holders whose blocks walks find, each with its frame in the file.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
-    holders: Vec<Visit>,
+    holders: Vec<HolderVisit>,
     /// Number in the file of each holder's last frame, counted from 1.
     last_frames: BTreeMap<HolderName, u64>,
     frames: u64,
 }
 
 #[derive(Debug)]
-struct Visit {
+struct HolderVisit {
     /// Number in the file of the holder's own frame, counted from 1.
     own_frame: u64,
     lane: usize,
@@ -47,7 +47,7 @@ impl Walked {
             number: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
             tier: walked.tier(),
         });
-        self.holders.push(Visit {
+        self.holders.push(HolderVisit {
             own_frame: self.frames,
             lane,
             position: position.clone(),

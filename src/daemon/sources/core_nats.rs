@@ -179,7 +179,7 @@ impl CoreNatsSource {
     /// Hands over the messages in `inbox`, and at most `messages_max` buffered messages. Never waits: the lanes drop messages for
     /// which they have no room, and doubt their workers' holders.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
-        let mut taken = Taken::default();
+        let mut taken = MessageCounts::default();
         // Looked up only when the buffer seems empty, for the connection changes this counter with every message.
         let mut received = None;
         let take = poll_fn(|context| {
@@ -224,12 +224,12 @@ impl CoreNatsSource {
 
 /// Counts of taken messages: their number, and the bytes that have not been reported to the intake.
 #[derive(Default)]
-struct Taken {
+struct MessageCounts {
     messages: usize,
     bytes: u64,
 }
 
-impl Taken {
+impl MessageCounts {
     fn add(&mut self, message: &Message) {
         self.messages += 1;
         self.bytes += bytes_of(message);

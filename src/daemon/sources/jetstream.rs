@@ -94,7 +94,7 @@ struct Attached {
     messages: pull::Stream,
     /// Check of the last message that was read before this consumer was made. The consumer delivers that message once more.
     /// `None` if there is nothing to compare.
-    check: Option<Check>,
+    check: Option<ConsumerCheck>,
     /// Sequence number of the last message that must have been applied before holders are trusted again.
     target: u64,
     stall: Option<StreamStall>,
@@ -119,7 +119,7 @@ impl Attached {
 type Broken = (ConsumerReset, String);
 
 /// The check that a consumer begins with.
-struct Check {
+struct ConsumerCheck {
     /// Number of the last message that was read.
     sequence: u64,
     /// The digest by which the message is recognised.
@@ -456,7 +456,7 @@ impl JetStreamSource {
     /// Compares the first message of a consumer with the last one that was read before.
     async fn recheck(
         &self,
-        check: &Check,
+        check: &ConsumerCheck,
         message: &Message,
         (sequence, delivery, waiting): (u64, u64, u64),
         attached: &mut Attached,
@@ -502,9 +502,9 @@ impl JetStreamSource {
 
 /// Returns the check to make before the stream is read on behind `cursor`. Returns `None` if the message at the cursor is not known, or
 /// is no longer there.
-fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<Check> {
+fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<ConsumerCheck> {
     let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;
-    Some(Check {
+    Some(ConsumerCheck {
         sequence: cursor.sequence,
         digest,
         beginning,

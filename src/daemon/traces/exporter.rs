@@ -16,7 +16,7 @@ use kvatlas_process::http::{HttpConnection, HttpError};
 use kvatlas_telemetry::TraceMetrics;
 
 use super::otlp;
-use super::span::{Span, Tracer};
+use super::span::{FinishedSpan, Tracer};
 
 /// Most spans of one request.
 const SPANS_AT_ONCE: usize = 512;
@@ -67,7 +67,7 @@ struct Exporter {
 }
 
 impl Exporter {
-    async fn run(self, mut finished: Receiver<Span>, stop: CancellationToken) {
+    async fn run(self, mut finished: Receiver<FinishedSpan>, stop: CancellationToken) {
         let mut spans = Vec::with_capacity(SPANS_AT_ONCE);
         while !stop.is_cancelled() {
             let received = stop
@@ -94,7 +94,7 @@ impl Exporter {
         }
     }
 
-    async fn send(&self, spans: &mut Vec<Span>) {
+    async fn send(&self, spans: &mut Vec<FinishedSpan>) {
         if spans.is_empty() {
             return;
         }

@@ -3,13 +3,13 @@
 
 use serde_json::{Value, json};
 
-use super::span::{Attribute, Span, SpanKind};
+use super::span::{Attribute, FinishedSpan, SpanKind};
 
 /// `STATUS_CODE_ERROR`.
 const STATUS_ERROR: u8 = 2;
 
 /// Returns the body of one request with `spans`.
-pub(super) fn request(instance: &str, spans: &[Span]) -> Value {
+pub(super) fn request(instance: &str, spans: &[FinishedSpan]) -> Value {
     let resource = [
         ("service.name", "kvatlas"),
         ("service.version", env!("CARGO_PKG_VERSION")),
@@ -25,7 +25,7 @@ pub(super) fn request(instance: &str, spans: &[Span]) -> Value {
     }] })
 }
 
-fn span(span: &Span) -> Value {
+fn span(span: &FinishedSpan) -> Value {
     let kind = match span.kind {
         SpanKind::Server => 2,
         SpanKind::Consumer => 5,
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn the_form_is_that_of_otlp() {
         let context = TraceContext::sampled("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-        let span = Span {
+        let span = FinishedSpan {
             context: context.unwrap(),
             span_id: 0xb7,
             name: "query",

@@ -32,7 +32,7 @@ pub(super) enum Attribute {
 
 /// A finished span.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct FinishedSpan {
     pub(super) context: TraceContext,
     pub(super) span_id: u64,
     pub(super) name: &'static str,
@@ -47,7 +47,7 @@ pub(super) struct Span {
 /// Opens spans. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Tracer {
-    pub(super) spans: Sender<Span>,
+    pub(super) spans: Sender<FinishedSpan>,
     pub(super) metrics: Arc<TraceMetrics>,
 }
 
@@ -79,7 +79,7 @@ impl Tracer {
         Some(OpenSpan(Box::new(Opened {
             tracer: self.clone(),
             begun: Instant::now(),
-            span: Some(Span {
+            span: Some(FinishedSpan {
                 context,
                 // 0 is not a valid span id.
                 span_id: fastrand::u64(1..),
@@ -100,7 +100,7 @@ pub(crate) struct OpenSpan(Box<Opened>);
 struct Opened {
     tracer: Tracer,
     begun: Instant,
-    span: Option<Span>,
+    span: Option<FinishedSpan>,
 }
 
 impl OpenSpan {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// Bytes of one slot of the map: an entry, and one byte of the map's own bookkeeping.
-const PLACE_BYTES: usize = size_of::<(i64, Held)>() + 1;
+const PLACE_BYTES: usize = size_of::<(i64, WorkerBlock)>() + 1;
 /// Bit that stands for all components from bit 7 on. None of them has a rule here.
 const UNKNOWN: u8 = 1 << 7;
 /// Number of blocks for which a map keeps its room, even while it has fewer blocks.
@@ -32,7 +32,7 @@ impl TierPlace {
 
 /// State of one block of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Held {
+pub(super) struct WorkerBlock {
     /// Number of tokens in the block. 0 if no report has told it.
     pub(super) tokens: u32,
     /// Tiers that have the block, as bits.
@@ -41,7 +41,7 @@ pub(super) struct Held {
     components: [u8; 3],
 }
 
-impl Held {
+impl WorkerBlock {
     /// Returns the components that a tier has of the block, as bits. `None` if the tier does not have the block.
     pub(super) fn at(&self, tier: TierPlace) -> Option<u8> {
         let components = self.components.get(usize::from(tier.0))?;
@@ -75,8 +75,8 @@ impl Held {
 
 /// The blocks of a worker.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
-    held: HashMap<i64, Held>,
+pub(super) struct WorkerBlocks {
+    held: HashMap<i64, WorkerBlock>,
     /// Number of blocks of which a report names components of the cache: full attention, windows, or recurrent states.
     in_parts: usize,
 }
@@ -90,8 +90,8 @@ fn places(blocks: usize) -> usize {
     }
 }
 
-impl Blocks {
-    pub(super) fn get(&self, hash: i64) -> Option<&Held> {
+impl WorkerBlocks {
+    pub(super) fn get(&self, hash: i64) -> Option<&WorkerBlock> {
         self.held.get(&hash)
     }
 
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_map_is_known_before_it_grows() {
-        let mut blocks = Blocks::default();
+        let mut blocks = WorkerBlocks::default();
         assert_eq!(blocks.bytes(), 0);
         for hash in 0..20_000 {
             let expected = blocks.bytes_with(1);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn unknown_components_are_none_of_the_known_ones() {
-        let mut blocks = Blocks::default();
+        let mut blocks = WorkerBlocks::default();
         blocks.store(1, TierPlace(0), 0x1_0000, 0);
         assert_eq!(
             blocks.get(1).and_then(|held| held.at(TierPlace(0))),

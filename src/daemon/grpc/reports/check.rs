@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 
 use super::super::messages::{ExternalKvAction, ExternalKvActionType, TierHashes};
-use super::blocks::{Blocks, TierPlace};
+use super::blocks::{TierPlace, WorkerBlocks};
 
 /// Most actions of one batch.
 const ACTIONS_MAX: usize = 256;
@@ -16,7 +16,7 @@ pub(super) const WORKERS_MAX: usize = 4096;
 
 /// Why a report is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(in super::super) enum ReportError {
+pub(in super::super) enum BlockReportError {
     /// A text is too long, or has control characters.
     #[error("{0} must have up to {TEXT_BYTES_MAX} bytes, and no control characters")]
     Text(&'static str),
@@ -69,9 +69,9 @@ pub(in super::super) enum ReportError {
     NoRoom,
 }
 
-impl From<ReportError> for Status {
-    fn from(error: ReportError) -> Self {
-        use ReportError as Why;
+impl From<BlockReportError> for Status {
+    fn from(error: BlockReportError) -> Self {
+        use BlockReportError as Why;
         let code = match &error {
             Why::Text(_) | Why::Empty(_) | Why::Tier(_) | Why::Action(_) | Why::Unaligned { .. } => {
                 Code::InvalidArgument
@@ -84,21 +84,21 @@ impl From<ReportError> for Status {
 }
 
 /// Checks a text that may be empty.
-pub(super) fn check_text(name: &'static str, text: &str) -> Result<(), ReportError> {
+pub(super) fn check_text(name: &'static str, text: &str) -> Result<(), BlockReportError> {
     let is_sound = text.len() <= TEXT_BYTES_MAX && !text.contains(char::is_control);
-    is_sound.then_some(()).ok_or(ReportError::Text(name))
+    is_sound.then_some(()).ok_or(BlockReportError::Text(name))
 }
 
 /// Checks a text that must not be empty.
-pub(super) fn check_name(name: &'static str, text: &str) -> Result<(), ReportError> {
+pub(super) fn check_name(name: &'static str, text: &str) -> Result<(), BlockReportError> {
     match text.is_empty() {
-        true => Err(ReportError::Empty(name)),
+        true => Err(BlockReportError::Empty(name)),
         false => check_text(name, text),
     }
 }
 
-fn tier(number: i32) -> Result<TierPlace, ReportError> {
-    TierPlace::of_wire(number).ok_or(ReportError::Tier(number))
+fn tier(number: i32) -> Result<TierPlace, BlockReportError> {
+    TierPlace::of_wire(number).ok_or(BlockReportError::Tier(number))
 }
 
 /// Blocks to store in one tier. The lists of components and of tokens are empty, or as long as `hashes`.
@@ -115,14 +115,14 @@ impl<'a> Stored<'a> {
         hashes: &'a [i64],
         components: &'a [u32],
         tokens: &'a [u32],
-    ) -> Result<Self, ReportError> {
+    ) -> Result<Self, BlockReportError> {
         for (list, given) in [
             ("component_masks", components.len()),
             ("block_sizes", tokens.len()),
         ] {
             if given != 0 && given != hashes.len() {
                 let hashes = hashes.len();
-                return Err(ReportError::Unaligned { list, given, hashes });
+                return Err(BlockReportError::Unaligned { list, given, hashes });
             }
         }
         Ok(Self {
@@ -134,12 +134,12 @@ impl<'a> Stored<'a> {
     }
 
     /// Checks and returns the blocks that a snapshot has in one tier.
-    pub(super) fn of_snapshot(part: &'a TierHashes) -> Result<Self, ReportError> {
+    pub(super) fn of_snapshot(part: &'a TierHashes) -> Result<Self, BlockReportError> {
         Self::new(part.tier, &part.hashes, &part.component_masks, &part.block_sizes)
     }
 
     /// Stores the blocks at the positions in `range` into `blocks`.
-    pub(super) fn store(&self, blocks: &mut Blocks, range: std::ops::Range<usize>) {
+    pub(super) fn store(&self, blocks: &mut WorkerBlocks, range: std::ops::Range<usize>) {
         for (place, hash) in range.clone().zip(self.hashes.get(range).unwrap_or_default()) {
             let of_list = |list: &[u32]| list.get(place).copied().unwrap_or_default();
             blocks.store(*hash, self.tier, of_list(self.components), of_list(self.tokens));
@@ -148,23 +148,23 @@ impl<'a> Stored<'a> {
 }
 
 /// A change of a worker's blocks, from one action of a batch.
-pub(super) enum Change<'a> {
+pub(super) enum BlockChange<'a> {
     Store(Stored<'a>),
     Remove(TierPlace, &'a [i64]),
     Clear(TierPlace),
 }
 
-impl<'a> Change<'a> {
+impl<'a> BlockChange<'a> {
     /// Returns the changes of a batch. All actions are checked before any change is made.
-    pub(super) fn all_of(actions: &'a [ExternalKvAction]) -> Result<Vec<Self>, ReportError> {
+    pub(super) fn all_of(actions: &'a [ExternalKvAction]) -> Result<Vec<Self>, BlockReportError> {
         let hashes: usize = actions.iter().map(|action| action.hashes.len()).sum();
         if actions.len() > ACTIONS_MAX || hashes > HASHES_MAX {
-            return Err(ReportError::TooLarge);
+            return Err(BlockReportError::TooLarge);
         }
         actions.iter().map(Self::of).collect()
     }
 
-    fn of(action: &'a ExternalKvAction) -> Result<Self, ReportError> {
+    fn of(action: &'a ExternalKvAction) -> Result<Self, BlockReportError> {
         let hashes = &action.hashes;
         match ExternalKvActionType::try_from(action.r#type) {
             Ok(ExternalKvActionType::Report) => {
@@ -173,7 +173,7 @@ impl<'a> Change<'a> {
             }
             Ok(ExternalKvActionType::Revoke) => Ok(Self::Remove(tier(action.tier)?, hashes)),
             Ok(ExternalKvActionType::ClearAllAtTier) => Ok(Self::Clear(tier(action.tier)?)),
-            Ok(ExternalKvActionType::Unknown) | Err(_) => Err(ReportError::Action(action.r#type)),
+            Ok(ExternalKvActionType::Unknown) | Err(_) => Err(BlockReportError::Action(action.r#type)),
         }
     }
 
@@ -185,7 +185,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    pub(super) fn make(&self, blocks: &mut Blocks) {
+    pub(super) fn make(&self, blocks: &mut WorkerBlocks) {
         match self {
             Self::Store(stored) => stored.store(blocks, 0..stored.hashes.len()),
             Self::Remove(tier, hashes) => hashes.iter().for_each(|hash| blocks.remove(*hash, *tier)),

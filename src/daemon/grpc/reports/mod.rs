@@ -41,11 +41,11 @@ use super::messages::{
     ReplaceExternalKvSnapshotResponse, TierHashes, WorkerCacheSpec,
 };
 
-use blocks::{Blocks, TierPlace};
-use check::{Change, Stored, WORKERS_MAX, check_name, check_text};
+use blocks::{TierPlace, WorkerBlocks};
+use check::{BlockChange, Stored, WORKERS_MAX, check_name, check_text};
 use reuse::depths;
 
-pub(super) use check::ReportError;
+pub(super) use check::BlockReportError;
 
 /// Approximate bytes of a worker beside its blocks.
 const WORKER_BYTES: usize = 512;
@@ -69,7 +69,7 @@ struct Checkpoint {
 
 /// State of a reported worker.
 #[derive(Debug)]
-struct Worker {
+struct ReportedWorker {
     /// Address to which requests for the worker go. Empty if no report has named it.
     address: String,
     spec: Option<WorkerCacheSpec>,
@@ -77,17 +77,17 @@ struct Worker {
     checkpoint: Option<Checkpoint>,
     /// Time of the last sign of life: the next batch, a snapshot, or [`Self::prolong`].
     heard: Instant,
-    blocks: Blocks,
+    blocks: WorkerBlocks,
 }
 
-impl Worker {
+impl ReportedWorker {
     fn awaited(now: Instant) -> Self {
         Self {
             address: String::new(),
             spec: None,
             checkpoint: None,
             heard: now,
-            blocks: Blocks::default(),
+            blocks: WorkerBlocks::default(),
         }
     }
 
@@ -109,14 +109,14 @@ impl Worker {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    workers: BTreeMap<String, Worker>,
+struct ReportedWorkers {
+    workers: BTreeMap<String, ReportedWorker>,
     bytes: usize,
 }
 
-impl Kept {
+impl ReportedWorkers {
     /// Applies `change` to a worker, and counts its memory again. Returns `None` if the worker is unknown.
-    fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+    fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut ReportedWorker) -> T) -> Option<T> {
         let worker = self.workers.get_mut(name)?;
         let before = worker.bytes();
         let done = change(worker);
@@ -159,8 +159,8 @@ impl Default for Coverage {
 }
 
 /// All reported workers.
-pub(super) struct Reports {
-    kept: RwLock<Kept>,
+pub(super) struct BlockReports {
+    kept: RwLock<ReportedWorkers>,
     /// Lock that lets one snapshot be taken at a time. While a snapshot is taken, memory holds its blocks and the blocks that it
     /// replaces.
     snapshots: Mutex<()>,
@@ -168,7 +168,7 @@ pub(super) struct Reports {
     metrics: GrpcReportMetrics,
 }
 
-impl Reports {
+impl BlockReports {
     pub(super) fn new(limits: ReportLimits) -> Self {
         Self {
             kept: RwLock::default(),
@@ -179,7 +179,7 @@ impl Reports {
     }
 
     /// Runs `work` on the workers under the write lock, and then updates the metrics.
-    fn write<T>(&self, work: impl FnOnce(&mut Kept) -> T) -> T {
+    fn write<T>(&self, work: impl FnOnce(&mut ReportedWorkers) -> T) -> T {
         let mut kept = self.kept.write();
         let done = work(&mut kept);
         let (told, all) = (kept.told(), kept.workers.len());
@@ -192,9 +192,9 @@ impl Reports {
         &self,
         request: ConfigureExpectedWorkersRequest,
         now: Instant,
-    ) -> Result<ConfigureExpectedWorkersResponse, ReportError> {
+    ) -> Result<ConfigureExpectedWorkersResponse, BlockReportError> {
         if request.workers.len() > WORKERS_MAX {
-            return Err(ReportError::TooManyWorkers(request.workers.len()));
+            return Err(BlockReportError::TooManyWorkers(request.workers.len()));
         }
         for worker in &request.workers {
             check_name("worker_id", &worker.worker_id)?;
@@ -204,13 +204,13 @@ impl Reports {
             let mut before = std::mem::take(&mut kept.workers);
             for expected in request.workers {
                 let known = before.remove(&expected.worker_id);
-                let mut worker = known.unwrap_or_else(|| Worker::awaited(now));
+                let mut worker = known.unwrap_or_else(|| ReportedWorker::awaited(now));
                 worker.address = expected.worker_address;
                 worker.spec = expected.cache_spec.or(worker.spec);
                 worker.prolong(now, self.limits.silence_max);
                 kept.workers.insert(expected.worker_id, worker);
             }
-            kept.bytes = kept.workers.values().map(Worker::bytes).sum();
+            kept.bytes = kept.workers.values().map(ReportedWorker::bytes).sum();
             let count = |workers| u32::try_from(workers).unwrap_or(u32::MAX);
             let answer = ConfigureExpectedWorkersResponse {
                 total_workers: count(kept.workers.len()),
@@ -229,12 +229,12 @@ impl Reports {
         &self,
         request: ApplyExternalKvBatchRequest,
         now: Instant,
-    ) -> Result<ApplyExternalKvBatchResponse, ReportError> {
+    ) -> Result<ApplyExternalKvBatchResponse, BlockReportError> {
         check_name("worker_id", &request.worker_id)?;
         check_text("worker_address", &request.worker_address)?;
-        let changes = Change::all_of(&request.actions)?;
+        let changes = BlockChange::all_of(&request.actions)?;
         if !request.enforce_sequence || request.worker_epoch.is_empty() {
-            return Err(ReportError::Unnumbered);
+            return Err(BlockReportError::Unnumbered);
         }
         self.write(|kept| {
             let seq = request.seq;
@@ -250,7 +250,7 @@ impl Reports {
                     duplicate: true,
                 });
             }
-            let further = changes.iter().map(Change::further).sum();
+            let further = changes.iter().map(BlockChange::further).sum();
             let room = kept.room_for(&request.worker_id, further, self.limits.bytes_max);
             self.noted(kept, &request.worker_id, room)?;
             kept.change(&request.worker_id, |worker| {
@@ -274,19 +274,19 @@ impl Reports {
     /// the worker's blocks. The worker is then awaited.
     fn noted<T>(
         &self,
-        kept: &mut Kept,
+        kept: &mut ReportedWorkers,
         name: &str,
-        result: Result<T, ReportError>,
-    ) -> Result<T, ReportError> {
+        result: Result<T, BlockReportError>,
+    ) -> Result<T, BlockReportError> {
         let reason = match &result {
-            Err(ReportError::Gap { .. }) => ReportLoss::Gap,
-            Err(ReportError::NoRoom) => ReportLoss::Room,
+            Err(BlockReportError::Gap { .. }) => ReportLoss::Gap,
+            Err(BlockReportError::NoRoom) => ReportLoss::Room,
             _ => return result,
         };
         self.metrics.lost(reason, name);
         kept.change(name, |worker| {
             worker.checkpoint = None;
-            worker.blocks = Blocks::default();
+            worker.blocks = WorkerBlocks::default();
         });
         result
     }
@@ -295,7 +295,7 @@ impl Reports {
     pub(super) async fn replace(
         &self,
         request: ReplaceExternalKvSnapshotRequest,
-    ) -> Result<ReplaceExternalKvSnapshotResponse, ReportError> {
+    ) -> Result<ReplaceExternalKvSnapshotResponse, BlockReportError> {
         check_name("worker_id", &request.worker_id)?;
         check_name("worker_epoch", &request.worker_epoch)?;
         check_text("worker_address", &request.worker_address)?;
@@ -310,7 +310,7 @@ impl Reports {
             let room = kept.room_for_snapshot(&request.worker_id, count, self.limits.bytes_max);
             self.noted(kept, &request.worker_id, room)
         })?;
-        let mut blocks = Blocks::default();
+        let mut blocks = WorkerBlocks::default();
         for part in &parts {
             for start in (0..part.hashes.len()).step_by(AT_ONCE) {
                 part.store(&mut blocks, start..part.hashes.len().min(start + AT_ONCE));
@@ -339,14 +339,14 @@ impl Reports {
     }
 
     /// Whether a worker's state is certain: it has a snapshot, and has not been silent for too long.
-    fn is_certain(&self, worker: &Worker, now: Instant) -> bool {
+    fn is_certain(&self, worker: &ReportedWorker, now: Instant) -> bool {
         worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }
 
     /// Calls `look` for every worker whose state is certain. Returns whether the state of some worker, and of every worker, is
     /// certain. `look` returns how many blocks it has looked up. After [`AT_ONCE`] blocks, other tasks get a turn, so that workers
     /// of one answer may be seen at different times.
-    async fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker) -> usize) -> Coverage {
+    async fn look(&self, now: Instant, mut look: impl FnMut(&str, &ReportedWorker) -> usize) -> Coverage {
         let mut coverage = Coverage::default();
         let mut last: Option<String> = None;
         loop {
@@ -435,17 +435,17 @@ impl Reports {
     }
 }
 
-impl Kept {
+impl ReportedWorkers {
     /// Checks whether a batch is the next one of its worker. Returns `None` if it is. For a batch that has come before, returns the
     /// number of the last batch.
-    fn next_batch(&self, name: &str, epoch: &str, seq: u64) -> Result<Option<u64>, ReportError> {
-        let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
+    fn next_batch(&self, name: &str, epoch: &str, seq: u64) -> Result<Option<u64>, BlockReportError> {
+        let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
         let known = worker.checkpoint.as_ref().filter(|known| known.epoch == epoch);
-        let last = known.ok_or(ReportError::NoSnapshot)?.seq;
+        let last = known.ok_or(BlockReportError::NoSnapshot)?.seq;
         match seq.checked_sub(last) {
             None | Some(0) => Ok(Some(last)),
             Some(1) => Ok(None),
-            Some(_) => Err(ReportError::Gap {
+            Some(_) => Err(BlockReportError::Gap {
                 expected: last.saturating_add(1),
                 given: seq,
             }),
@@ -453,21 +453,26 @@ impl Kept {
     }
 
     /// Checks that there is room for `further` more blocks of a worker.
-    fn room_for(&self, name: &str, further: usize, bytes_max: usize) -> Result<(), ReportError> {
-        let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
+    fn room_for(&self, name: &str, further: usize, bytes_max: usize) -> Result<(), BlockReportError> {
+        let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
         self.check_room(worker, worker.blocks.bytes_with(further), bytes_max)
     }
 
     /// Checks that there is room for `count` blocks in place of the worker's present blocks.
-    fn room_for_snapshot(&self, name: &str, count: usize, bytes_max: usize) -> Result<(), ReportError> {
-        let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
-        self.check_room(worker, Blocks::default().bytes_with(count), bytes_max)
+    fn room_for_snapshot(&self, name: &str, count: usize, bytes_max: usize) -> Result<(), BlockReportError> {
+        let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
+        self.check_room(worker, WorkerBlocks::default().bytes_with(count), bytes_max)
     }
 
-    fn check_room(&self, worker: &Worker, bytes: usize, bytes_max: usize) -> Result<(), ReportError> {
+    fn check_room(
+        &self,
+        worker: &ReportedWorker,
+        bytes: usize,
+        bytes_max: usize,
+    ) -> Result<(), BlockReportError> {
         let others = self.bytes.saturating_sub(worker.blocks.bytes());
         let fits = others.saturating_add(bytes) <= bytes_max;
-        fits.then_some(()).ok_or(ReportError::NoRoom)
+        fits.then_some(()).ok_or(BlockReportError::NoRoom)
     }
 }
 
@@ -479,7 +484,7 @@ fn unrepeated(hashes: &[i64]) -> &[i64] {
 }
 
 /// Returns the blocks among `hashes` that a worker has in a tier.
-fn placed(worker: &Worker, tier: TierPlace, hashes: &[i64]) -> TierHashes {
+fn placed(worker: &ReportedWorker, tier: TierPlace, hashes: &[i64]) -> TierHashes {
     let mut placed = TierHashes {
         tier: tier.to_wire(),
         ..TierHashes::default()

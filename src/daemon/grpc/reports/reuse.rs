@@ -12,7 +12,7 @@
 //! - The spec has a later version, names no component, or has a window without a length.
 
 use super::super::messages::{TierType, WorkerCacheSpec};
-use super::blocks::{Blocks, Held, TierPlace};
+use super::blocks::{TierPlace, WorkerBlock, WorkerBlocks};
 
 pub(super) const FULL: u8 = 1;
 pub(super) const WINDOW: u8 = 2;
@@ -24,18 +24,18 @@ const REUSED_TIERS: u32 = (1 << TierType::Hbm as u32) | (1 << TierType::Dram as 
 
 /// Numbers of leading blocks of a prompt: `matched` that full attention has, and `usable` that a request can reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Depths {
+pub(super) struct ReuseDepths {
     pub(super) matched: u32,
     pub(super) usable: u32,
 }
 
 /// Returns how many leading hashes of `hashes` are among `blocks`, by the rules of `spec`.
-pub(super) fn depths(blocks: &Blocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> Depths {
+pub(super) fn depths(blocks: &WorkerBlocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> ReuseDepths {
     match spec {
-        None if blocks.are_in_parts() => Depths::default(),
+        None if blocks.are_in_parts() => ReuseDepths::default(),
         None => whole(blocks, hashes),
         Some(spec) if is_known(spec) => in_parts(blocks, spec, hashes),
-        Some(_) => Depths::default(),
+        Some(_) => ReuseDepths::default(),
     }
 }
 
@@ -46,18 +46,18 @@ fn is_known(spec: &WorkerCacheSpec) -> bool {
     spec.components != 0 && spec.version <= VERSION && is_window_told
 }
 
-fn whole(blocks: &Blocks, hashes: &[i64]) -> Depths {
+fn whole(blocks: &WorkerBlocks, hashes: &[i64]) -> ReuseDepths {
     let held = hashes.iter().take_while(|hash| blocks.get(**hash).is_some());
     let count = u32::try_from(held.count()).unwrap_or(u32::MAX);
-    Depths {
+    ReuseDepths {
         matched: count,
         usable: count,
     }
 }
 
-fn in_parts(blocks: &Blocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Depths {
+fn in_parts(blocks: &WorkerBlocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> ReuseDepths {
     let wants = |component: u8| spec.components & u32::from(component) != 0;
-    let mut found = Depths::default();
+    let mut found = ReuseDepths::default();
     // Tokens of the window's run without a hole that ends here. `u64::MAX` if the run begins with the prompt. `None` right after a hole.
     let mut window = Some(u64::MAX);
     for hash in hashes {
@@ -80,7 +80,7 @@ fn in_parts(blocks: &Blocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Depths {
 }
 
 /// Tells whether one of `tiers`, on the device or the host, has the block's `component`.
-fn has(held: &Held, component: u8, tiers: u32) -> bool {
+fn has(held: &WorkerBlock, component: u8, tiers: u32) -> bool {
     TierPlace::ALL.into_iter().any(|tier| {
         let is_reused = REUSED_TIERS & tiers & (1 << tier.to_wire()) != 0;
         is_reused && held.at(tier).is_some_and(|known| known & component != 0)
@@ -109,7 +109,7 @@ mod tests {
     /// Returns the depths (matched, usable) of a prompt. Its blocks 0, 1, 2, … have 16 tokens each, and the tier and components
     /// in `parts`.
     fn found(spec: Option<WorkerCacheSpec>, parts: &[(i32, u8)]) -> (u32, u32) {
-        let mut blocks = Blocks::default();
+        let mut blocks = WorkerBlocks::default();
         for (hash, (tier, components)) in (0..).zip(parts) {
             if let Some(tier) = TierPlace::of_wire(*tier) {
                 blocks.store(hash, tier, u32::from(*components), 16);

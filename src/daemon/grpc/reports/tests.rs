@@ -18,8 +18,8 @@ fn limits(bytes_max: usize) -> ReportLimits {
     }
 }
 
-fn reports() -> Reports {
-    Reports::new(limits(1 << 20))
+fn reports() -> BlockReports {
+    BlockReports::new(limits(1 << 20))
 }
 
 fn expected(names: &[&str]) -> ConfigureExpectedWorkersRequest {
@@ -71,8 +71,8 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
 }
 
 /// Returns the depth of each worker whose state is certain, and whether the state of all workers is certain.
-async fn told(reports: &Reports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
-    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now).await;
+fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
+    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
     (found.collect(), coverage.is_exact)
 }
@@ -240,7 +240,7 @@ async fn answers_are_those_of_a_naive_model() {
                 assert!(answer.unwrap().duplicate);
             } else {
                 let (expected, given) = (last + 1, seq);
-                assert_eq!(answer, Err(ReportError::Gap { expected, given }));
+                assert_eq!(answer, Err(BlockReportError::Gap { expected, given }));
                 *naive = Naive {
                     spec: naive.spec,
                     ..Naive::default()
@@ -266,8 +266,8 @@ async fn answers_are_those_of_a_naive_model() {
 }
 
 /// Compares the tiers and components of each block with the model.
-async fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Instant) {
-    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).await.unwrap();
+fn check_placements(reports: &BlockReports, model: &BTreeMap<&str, Naive>, now: Instant) {
+    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).unwrap();
     let mut placed = BTreeMap::new();
     for found in &matches {
         for tier in &found.hashes_by_tier {
@@ -290,14 +290,14 @@ async fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now:
 async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
     let (reports, now) = (reports(), Instant::now());
     let store = |seq| batch("a", seq, vec![action(ExternalKvActionType::Report, 1, vec![0])]);
-    assert_eq!(reports.apply(store(1), now), Err(ReportError::Unexpected));
+    assert_eq!(reports.apply(store(1), now), Err(BlockReportError::Unexpected));
     assert_eq!(
         reports.replace(snapshot("a", 1, vec![])).await,
-        Err(ReportError::Unexpected)
+        Err(BlockReportError::Unexpected)
     );
     let ready = reports.configure(expected(&["a", "b"]), now).unwrap();
     assert_eq!((ready.total_workers, ready.ready_workers), (2, 0));
-    assert_eq!(reports.apply(store(1), now), Err(ReportError::NoSnapshot));
+    assert_eq!(reports.apply(store(1), now), Err(BlockReportError::NoSnapshot));
     reports.replace(snapshot("a", 5, vec![0, 1])).await.unwrap();
     assert_eq!(
         told(&reports, Depth::Usable, now).await,
@@ -314,15 +314,15 @@ async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
         worker_epoch: "f".to_owned(),
         ..store(6)
     };
-    assert_eq!(reports.apply(of_another, now), Err(ReportError::NoSnapshot));
+    assert_eq!(reports.apply(of_another, now), Err(BlockReportError::NoSnapshot));
     assert!(reports.apply(store(3), now).unwrap().duplicate, "an old batch");
-    let gap = ReportError::Gap {
+    let gap = BlockReportError::Gap {
         expected: 6,
         given: 7,
     };
     assert_eq!(reports.apply(store(7), now), Err(gap));
-    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], false));
-    assert_eq!(reports.apply(store(6), now), Err(ReportError::NoSnapshot));
+    assert_eq!(told(&reports, Depth::Usable, now), (vec![], false));
+    assert_eq!(reports.apply(store(6), now), Err(BlockReportError::NoSnapshot));
     reports.replace(snapshot("a", 7, vec![0])).await.unwrap();
     assert_eq!(
         told(&reports, Depth::Usable, now).await,
@@ -386,7 +386,7 @@ async fn a_prompt_ends_before_a_repeated_hash_and_all_workers_are_looked_at() {
 
 #[tokio::test]
 async fn a_worker_without_room_is_awaited_and_the_others_stay() {
-    let reports = Reports::new(limits(3 * WORKER_BYTES + 64 * 1024));
+    let reports = BlockReports::new(limits(3 * WORKER_BYTES + 64 * 1024));
     let now = Instant::now();
     reports.configure(expected(&NAMES), now).unwrap();
     reports
@@ -394,7 +394,7 @@ async fn a_worker_without_room_is_awaited_and_the_others_stay() {
         .await
         .unwrap();
     let large = reports.replace(snapshot("b", 0, (0..5000).collect())).await;
-    assert_eq!(large, Err(ReportError::NoRoom));
+    assert_eq!(large, Err(BlockReportError::NoRoom));
     reports.replace(snapshot("b", 0, vec![0])).await.unwrap();
     let mut last = Ok(());
     for seq in 1..10 {
@@ -405,13 +405,13 @@ async fn a_worker_without_room_is_awaited_and_the_others_stay() {
             break;
         }
     }
-    assert_eq!(last, Err(ReportError::NoRoom));
+    assert_eq!(last, Err(BlockReportError::NoRoom));
     assert_eq!(
         told(&reports, Depth::Usable, now).await,
         (vec![("a".to_owned(), 12)], false)
     );
     let kept = reports.kept.read();
-    let bytes: usize = kept.workers.values().map(Worker::bytes).sum();
+    let bytes: usize = kept.workers.values().map(ReportedWorker::bytes).sum();
     assert_eq!(kept.bytes, bytes, "what went is counted");
 }
 
@@ -452,5 +452,5 @@ fn a_batch_that_is_wrong_changes_nothing() {
     let many: Vec<String> = (0..=WORKERS_MAX).map(|number| number.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let too_many = reports.configure(expected(&many), now);
-    assert_eq!(too_many, Err(ReportError::TooManyWorkers(WORKERS_MAX + 1)));
+    assert_eq!(too_many, Err(BlockReportError::TooManyWorkers(WORKERS_MAX + 1)));
 }

@@ -17,10 +17,10 @@ const GOODBYES_MAX: usize = 65_536;
 
 /// The goodbyes of the last minute.
 #[derive(Debug, Default)]
-pub(in super::super) struct Goodbyes(Mutex<Table>);
+pub(in super::super) struct Goodbyes(Mutex<GoodbyeTable>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct GoodbyeTable {
     /// When each holder said goodbye, and the high-water marks of its batches.
     by_holder: BTreeMap<HolderKey, (u64, HighWater)>,
     /// The goodbyes in the order in which they came, each with its time.
@@ -30,7 +30,7 @@ struct Table {
 impl Goodbyes {
     /// Notes that a holder has said goodbye. `known` is the high-water marks of its batches.
     pub(in super::super) fn note(&self, holder: HolderKey, known: HighWater, at_us: u64) {
-        let Table { by_holder, order } = &mut *self.0.lock();
+        let GoodbyeTable { by_holder, order } = &mut *self.0.lock();
         by_holder.insert(holder.clone(), (at_us, known));
         order.push_back((at_us, holder));
         let is_old = |first_us: u64| at_us.saturating_sub(first_us) >= REMEMBERED_US;

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use kvatlas_core::index::QueryChain;
 use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, SingleQuery};
 
-use super::{Answerer, Asked, Doubts, Found, explain, most_of, saturating_u32};
+use super::{Answerer, DoubtFacts, Found, QueryLength, explain, most_of, saturating_u32};
 
-impl<'n> Doubts<'_, 'n> {
+impl<'n> DoubtFacts<'_, 'n> {
     /// The key that is asked for, as engines that look ahead hash it. `None` if the namespace has no such engine, or the query has no
     /// tokens.
     pub(super) fn key_ahead(&self) -> Option<Cow<'n, QueryKey>> {
@@ -43,13 +43,13 @@ impl<'n> Doubts<'_, 'n> {
 
 impl Answerer {
     /// Adds to `reply` the holders found of the same prompt in the chain of engines that look ahead, if there are any.
-    pub(super) fn add_ahead(&self, doubts: &Doubts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
+    pub(super) fn add_ahead(&self, doubts: &DoubtFacts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
         let key = doubts.key_ahead();
         let Some(mut chain) = key.as_deref().and_then(|key| doubts.chain_ahead(key)) else {
             return;
         };
         let (indexer, options) = (&doubts.namespace.indexer, &query.options);
-        let asked = Asked::of(query, chain.len(), indexer);
+        let asked = QueryLength::of(query, chain.len(), indexer);
         let mut ahead = self.searched(doubts, options, asked, || {
             indexer.find_chain(&mut chain, doubts.search_of(query))
         });

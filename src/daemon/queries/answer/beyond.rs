@@ -6,18 +6,18 @@
 use kvatlas_core::index::{NearBlocks, PositionalIndexer, Search, TierDepth};
 use kvatlas_core::wire::{DegradedReasons, SingleQuery, Tier};
 
-use super::{Doubts, usable_max};
+use super::{DoubtFacts, usable_max};
 
 /// The length of a query.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct QueryLength {
     /// Number of the query's blocks.
     pub(super) blocks: u32,
     /// Largest number of the query's blocks that a request can reuse.
     usable_max: u32,
 }
 
-impl Asked {
+impl QueryLength {
     /// Makes the length of `query`, which has `blocks` blocks. Its tokens bound the number of usable blocks.
     pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
         let usable_max = usable_max(&query.key, query.token_count, indexer);
@@ -39,7 +39,7 @@ impl Asked {
     }
 }
 
-impl Doubts<'_, '_> {
+impl DoubtFacts<'_, '_> {
     /// Whether some holder of the namespace is in doubt about tiers beyond the device.
     fn are_of_tiers(&self) -> bool {
         self.before.partial.up_to(Tier::DEVICE) != self.before.partial
@@ -74,7 +74,7 @@ impl Doubted {
         &mut self,
         reasons: DegradedReasons,
         near: Option<[NearBlocks; 2]>,
-        asked: Asked,
+        asked: QueryLength,
     ) -> DegradedReasons {
         let place = self.judged;
         self.judged += 1;

@@ -11,7 +11,7 @@ use kvatlas_telemetry::labels::AnswerState;
 
 use super::super::whole::search_whole;
 use super::{
-    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, profile_of,
+    Answerer, DoubtFacts, Doubted, Listed, QueryLength, ahead, count_doubtful, foreign_holders, profile_of,
     saturating_u32, spoken,
 };
 
@@ -168,7 +168,7 @@ impl Answerer {
     /// Finds all holders of a prefix of one chain.
     fn found(
         &self,
-        doubts: &Doubts<'_, '_>,
+        doubts: &DoubtFacts<'_, '_>,
         chain: &mut QueryChain<'_>,
         worker: Option<&WorkerName>,
     ) -> Found {
@@ -189,7 +189,7 @@ impl Answerer {
             Depth::Usable => usable,
             Depth::Matched => matched,
         };
-        let (asked, mut doubted) = (Asked::new(chain.len(), None), Doubted::default());
+        let (asked, mut doubted) = (QueryLength::new(chain.len(), None), Doubted::default());
         let mut most = NearBlocks::default();
         let holders = matches.holders().map(|found| {
             let near = matches.near_blocks(found.holder);

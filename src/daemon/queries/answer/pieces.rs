@@ -53,11 +53,11 @@ impl Answerer {
     ) -> Result<AnyReply, WireError> {
         let _turn = heavy.turn().await;
         let namespace = self.namespace(name)?;
-        let mut piece = Piece(Instant::now());
+        let mut piece = WorkPiece(Instant::now());
         let QueryRequest::Batch(queries) = request else {
             return self.answer_request(name, request, reply_bytes_max);
         };
-        let mut replies = Replies::new(queries.len(), reply_bytes_max);
+        let mut replies = BatchReplies::new(queries.len(), reply_bytes_max);
         for query in queries {
             replies.add(self, &namespace, query)?;
             piece.end().await;
@@ -67,9 +67,9 @@ impl Answerer {
 }
 
 /// A piece of work, by the time at which it began.
-struct Piece(Instant);
+struct WorkPiece(Instant);
 
-impl Piece {
+impl WorkPiece {
     /// Ends the piece if its time is over: lets other tasks run, and begins the next piece.
     async fn end(&mut self) {
         if self.0.elapsed() >= PIECE {
@@ -80,13 +80,13 @@ impl Piece {
 }
 
 /// The replies to the queries of a batch so far.
-pub(super) struct Replies {
+pub(super) struct BatchReplies {
     results: Vec<QueryResult>,
     holders: usize,
     bytes_max: usize,
 }
 
-impl Replies {
+impl BatchReplies {
     pub(super) fn new(queries: usize, bytes_max: usize) -> Self {
         Self {
             results: Vec::with_capacity(queries),

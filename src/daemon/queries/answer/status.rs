@@ -1,6 +1,6 @@
 //! Status replies: statements about a namespace and its holders, without a prompt.
 
-use crate::lanes::{Look, epoch_ahead_s};
+use crate::lanes::{FreshnessReading, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
@@ -19,7 +19,7 @@ pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
 pub(super) fn status(
     namespace: &Namespace,
     trust: &StreamTrust,
-    look: &Look<'_>,
+    look: &FreshnessReading<'_>,
     batches_waiting: u64,
 ) -> StatusReply {
     let mut holders = namespace.indexer.holders();
@@ -54,7 +54,7 @@ pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize)
 pub(crate) fn report(
     holder: &HolderRecord,
     trust: &StreamTrust,
-    look: &Look<'_>,
+    look: &FreshnessReading<'_>,
     namespace: &NamespaceName,
 ) -> HolderStatusReply {
     let (id, status) = (&holder.id, &holder.status);

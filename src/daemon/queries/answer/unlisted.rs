@@ -7,7 +7,7 @@ use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{QueryKey, Rank, Tier, WorkerName};
 
 use super::super::whole::Seen;
-use super::{Doubts, saturating_u32, unsized_holders};
+use super::{DoubtFacts, saturating_u32, unsized_holders};
 
 /// A holder in an answer.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +25,7 @@ pub(super) struct Listed<'a> {
 /// - Holders of which nothing has been heard yet. All of them together count as one.
 pub(super) fn count_doubtful<'a, T>(
     trust: &StreamTrust,
-    doubts: &Doubts<'_, '_>,
+    doubts: &DoubtFacts<'_, '_>,
     seen: &Seen<T>,
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
@@ -37,7 +37,7 @@ pub(super) fn count_doubtful<'a, T>(
 /// Counts as [`count_doubtful`] does, among the holders that have been heard of.
 fn count_known<'a, T>(
     trust: &StreamTrust,
-    doubts: &Doubts<'_, '_>,
+    doubts: &DoubtFacts<'_, '_>,
     seen: &Seen<T>,
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,

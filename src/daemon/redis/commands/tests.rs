@@ -9,8 +9,8 @@ const ENGINES: &str = r#"{"PodIdentifier":"10.0.0.2:8000","DeviceTier":"gpu","Sp
 /// A client: its session, and the commands and replies with which it is answered.
 struct Client {
     commands: Commands,
-    session: Session,
-    replies: Replies,
+    session: RedisSession,
+    replies: ReplyBuffer,
 }
 
 impl Client {
@@ -20,14 +20,14 @@ impl Client {
             guesses: Guesses::new(Duration::from_secs(2), 1 << 20),
             metrics: RedisMetrics::new(),
         };
-        let session = Session {
+        let session = RedisSession {
             number: 7,
             is_known: token.is_none(),
         };
         Self {
             commands,
             session,
-            replies: Replies::default(),
+            replies: ReplyBuffer::default(),
         }
     }
 
