@@ -14,7 +14,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kvatlas_core::hash::{BlockHash, sequence_hashes};
-use kvatlas_lab::{Block, Design, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+use kvatlas_lab::{Design, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
 const ROUNDS: usize = 5;
 const QUERIES: usize = 200;
@@ -24,7 +24,7 @@ const SHARERS: u32 = 4;
 /// Prompts to store, and queries to ask.
 struct Work {
     depth: usize,
-    prompts: Vec<(HolderNumber, Vec<Block>)>,
+    prompts: Vec<(HolderNumber, Vec<PrefixBlock>)>,
     hits: Vec<PrefixQuery>,
     halves: Vec<PrefixQuery>,
     misses: Vec<PrefixQuery>,
@@ -104,9 +104,9 @@ fn contents(prompt: u64, depth: usize) -> Vec<BlockHash> {
     (0..depth as u64).map(content).collect()
 }
 
-fn named(path: &[BlockHash]) -> Vec<Block> {
+fn named(path: &[BlockHash]) -> Vec<PrefixBlock> {
     let names = sequence_hashes(path.iter().copied());
-    let block = |(content, name): (&BlockHash, _)| Block {
+    let block = |(content, name): (&BlockHash, _)| PrefixBlock {
         content: *content,
         name,
     };
@@ -135,7 +135,7 @@ fn measure(design: Design, work: &Work) -> [String; 5] {
     check(&*index, &work.misses, None);
     let queries = [&work.hits, &work.halves, &work.misses].map(|queries| ask(&*index, queries));
     removals.push(remove(&mut *index, work));
-    assert_eq!(index.sizes(), Sizes::default(), "{design:?}");
+    assert_eq!(index.sizes(), PrefixIndexSize::default(), "{design:?}");
     let [hit, half, miss] = queries;
     [summary(stores), summary(removals), hit, half, miss]
 }

@@ -6,20 +6,20 @@ use std::thread::{self, JoinHandle};
 
 use kvatlas_core::hash::SequenceHash;
 
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
 /// Most messages that wait for the actor. When there are as many, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
 
 /// The messages that the actor takes.
-enum Message {
-    Store(HolderNumber, Option<SequenceHash>, Vec<Block>),
+enum ActorMessage {
+    Store(HolderNumber, Option<SequenceHash>, Vec<PrefixBlock>),
     Remove(HolderNumber, Vec<SequenceHash>),
     Clear(HolderNumber),
     Find(PrefixQuery, SyncSender<Vec<Depth>>),
     Flush(SyncSender<()>),
     RefusedStores(SyncSender<u64>),
-    Sizes(SyncSender<Sizes>),
+    Sizes(SyncSender<PrefixIndexSize>),
 }
 
 /// Design 2: an index that one thread owns; all others talk to it through a channel.
@@ -36,7 +36,7 @@ enum Message {
 #[derive(Debug)]
 pub struct Actor {
     /// Sender of the thread's channel. `None` only while the actor is dropped.
-    messages: Option<SyncSender<Message>>,
+    messages: Option<SyncSender<ActorMessage>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -60,64 +60,64 @@ impl Actor {
 
     /// Sends a message to the thread. Only a panic ends the thread before the actor is dropped. The message is then lost, and
     /// answers are empty.
-    fn send(&self, message: Message) {
+    fn send(&self, message: ActorMessage) {
         if let Some(messages) = &self.messages {
             let _ = messages.send(message);
         }
     }
 
-    fn ask<T: Default>(&self, message: impl FnOnce(SyncSender<T>) -> Message) -> T {
+    fn ask<T: Default>(&self, message: impl FnOnce(SyncSender<T>) -> ActorMessage) -> T {
         let (reply, answer) = sync_channel(1);
         self.send(message(reply));
         answer.recv().unwrap_or_default()
     }
 }
 
-fn serve(mut index: impl PrefixIndex, inbox: &Receiver<Message>) {
+fn serve(mut index: impl PrefixIndex, inbox: &Receiver<ActorMessage>) {
     // A reply that cannot be sent has lost its asker, who does not wait any more.
     while let Ok(message) = inbox.recv() {
         match message {
-            Message::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
-            Message::Remove(holder, names) => index.remove(holder, &names),
-            Message::Clear(holder) => index.clear(holder),
-            Message::Find(query, reply) => drop(reply.send(index.find_matches(&query))),
-            Message::Flush(reply) => {
+            ActorMessage::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
+            ActorMessage::Remove(holder, names) => index.remove(holder, &names),
+            ActorMessage::Clear(holder) => index.clear(holder),
+            ActorMessage::Find(query, reply) => drop(reply.send(index.find_matches(&query))),
+            ActorMessage::Flush(reply) => {
                 index.flush();
                 let _ = reply.send(());
             }
-            Message::RefusedStores(reply) => drop(reply.send(index.refused_stores())),
-            Message::Sizes(reply) => drop(reply.send(index.sizes())),
+            ActorMessage::RefusedStores(reply) => drop(reply.send(index.refused_stores())),
+            ActorMessage::Sizes(reply) => drop(reply.send(index.sizes())),
         }
     }
 }
 
 impl PrefixIndex for Actor {
-    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
-        self.send(Message::Store(holder, parent, blocks.to_vec()));
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
+        self.send(ActorMessage::Store(holder, parent, blocks.to_vec()));
     }
 
     fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
-        self.send(Message::Remove(holder, names.to_vec()));
+        self.send(ActorMessage::Remove(holder, names.to_vec()));
     }
 
     fn clear(&mut self, holder: HolderNumber) {
-        self.send(Message::Clear(holder));
+        self.send(ActorMessage::Clear(holder));
     }
 
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
-        self.ask(|reply| Message::Find(query.clone(), reply))
+        self.ask(|reply| ActorMessage::Find(query.clone(), reply))
     }
 
     fn flush(&self) {
-        self.ask(Message::Flush);
+        self.ask(ActorMessage::Flush);
     }
 
     fn refused_stores(&self) -> u64 {
-        self.ask(Message::RefusedStores)
+        self.ask(ActorMessage::RefusedStores)
     }
 
-    fn sizes(&self) -> Sizes {
-        self.ask(Message::Sizes)
+    fn sizes(&self) -> PrefixIndexSize {
+        self.ask(ActorMessage::Sizes)
     }
 }
 

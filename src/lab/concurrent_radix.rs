@@ -12,13 +12,13 @@ use kvatlas_core::hash::{BlockHash, SequenceHash};
 
 use super::drain::Drain;
 use super::pool::SharedIndex;
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 
-type Holders = HashSet<HolderNumber>;
+type NodeHolders = HashSet<HolderNumber>;
 
-type Names = HashMap<SequenceHash, SharedNode<BlockHash, Holders>>;
+type NodesByName = HashMap<SequenceHash, SharedNode<BlockHash, NodeHolders>>;
 
-impl HolderGroup for Holders {
+impl HolderGroup for NodeHolders {
     type Holder = HolderNumber;
 
     fn add(&mut self, holder: HolderNumber) {
@@ -57,13 +57,13 @@ impl HolderGroup for Holders {
 /// all queries of that prefix share.
 #[derive(Debug, Default)]
 pub struct ConcurrentRadixTree {
-    tree: PrefixTree<BlockHash, Holders>,
-    names: DashMap<HolderNumber, RwLock<Names>>,
+    tree: PrefixTree<BlockHash, NodeHolders>,
+    names: DashMap<HolderNumber, RwLock<NodesByName>>,
     refused_stores: AtomicU64,
 }
 
 impl SharedIndex for ConcurrentRadixTree {
-    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         if blocks.is_empty() {
             return;
         }
@@ -129,8 +129,8 @@ impl SharedIndex for ConcurrentRadixTree {
         self.refused_stores.load(Ordering::Relaxed)
     }
 
-    fn sizes(&self) -> Sizes {
-        Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
+        PrefixIndexSize {
             entries: usize::try_from(self.tree.len()).unwrap_or(usize::MAX),
             names: self.names.iter().map(|names| names.read().len()).sum(),
             holders: self.names.len(),

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 /// Value of a key, with its lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct EtcdValue {
     /// The value, in bytes.
     pub value: Vec<u8>,
     /// Number of the lease under which the value was written; empty if there is none.
@@ -25,7 +25,7 @@ pub struct Kept {
 #[derive(Debug, Default)]
 pub struct Etcd {
     /// Values by key.
-    pub kept: BTreeMap<String, Kept>,
+    pub kept: BTreeMap<String, EtcdValue>,
     /// Seconds that each lease has left, by the lease's number.
     pub leases: BTreeMap<String, i64>,
     /// Number of writes over the gateway.
@@ -38,7 +38,7 @@ impl Etcd {
     /// Writes a key without a lease.
     pub fn put(&mut self, key: &str, value: impl Into<Vec<u8>>) {
         let (value, lease) = (value.into(), String::new());
-        self.kept.insert(key.to_owned(), Kept { value, lease });
+        self.kept.insert(key.to_owned(), EtcdValue { value, lease });
     }
 
     fn answer(&mut self, method: &str, question: &Value) -> Value {
@@ -65,7 +65,7 @@ impl Etcd {
                 let key = String::from_utf8(field(question, "key")).unwrap();
                 let lease = question["lease"].as_str().unwrap_or_default().to_owned();
                 let value = field(question, "value");
-                self.kept.insert(key, Kept { value, lease });
+                self.kept.insert(key, EtcdValue { value, lease });
                 json!({})
             }
             other => panic!("{other} is not asked"),

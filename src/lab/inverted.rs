@@ -5,7 +5,7 @@ use hashbrown::{HashMap, HashSet};
 use kvatlas_core::hash::{BlockHash, SequenceHash};
 
 use super::drain::Drain;
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
 /// Design 3, two maps: block hash → holders for queries, and holder → (sequence hash → block hash) for removals.
 ///
@@ -44,7 +44,7 @@ impl InvertedIndex {
 }
 
 impl PrefixIndex for InvertedIndex {
-    fn store(&mut self, holder: HolderNumber, _parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&mut self, holder: HolderNumber, _parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         if blocks.is_empty() {
             return;
         }
@@ -91,8 +91,8 @@ impl PrefixIndex for InvertedIndex {
         0
     }
 
-    fn sizes(&self) -> Sizes {
-        Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
+        PrefixIndexSize {
             entries: self.holders_of.len(),
             names: self.names.values().map(HashMap::len).sum(),
             holders: self.names.len(),

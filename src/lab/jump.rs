@@ -12,7 +12,7 @@ use kvatlas_core::hash::{BlockHash, SequenceHash};
 
 use super::jump_search;
 use super::pool::SharedIndex;
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 use super::sequence_entry::SeqEntry;
 
 /// Default number of blocks that a search jumps over; the published choice.
@@ -53,7 +53,7 @@ pub struct JumpIndex {
 
 /// Position and content of a block that a holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct HeldBlock {
     position: usize,
     content: BlockHash,
     parent: Option<SequenceHash>,
@@ -62,7 +62,7 @@ struct Held {
 /// The blocks that one holder has, by name.
 #[derive(Debug, Default)]
 struct HeldBlocks {
-    blocks: HashMap<SequenceHash, Held>,
+    blocks: HashMap<SequenceHash, HeldBlock>,
     /// Number of held blocks under each parent's name, whether or not the parent is held.
     children: HashMap<SequenceHash, usize>,
     /// Number of blocks above position 0 whose parent is not held.
@@ -70,7 +70,7 @@ struct HeldBlocks {
 }
 
 impl HeldBlocks {
-    fn insert(&mut self, name: SequenceHash, held: Held) {
+    fn insert(&mut self, name: SequenceHash, held: HeldBlock) {
         self.orphans -= self.children.get(&name).copied().unwrap_or_default();
         if let Some(parent) = held.parent {
             *self.children.entry(parent).or_default() += 1;
@@ -79,7 +79,7 @@ impl HeldBlocks {
         self.blocks.insert(name, held);
     }
 
-    fn remove(&mut self, name: SequenceHash) -> Option<Held> {
+    fn remove(&mut self, name: SequenceHash) -> Option<HeldBlock> {
         let held = self.blocks.remove(&name)?;
         if let Some(parent) = held.parent {
             self.orphans -= usize::from(!self.blocks.contains_key(&parent));
@@ -113,7 +113,7 @@ impl JumpIndex {
         }
     }
 
-    fn publish(&self, holder: HolderNumber, name: SequenceHash, held: Held) {
+    fn publish(&self, holder: HolderNumber, name: SequenceHash, held: HeldBlock) {
         self.entries
             .entry((held.position, held.content))
             .or_insert_with(|| SeqEntry::vacant(name))
@@ -121,7 +121,7 @@ impl JumpIndex {
     }
 
     /// Removes the holder from a block's entry. An entry without holders is erased.
-    fn withdraw(&self, holder: HolderNumber, name: SequenceHash, held: Held) {
+    fn withdraw(&self, holder: HolderNumber, name: SequenceHash, held: HeldBlock) {
         if let Entry::Occupied(mut entry) = self.entries.entry((held.position, held.content))
             && entry.get_mut().remove(name, holder)
         {
@@ -154,7 +154,7 @@ impl JumpIndex {
 }
 
 impl SharedIndex for JumpIndex {
-    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         if blocks.is_empty() {
             return;
         }
@@ -166,7 +166,7 @@ impl SharedIndex for JumpIndex {
         let mut held_blocks = held_blocks.write();
         let mut parent = parent;
         for (position, block) in (first..).zip(blocks) {
-            let held = Held {
+            let held = HeldBlock {
                 position,
                 content: block.content,
                 parent,
@@ -224,8 +224,8 @@ impl SharedIndex for JumpIndex {
         self.refused_stores.load(Ordering::Relaxed)
     }
 
-    fn sizes(&self) -> Sizes {
-        Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
+        PrefixIndexSize {
             entries: self.entries.len(),
             names: self.held.iter().map(|held| held.read().blocks.len()).sum(),
             holders: self.held.len().max(self.holed.read().len()),

@@ -8,7 +8,7 @@ use super::jump::JumpIndex;
 use super::prefix_index::{Depth, HolderNumber};
 use super::sequence_entry::SeqEntry;
 
-type Holders = HashSet<HolderNumber>;
+type HolderNumbers = HashSet<HolderNumber>;
 
 /// Treatment of an entry with a single prefix, which may differ from the query's prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,12 @@ impl JumpSearch<'_> {
 
     /// Calls `view` with the holders of the query's block at `position`, or with `None` if there is no such block. Returns the
     /// result of `view`.
-    fn look<T>(&mut self, position: usize, trust: Trust, view: impl FnOnce(Option<&Holders>) -> T) -> T {
+    fn look<T>(
+        &mut self,
+        position: usize,
+        trust: Trust,
+        view: impl FnOnce(Option<&HolderNumbers>) -> T,
+    ) -> T {
         let index = self.index;
         let Some(content) = self.blocks.get(position).copied() else {
             return view(None);
@@ -78,10 +83,10 @@ impl JumpSearch<'_> {
         view(holders.and_then(|(entry, name)| entry.holders(name)))
     }
 
-    fn take_holed(&self, active: &mut Holders) -> Holders {
+    fn take_holed(&self, active: &mut HolderNumbers) -> HolderNumbers {
         let holed = self.index.holed.read();
         if holed.is_empty() {
-            return Holders::new();
+            return HolderNumbers::new();
         }
         active.extract_if(|holder| holed.contains(holder)).collect()
     }
@@ -94,16 +99,16 @@ impl JumpSearch<'_> {
     }
 
     /// Splits `active` at the block at `position`: keeps the holders that have the block, and returns the others.
-    fn split_missing(&mut self, position: usize, trust: Trust, active: &mut Holders) -> Holders {
+    fn split_missing(&mut self, position: usize, trust: Trust, active: &mut HolderNumbers) -> HolderNumbers {
         self.look(position, trust, |here| match here {
             None => std::mem::take(active),
-            Some(here) if active.iter().all(|holder| here.contains(holder)) => Holders::new(),
+            Some(here) if active.iter().all(|holder| here.contains(holder)) => HolderNumbers::new(),
             Some(here) => active.extract_if(|holder| !here.contains(holder)).collect(),
         })
     }
 
     /// Finds the depths of holders with holes, block by block. All of them have the block at position 0.
-    fn walk(&mut self, mut active: Holders) {
+    fn walk(&mut self, mut active: HolderNumbers) {
         for position in 1..self.blocks.len() {
             if active.is_empty() {
                 return;
@@ -115,7 +120,7 @@ impl JumpSearch<'_> {
     }
 
     /// Finds the depths of holders without holes, jump by jump. All of them have the block at position 0.
-    fn jump(&mut self, mut active: Holders, trust: Trust) {
+    fn jump(&mut self, mut active: HolderNumbers, trust: Trust) {
         let last = self.blocks.len() - 1;
         let mut current = 0;
         while current < last && !active.is_empty() {
@@ -140,16 +145,16 @@ impl JumpSearch<'_> {
     ///
     /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all blocks before it. At
     /// `depth`, the holder was found not to have the query's content.
-    fn take_unverified(&mut self) -> Holders {
+    fn take_unverified(&mut self) -> HolderNumbers {
         let mut depths = std::mem::take(&mut self.depths);
         depths.sort_unstable_by_key(|depth| depth.matched_blocks);
-        let mut failed = Holders::new();
+        let mut failed = HolderNumbers::new();
         for group in depths.chunk_by(|one, other| one.matched_blocks == other.matched_blocks) {
             let last = group
                 .first()
                 .map_or(0, |depth| depth.matched_blocks as usize)
                 .saturating_sub(1);
-            let mut holders: Holders = group.iter().map(|depth| depth.holder).collect();
+            let mut holders: HolderNumbers = group.iter().map(|depth| depth.holder).collect();
             failed.extend(self.split_missing(last, Trust::Verify, &mut holders));
             self.note(holders, last + 1);
         }

@@ -60,6 +60,6 @@ pub use jump::{DEFAULT_JUMP_SIZE, JumpIndex};
 pub use lineage::LineageIndex;
 pub use nested::NestedDictionary;
 pub use pool::{SharedIndex, ThreadPool};
-pub use prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+pub use prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 pub use radix::RadixTree;
 pub use sequence_entry::SeqEntry;

@@ -12,7 +12,7 @@ use kvatlas_core::index::{
 use kvatlas_core::wire::{Event, HolderId, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::pool::SharedIndex;
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 
 /// Design 7: the daemon's own [`PositionalIndexer`], keyed by lineage hashes. Made to be put in a
 /// [`ThreadPool`](super::ThreadPool), whose threads stand for the daemon's lanes.
@@ -76,7 +76,7 @@ impl LineageIndex {
 }
 
 impl SharedIndex for LineageIndex {
-    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         let names = blocks.iter().map(|block| block.name).collect();
         let event = Event::Stored(StoredBlocks::by_sequence(parent, None, names));
         let is_stored = self.with_writer(holder, |writer| {
@@ -113,12 +113,12 @@ impl SharedIndex for LineageIndex {
         self.refused_stores.load(Ordering::Relaxed)
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
         let sizes = self.indexer.sizes();
         let holds_something = |writer: &dashmap::mapref::multiple::RefMulti<'_, _, Mutex<HolderWriter>>| {
             writer.lock().blocks() > 0
         };
-        Sizes {
+        PrefixIndexSize {
             entries: usize::try_from(sizes.distinct_blocks).unwrap_or(usize::MAX),
             names: usize::try_from(sizes.held_blocks).unwrap_or(usize::MAX),
             holders: self.writers.iter().filter(holds_something).count(),

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use kvatlas_core::hash::{BlockHash, SequenceHash};
 
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
 /// Design 1: holder → (block hash → sequence hash).
 ///
@@ -30,7 +30,7 @@ pub struct NestedDictionary {
 }
 
 impl PrefixIndex for NestedDictionary {
-    fn store(&mut self, holder: HolderNumber, _parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&mut self, holder: HolderNumber, _parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         if blocks.is_empty() {
             return;
         }
@@ -66,9 +66,9 @@ impl PrefixIndex for NestedDictionary {
         0
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
         let entries = self.holders.values().map(HashMap::len).sum();
-        Sizes {
+        PrefixIndexSize {
             entries,
             names: entries,
             holders: self.holders.len(),

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use kvatlas_core::hash::SequenceHash;
 
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
 /// Most messages that wait for one thread. When there are as many, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
@@ -20,7 +20,7 @@ const WAITING_MAX: usize = 2048;
 /// time. The methods mean the same as those of [`PrefixIndex`].
 pub trait SharedIndex: Send + Sync + 'static {
     /// Notes that `holder` holds `blocks`.
-    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]);
 
     /// Notes that `holder` no longer holds the blocks with these names.
     fn remove(&self, holder: HolderNumber, names: &[SequenceHash]);
@@ -35,20 +35,20 @@ pub trait SharedIndex: Send + Sync + 'static {
     fn refused_stores(&self) -> u64;
 
     /// The size of the index. May walk over the whole index.
-    fn sizes(&self) -> Sizes;
+    fn sizes(&self) -> PrefixIndexSize;
 }
 
 /// One change for a thread to apply.
-enum Message {
-    Store(HolderNumber, Option<SequenceHash>, Vec<Block>),
+enum PoolMessage {
+    Store(HolderNumber, Option<SequenceHash>, Vec<PrefixBlock>),
     Remove(HolderNumber, Vec<SequenceHash>),
     Clear(HolderNumber),
     Flush(SyncSender<()>),
 }
 
 #[derive(Debug)]
-struct Lane {
-    messages: SyncSender<Message>,
+struct PoolThread {
+    messages: SyncSender<PoolMessage>,
     thread: JoinHandle<()>,
 }
 
@@ -59,7 +59,7 @@ struct Lane {
 #[derive(Debug)]
 pub struct ThreadPool<I> {
     index: Arc<I>,
-    lanes: Vec<Lane>,
+    lanes: Vec<PoolThread>,
     assigned: HashMap<HolderNumber, usize>,
 }
 
@@ -81,7 +81,7 @@ impl<I: SharedIndex> ThreadPool<I> {
             let thread = thread::Builder::new()
                 .name(format!("baseline-lane-{number}"))
                 .spawn(move || apply_all(&*index, &inbox))?;
-            pool.lanes.push(Lane { messages, thread });
+            pool.lanes.push(PoolThread { messages, thread });
         }
         Ok(pool)
     }
@@ -91,7 +91,7 @@ impl<I: SharedIndex> ThreadPool<I> {
         Arc::clone(&self.index)
     }
 
-    fn send(&mut self, holder: HolderNumber, message: Message) {
+    fn send(&mut self, holder: HolderNumber, message: PoolMessage) {
         let next = self.assigned.len() % self.lanes.len().max(1);
         let lane = *self.assigned.entry(holder).or_insert(next);
         // Only a panic ends a lane before its pool is dropped. The message is then not applied.
@@ -101,14 +101,14 @@ impl<I: SharedIndex> ThreadPool<I> {
     }
 }
 
-fn apply_all(index: &impl SharedIndex, inbox: &Receiver<Message>) {
+fn apply_all(index: &impl SharedIndex, inbox: &Receiver<PoolMessage>) {
     while let Ok(message) = inbox.recv() {
         match message {
-            Message::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
-            Message::Remove(holder, names) => index.remove(holder, &names),
-            Message::Clear(holder) => index.clear(holder),
+            PoolMessage::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
+            PoolMessage::Remove(holder, names) => index.remove(holder, &names),
+            PoolMessage::Clear(holder) => index.clear(holder),
             // An asker that does not wait any more needs no reply.
-            Message::Flush(reply) => {
+            PoolMessage::Flush(reply) => {
                 let _ = reply.send(());
             }
         }
@@ -116,16 +116,16 @@ fn apply_all(index: &impl SharedIndex, inbox: &Receiver<Message>) {
 }
 
 impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
-    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
-        self.send(holder, Message::Store(holder, parent, blocks.to_vec()));
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
+        self.send(holder, PoolMessage::Store(holder, parent, blocks.to_vec()));
     }
 
     fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
-        self.send(holder, Message::Remove(holder, names.to_vec()));
+        self.send(holder, PoolMessage::Remove(holder, names.to_vec()));
     }
 
     fn clear(&mut self, holder: HolderNumber) {
-        self.send(holder, Message::Clear(holder));
+        self.send(holder, PoolMessage::Clear(holder));
     }
 
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
@@ -135,7 +135,7 @@ impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
     fn flush(&self) {
         let (reply, replies) = sync_channel(self.lanes.len());
         for lane in &self.lanes {
-            let _ = lane.messages.send(Message::Flush(reply.clone()));
+            let _ = lane.messages.send(PoolMessage::Flush(reply.clone()));
         }
         drop(reply);
         // Ends when every lane has replied or is gone.
@@ -146,14 +146,14 @@ impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
         self.index.refused_stores()
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
         self.index.sizes()
     }
 }
 
 impl<I> Drop for ThreadPool<I> {
     fn drop(&mut self) {
-        for Lane { messages, thread } in self.lanes.drain(..) {
+        for PoolThread { messages, thread } in self.lanes.drain(..) {
             // Without a sender the thread ends when it has applied all messages.
             drop(messages);
             let _ = thread.join();

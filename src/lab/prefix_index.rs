@@ -11,7 +11,7 @@ pub struct HolderNumber(pub u32);
 
 /// One block of a stored event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Block {
+pub struct PrefixBlock {
     /// Content of the block: the hash of its tokens.
     pub content: BlockHash,
     /// Name of the block: the hash of the whole prefix up to and including the block.
@@ -67,7 +67,7 @@ impl Depth {
 
 /// The size of an index. All numbers are 0 when nobody holds anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sizes {
+pub struct PrefixIndexSize {
     /// Entries that queries look up: nodes, keys, or hashes in the dictionaries of all holders.
     pub entries: usize,
     /// Names that removals look up, summed over all holders.
@@ -79,7 +79,7 @@ pub struct Sizes {
 /// An index of the prefixes that holders hold. The crate's documentation has the contract.
 pub trait PrefixIndex {
     /// Notes that `holder` holds `blocks`, which follow one another after the block named `parent`, or start at position 0.
-    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]);
 
     /// Notes that `holder` no longer holds the blocks with these names.
     fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]);
@@ -98,11 +98,11 @@ pub trait PrefixIndex {
     fn refused_stores(&self) -> u64;
 
     /// The size of the index. May walk over the whole index.
-    fn sizes(&self) -> Sizes;
+    fn sizes(&self) -> PrefixIndexSize;
 }
 
 impl<I: PrefixIndex + ?Sized> PrefixIndex for Box<I> {
-    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         (**self).store(holder, parent, blocks);
     }
 
@@ -126,7 +126,7 @@ impl<I: PrefixIndex + ?Sized> PrefixIndex for Box<I> {
         (**self).refused_stores()
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
         (**self).sizes()
     }
 }

@@ -33,7 +33,7 @@ use parking_lot::RwLock;
 
 mod children;
 
-use children::Children;
+use children::NodeChildren;
 
 /// The holders of one node.
 pub(crate) trait HolderGroup: Default {
@@ -54,24 +54,24 @@ pub(crate) trait HolderGroup: Default {
 }
 
 /// A node, shared by the tree and by the tables that keep a holder's nodes.
-pub(crate) type SharedNode<K, G> = Arc<Node<K, G>>;
+pub(crate) type SharedNode<K, G> = Arc<TreeNode<K, G>>;
 
 /// One block; the root stands before position 0.
-pub(crate) struct Node<K, G> {
+pub(crate) struct TreeNode<K, G> {
     /// The node's parent, and the key under which the parent knows the node; `None` for the root.
     place: Option<(Weak<Self>, K)>,
-    state: RwLock<State<K, G>>,
+    state: RwLock<NodeState<K, G>>,
 }
 
-struct State<K, G> {
-    children: Children<K, G>,
+struct NodeState<K, G> {
+    children: NodeChildren<K, G>,
     holders: G,
 }
 
-impl<K: Copy + Eq + Hash, G: HolderGroup> State<K, G> {
+impl<K: Copy + Eq + Hash, G: HolderGroup> NodeState<K, G> {
     fn new() -> Self {
         Self {
-            children: Children::default(),
+            children: NodeChildren::default(),
             holders: G::default(),
         }
     }
@@ -85,11 +85,11 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> State<K, G> {
     }
 }
 
-impl<K: Copy + Eq + Hash, G: HolderGroup> Node<K, G> {
+impl<K: Copy + Eq + Hash, G: HolderGroup> TreeNode<K, G> {
     fn new(place: Option<(Weak<Self>, K)>) -> Self {
         Self {
             place,
-            state: RwLock::new(State::new()),
+            state: RwLock::new(NodeState::new()),
         }
     }
 
@@ -113,7 +113,7 @@ pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
 impl<K: Copy + Eq + Hash, G: HolderGroup> Default for PrefixTree<K, G> {
     fn default() -> Self {
         Self {
-            root: Arc::new(Node::new(None)),
+            root: Arc::new(TreeNode::new(None)),
             nodes: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
         }
@@ -122,7 +122,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Default for PrefixTree<K, G> {
 
 impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
     /// The bytes of a node, without its tables: two counts of references beside itself.
-    const NODE_BYTES: u64 = (size_of::<Node<K, G>>() + 2 * size_of::<usize>()) as u64;
+    const NODE_BYTES: u64 = (size_of::<TreeNode<K, G>>() + 2 * size_of::<usize>()) as u64;
 
     /// Returns the root, which stands before all blocks at position 0. No holder enters it.
     pub(crate) fn root(&self) -> &SharedNode<K, G> {
@@ -140,7 +140,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
     }
 
     /// Makes a change, and accounts for the memory that it takes or gives back.
-    fn change<R>(&self, state: &mut State<K, G>, change: impl FnOnce(&mut State<K, G>) -> R) -> R {
+    fn change<R>(&self, state: &mut NodeState<K, G>, change: impl FnOnce(&mut NodeState<K, G>) -> R) -> R {
         let before = state.heap_bytes();
         let result = change(state);
         let after = state.heap_bytes();
@@ -164,7 +164,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         let mut above = parent.state.write();
         // Another thread may have made it meanwhile.
         let child = above.children.get(&key).cloned().unwrap_or_else(|| {
-            let child = Arc::new(Node::new(Some((Arc::downgrade(parent), key))));
+            let child = Arc::new(TreeNode::new(Some((Arc::downgrade(parent), key))));
             self.nodes.fetch_add(1, Ordering::Relaxed);
             self.change(&mut above, |above| above.children.insert(key, Arc::clone(&child)));
             child
@@ -240,10 +240,10 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
     }
 }
 
-impl<K, G> fmt::Debug for Node<K, G> {
+impl<K, G> fmt::Debug for TreeNode<K, G> {
     /// Leaves out the nodes below, which may go deep.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Node").finish_non_exhaustive()
+        formatter.debug_struct("TreeNode").finish_non_exhaustive()
     }
 }
 

@@ -8,16 +8,16 @@ use hashbrown::{HashMap, HashSet};
 use kvatlas_core::hash::{BlockHash, SequenceHash};
 
 use super::drain::Drain;
-use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
-type SharedNode = Rc<RefCell<Node>>;
+type SharedRadixNode = Rc<RefCell<RadixNode>>;
 
 /// One block of the tree; the root stands before position 0.
 #[derive(Debug, Default)]
-struct Node {
+struct RadixNode {
     /// The node's parent, and the content under which the parent knows the node; `None` for the root.
-    place: Option<(Weak<RefCell<Node>>, BlockHash)>,
-    children: HashMap<BlockHash, SharedNode>,
+    place: Option<(Weak<RefCell<RadixNode>>, BlockHash)>,
+    children: HashMap<BlockHash, SharedRadixNode>,
     holders: HashSet<HolderNumber>,
 }
 
@@ -40,15 +40,15 @@ struct Node {
 /// A query follows one pointer a block, each a likely cache miss, and looks at the holders at every block. One thread only.
 #[derive(Debug)]
 pub struct RadixTree {
-    root: SharedNode,
-    names: HashMap<HolderNumber, HashMap<SequenceHash, SharedNode>>,
+    root: SharedRadixNode,
+    names: HashMap<HolderNumber, HashMap<SequenceHash, SharedRadixNode>>,
     refused_stores: u64,
 }
 
 impl Default for RadixTree {
     fn default() -> Self {
         Self {
-            root: SharedNode::default(),
+            root: SharedRadixNode::default(),
             names: HashMap::new(),
             refused_stores: 0,
         }
@@ -56,12 +56,12 @@ impl Default for RadixTree {
 }
 
 /// Adds `holder` to the child of `parent` with this content, and returns the child. A missing child is made.
-fn enter(parent: &SharedNode, content: BlockHash, holder: HolderNumber) -> SharedNode {
+fn enter(parent: &SharedRadixNode, content: BlockHash, holder: HolderNumber) -> SharedRadixNode {
     let mut above = parent.borrow_mut();
     let child = above.children.entry(content).or_insert_with(|| {
-        Rc::new(RefCell::new(Node {
+        Rc::new(RefCell::new(RadixNode {
             place: Some((Rc::downgrade(parent), content)),
-            ..Node::default()
+            ..RadixNode::default()
         }))
     });
     child.borrow_mut().holders.insert(holder);
@@ -69,7 +69,7 @@ fn enter(parent: &SharedNode, content: BlockHash, holder: HolderNumber) -> Share
 }
 
 /// Removes `holder` from a node. Erases the node and its ancestors as far as they have neither holders nor children.
-fn withdraw(node: SharedNode, holder: HolderNumber) {
+fn withdraw(node: SharedRadixNode, holder: HolderNumber) {
     node.borrow_mut().holders.remove(&holder);
     let mut node = node;
     loop {
@@ -90,7 +90,7 @@ fn withdraw(node: SharedNode, holder: HolderNumber) {
 }
 
 impl PrefixIndex for RadixTree {
-    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]) {
         if blocks.is_empty() {
             return;
         }
@@ -153,7 +153,7 @@ impl PrefixIndex for RadixTree {
         self.refused_stores
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> PrefixIndexSize {
         let mut entries = 0;
         let mut pending = vec![Rc::clone(&self.root)];
         while let Some(node) = pending.pop() {
@@ -161,7 +161,7 @@ impl PrefixIndex for RadixTree {
             entries += here.children.len();
             pending.extend(here.children.values().cloned());
         }
-        Sizes {
+        PrefixIndexSize {
             entries,
             names: self.names.values().map(HashMap::len).sum(),
             holders: self.names.len(),

@@ -65,7 +65,7 @@ struct Home {
 
 /// A tag and a place, as a bucket has them.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct BucketSlot {
     /// The lowest bits of the tag.
     print: u64,
     /// The upper bits of the tag, and the place.
@@ -77,7 +77,7 @@ fn upper(tag: u64) -> u64 {
     tag >> PRINT_BITS
 }
 
-impl Slot {
+impl BucketSlot {
     #[inline]
     fn new(tag: u64, place: u64) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Slot {
 
     /// Reads the slot at `index` of a bucket.
     #[inline]
-    fn of(prints: BucketPrints, row: &Row, index: usize) -> Self {
+    fn of(prints: BucketPrints, row: &BucketRow, index: usize) -> Self {
         Self {
             print: prints.get(index),
             rest: row.0[index],
@@ -110,14 +110,14 @@ impl Slot {
 /// Upper bits of the tags, and the places, of a bucket's slots: one cache line.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
-struct Row([u64; WIDTH]);
+struct BucketRow([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
     /// Prints of each bucket. Buckets behind the last home take slots that do not fit before.
     prints: Vec<BucketPrints>,
     /// The row of each bucket.
-    rows: Vec<Row>,
+    rows: Vec<BucketRow>,
     /// Number of buckets that are the home of some tag.
     homes: usize,
     len: usize,
@@ -146,7 +146,7 @@ impl NameMap {
 
     /// Bytes of the map.
     pub(crate) fn bytes(&self) -> u64 {
-        let buckets = self.buckets * (size_of::<Row>() + size_of::<BucketPrints>());
+        let buckets = self.buckets * (size_of::<BucketRow>() + size_of::<BucketPrints>());
         (buckets + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
     }
 
@@ -277,7 +277,7 @@ impl NameMap {
 
     #[inline]
     fn put(&mut self, home: Home, place: u64) {
-        self.buckets += self.segments[home.number].put(home.bucket, Slot::new(home.tag, place));
+        self.buckets += self.segments[home.number].put(home.bucket, BucketSlot::new(home.tag, place));
         self.len += 1;
     }
 
@@ -372,7 +372,7 @@ impl Segment {
     fn new(homes: usize, depth: u32) -> Self {
         Self {
             prints: vec![BucketPrints::default(); homes],
-            rows: vec![Row::default(); homes],
+            rows: vec![BucketRow::default(); homes],
             homes,
             len: 0,
             depth,
@@ -386,7 +386,7 @@ impl Segment {
         &self,
         homes: [usize; COUNT],
         depth: u32,
-        choose: impl Fn(Slot) -> usize,
+        choose: impl Fn(BucketSlot) -> usize,
     ) -> [Self; COUNT] {
         let mut segments = homes.map(|homes| Self::new(homes, depth));
         // Neighbours mostly go to the same bucket and wait for each other. So the loop alternates with buckets of the
@@ -398,7 +398,7 @@ impl Segment {
             };
             self.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
             for index in indexes(prints.taken()) {
-                let slot = Slot::of(*prints, row, index);
+                let slot = BucketSlot::of(*prints, row, index);
                 let segment = &mut segments[choose(slot)];
                 segment.put(segment.home(slot.upper()), slot);
             }
@@ -408,7 +408,7 @@ impl Segment {
 
     /// Puts a slot into the first bucket from its home on that has room. Returns how many buckets were added.
     #[inline]
-    fn put(&mut self, home: usize, slot: Slot) -> usize {
+    fn put(&mut self, home: usize, slot: BucketSlot) -> usize {
         self.len += 1;
         if self.put_into(home, slot) {
             return 0;
@@ -418,7 +418,7 @@ impl Segment {
 
     /// Puts a slot whose home is full into the next bucket that has room. Returns how many buckets were added.
     #[inline(never)]
-    fn put_behind(&mut self, home: usize, slot: Slot) -> usize {
+    fn put_behind(&mut self, home: usize, slot: BucketSlot) -> usize {
         let (buckets, mut place) = (self.prints.len(), home);
         loop {
             self.prints[place].count_behind(true);
@@ -428,7 +428,7 @@ impl Segment {
                 self.prints.reserve_exact(1);
                 self.rows.reserve_exact(1);
                 self.prints.push(BucketPrints::default());
-                self.rows.push(Row::default());
+                self.rows.push(BucketRow::default());
             }
             if self.put_into(place, slot) {
                 return self.prints.len() - buckets;
@@ -438,7 +438,7 @@ impl Segment {
 
     /// Puts a slot into a bucket. Returns false if the bucket is full.
     #[inline]
-    fn put_into(&mut self, place: usize, slot: Slot) -> bool {
+    fn put_into(&mut self, place: usize, slot: BucketSlot) -> bool {
         let prints = &mut self.prints[place];
         let Some(index) = indexes(prints.empty()).next() else {
             return false;
@@ -477,12 +477,12 @@ impl Segment {
         &self,
         tag: u64,
         mut place: usize,
-        mut check: impl FnMut(Slot, usize, usize) -> Option<T>,
+        mut check: impl FnMut(BucketSlot, usize, usize) -> Option<T>,
     ) -> Option<T> {
         loop {
             let prints = *self.prints.get(place)?;
             for index in indexes(prints.with_print(tag & PRINT_MASK)) {
-                let slot = Slot::of(prints, &self.rows[place], index);
+                let slot = BucketSlot::of(prints, &self.rows[place], index);
                 if let Some(found) = check(slot, place, index) {
                     return Some(found);
                 }
@@ -497,8 +497,8 @@ impl Segment {
     /// Removes the slot with the tag of `home` and this place. Returns whether it was there.
     #[inline]
     fn remove(&mut self, home: Home, place: u64) -> bool {
-        let wanted = Slot::new(home.tag, place);
-        let is_it = |slot: Slot, place, index| (slot.rest == wanted.rest).then_some((place, index));
+        let wanted = BucketSlot::new(home.tag, place);
+        let is_it = |slot: BucketSlot, place, index| (slot.rest == wanted.rest).then_some((place, index));
         let Some((place, index)) = self.find(home.tag, home.bucket, is_it) else {
             return false;
         };

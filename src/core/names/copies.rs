@@ -12,13 +12,13 @@ const GROUP: u16 = 32;
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Groups in the order of their numbers.
-    groups: Vec<Group>,
+    groups: Vec<CopyGroup>,
     /// Bytes of the groups' names.
     names: usize,
 }
 
 #[derive(Debug)]
-struct Group {
+struct CopyGroup {
     number: u16,
     /// Names in the order of their blocks' offsets; of one block, oldest first.
     names: Vec<Further>,
@@ -55,7 +55,7 @@ impl Further {
 impl Copies {
     /// Bytes of the further names.
     pub(super) fn bytes(&self) -> usize {
-        self.groups.capacity() * size_of::<Group>() + self.names
+        self.groups.capacity() * size_of::<CopyGroup>() + self.names
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -103,7 +103,7 @@ impl Copies {
             Err(_) if rest.is_empty() => return,
             Err(index) => {
                 let (number, names) = (offset / GROUP, Vec::new());
-                self.groups.insert(index, Group { number, names });
+                self.groups.insert(index, CopyGroup { number, names });
                 index
             }
         };
@@ -126,7 +126,7 @@ impl Copies {
     }
 }
 
-impl Group {
+impl CopyGroup {
     fn bytes(&self) -> usize {
         self.names.capacity() * size_of::<Further>()
     }
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(own.get(1..), expected.get(1..).or(Some(&[])));
             assert_eq!(own[0].tiers, expected.first().map_or(7, |first| first.tiers));
             assert!(own[1..].iter().all(|alias| copies.has(offset, alias.name)));
-            let held: usize = copies.groups.iter().map(Group::bytes).sum();
+            let held: usize = copies.groups.iter().map(CopyGroup::bytes).sum();
             assert_eq!((copies.names, copies.is_empty()), (held, model.is_empty()));
         }
         let all: Vec<Alias> = (0..2).map(|name| Alias { name, tiers: 1 }).collect();

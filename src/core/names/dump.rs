@@ -10,13 +10,13 @@ use crate::index::share::{Interval, classes, tier_bit};
 use crate::index::shared::IndexShared;
 use crate::wire::{BlockNames, Event, Resumable, StoredBlocks, Tier};
 
-use super::find::Found;
-use super::form::{Form, Named};
-use super::holder::Holder;
+use super::find::FoundBlock;
+use super::form::{Form, NameNotes};
+use super::holder::SharedHolder;
 use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
-impl Holder {
+impl SharedHolder {
     /// Returns events that rebuild the holder's blocks, parents before children. Each piece is read only when its turn
     /// comes, because blocks may be evicted meanwhile.
     pub(super) fn dump_events<'h>(
@@ -145,10 +145,10 @@ fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> Sequ
     let mut candidates = (0..32).map(|number| fragment | number << above);
     let free = candidates.find(|candidate| match state.find_name(*candidate, runs) {
         None => true,
-        Some(Found::Orphan(key)) => {
+        Some(FoundBlock::Orphan(key)) => {
             key.position() + 1 == orphan.position() && key.current_hash_fragment() == fragment
         }
-        Some(Found::Placed(_)) => false,
+        Some(FoundBlock::Placed(_)) => false,
     });
     SequenceHash(free.unwrap_or(fragment))
 }

@@ -11,18 +11,18 @@ use crate::index::runs::{RunWriter, Spot, is_same_at};
 use crate::index::share::Attributes;
 
 use super::alias::{Alias, Aliases};
-use super::form::{Form, Named};
+use super::form::{Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
 /// Block that a holder has, with or without a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FoundBlock {
     Placed(Spot),
     Orphan(Key),
 }
 
-impl Found {
+impl FoundBlock {
     fn key(self, runs: &RunWriter<'_>) -> Key {
         match self {
             Self::Placed(spot) => runs.key(spot),
@@ -46,9 +46,9 @@ pub(super) struct Start {
 
 impl HolderState {
     /// Returns the block that the engine calls `name`.
-    pub(super) fn find_name(&self, name: u64, runs: &RunWriter<'_>) -> Option<Found> {
-        let placed = self.find_spot(name, runs).map(Found::Placed);
-        placed.or_else(|| self.orphans.find_name(name).map(Found::Orphan))
+    pub(super) fn find_name(&self, name: u64, runs: &RunWriter<'_>) -> Option<FoundBlock> {
+        let placed = self.find_spot(name, runs).map(FoundBlock::Placed);
+        placed.or_else(|| self.orphans.find_name(name).map(FoundBlock::Orphan))
     }
 
     /// Returns the place of the block that the engine calls `name`. `None` if only a block without a place has the
@@ -69,13 +69,17 @@ impl HolderState {
     }
 
     /// Returns all blocks with this sequence hash. If hashes are a chain, there is one at most.
-    pub(super) fn find_hash(&self, hash: u64, runs: &RunWriter<'_>) -> SmallVec<[Found; 2]> {
+    pub(super) fn find_hash(&self, hash: u64, runs: &RunWriter<'_>) -> SmallVec<[FoundBlock; 2]> {
         let placed = self.find_keyed(hash, runs, |spot, held| {
             let own = runs.hash(spot);
             own == hash || !held.is_whole() && is_same_at(runs.position(spot), own, hash)
         });
-        let orphans = self.orphans.with_hash(hash).map(Found::Orphan);
-        placed.into_iter().map(Found::Placed).chain(orphans).collect()
+        let orphans = self.orphans.with_hash(hash).map(FoundBlock::Orphan);
+        placed
+            .into_iter()
+            .map(FoundBlock::Placed)
+            .chain(orphans)
+            .collect()
     }
 
     /// Returns the places of the holder's blocks that may have `hash` and for which `is_it` is true.
@@ -105,7 +109,7 @@ impl HolderState {
         runs: &RunWriter<'_>,
     ) -> Option<Start> {
         let precedes =
-            |(key, _): &(Key, Found)| position.is_none_or(|position| position == key.position() + 1);
+            |(key, _): &(Key, FoundBlock)| position.is_none_or(|position| position == key.position() + 1);
         let named = self.find_name(name, runs).map(|found| (found.key(runs), found));
         if let Some((key, found)) = named.filter(precedes) {
             return Some(self.start_after(key, found, None, runs));
@@ -119,13 +123,19 @@ impl HolderState {
 
     /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller can tell
     /// it. A hash that the holder knows itself comes first.
-    fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
+    fn start_after(
+        &self,
+        key: Key,
+        found: FoundBlock,
+        hash: Option<SequenceHash>,
+        runs: &RunWriter<'_>,
+    ) -> Start {
         let (spot, known) = match found {
-            Found::Placed(spot) => {
+            FoundBlock::Placed(spot) => {
                 let is_whole = self.attributes(spot).is_some_and(Attributes::is_whole);
                 (Some(spot), is_whole.then(|| SequenceHash(runs.hash(spot))))
             }
-            Found::Orphan(key) => (None, self.orphans.get(key).and_then(Orphan::sequence_hash)),
+            FoundBlock::Orphan(key) => (None, self.orphans.get(key).and_then(Orphan::sequence_hash)),
         };
         let known = known.or(hash);
         // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
@@ -146,7 +156,7 @@ impl HolderState {
         spot: Spot,
         form: Form,
         runs: &RunWriter<'_>,
-    ) -> Option<Found> {
+    ) -> Option<FoundBlock> {
         // Mostly no table has anything that a name can clash with.
         let found = match form {
             Form::Hash if self.names.len() == 0 && !runs.has_doubles() => None,
@@ -154,9 +164,9 @@ impl HolderState {
             _ => self.find_spot(name, runs),
         };
         match found {
-            Some(found) if found != spot => Some(Found::Placed(found)),
+            Some(found) if found != spot => Some(FoundBlock::Placed(found)),
             Some(_) => None,
-            None => self.orphans.find_name(name).map(Found::Orphan),
+            None => self.orphans.find_name(name).map(FoundBlock::Orphan),
         }
     }
 

@@ -23,7 +23,7 @@ const FORM: u8 = 0b11;
 const SHORT: u8 = 0b100;
 
 /// The notes of blocks with the same attributes.
-pub(super) trait Named: Copy {
+pub(super) trait NameNotes: Copy {
     fn form(self) -> Form;
     fn with_form(self, form: Form) -> Self;
     /// Whether the holder knows the whole sequence hash.
@@ -37,7 +37,7 @@ pub(super) fn held(tiers: u8, form: Form, is_whole: bool) -> Attributes {
     Attributes::new(tiers, form as u8 | if is_whole { 0 } else { SHORT })
 }
 
-impl Named for Attributes {
+impl NameNotes for Attributes {
     fn form(self) -> Form {
         match self.note() & FORM {
             0 => Form::Hash,

@@ -14,7 +14,7 @@ use super::state::HolderState;
 
 /// Holder, as its lane, queries and threads that evict blocks share it.
 #[derive(Debug)]
-pub(super) struct Holder {
+pub(super) struct SharedHolder {
     pub(super) record: Arc<HolderRecord>,
     /// The holder's blocks. They change only under this lock, in steps that queries see whole or not at all.
     pub(super) state: Mutex<HolderState>,
@@ -24,7 +24,7 @@ pub(super) struct Holder {
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
-impl Holder {
+impl SharedHolder {
     pub(super) fn new(record: Arc<HolderRecord>, slot: HolderSlot) -> Self {
         Self {
             record,
@@ -89,7 +89,7 @@ impl Holder {
     }
 }
 
-impl Evictable for Holder {
+impl Evictable for SharedHolder {
     fn evict(&self, victims: &[Victim], runs: &RunStore) {
         let mut state = self.state.lock();
         // The holder may have removed the blocks, or the slot may be another holder's by now.

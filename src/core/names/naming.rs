@@ -7,18 +7,18 @@ use crate::wire::Tier;
 
 use super::alias::{Aliases, add_name, withdraw_from};
 use super::applied::RejectReason;
-use super::find::Found;
-use super::form::{Form, Named};
+use super::find::FoundBlock;
+use super::form::{Form, NameNotes};
 use super::state::{HolderState, Work};
 
 impl HolderState {
     /// Removes a name from a block. A block that loses its last name is removed.
-    pub(super) fn drop_name(&mut self, found: Found, name: u64) {
+    pub(super) fn drop_name(&mut self, found: FoundBlock, name: u64) {
         match found {
-            Found::Orphan(key) => {
+            FoundBlock::Orphan(key) => {
                 self.orphans.withdraw(key, Some(name), u8::MAX);
             }
-            Found::Placed(spot) => {
+            FoundBlock::Placed(spot) => {
                 if self.withdraw_many(spot, Some(name), u8::MAX).is_none() {
                     self.erase(spot.run, spot.offset, spot.offset + 1, |_| true);
                 }
@@ -111,7 +111,7 @@ impl HolderState {
         while at < to {
             let Some(part) = self.share.part(run) else { return };
             let (mut end, held) = part.extent(at, to);
-            match held.map(Named::form).filter(|form| is_it(*form)) {
+            match held.map(NameNotes::form).filter(|form| is_it(*form)) {
                 None => {}
                 Some(Form::Many) => {
                     self.withdraw_many(Spot { run, offset: at }, None, u8::MAX);
@@ -152,7 +152,7 @@ impl HolderState {
         self.share.set(at, at.offset + 1, Some(held.with_whole(is_whole)));
         match self.name_again(at, name, tier_bit(work.tier), &work.runs) {
             true => {
-                self.mark(Found::Placed(at), work.tier, is_barred);
+                self.mark(FoundBlock::Placed(at), work.tier, is_barred);
                 work.applied.stored += 1;
             }
             false => work.reject_full(1),
@@ -160,10 +160,10 @@ impl HolderState {
     }
 
     /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
-    pub(super) fn mark(&mut self, found: Found, tier: Tier, is_barred: bool) -> bool {
+    pub(super) fn mark(&mut self, found: FoundBlock, tier: Tier, is_barred: bool) -> bool {
         match found {
-            Found::Placed(spot) => self.share.mark(spot, tier, is_barred),
-            Found::Orphan(key) => self.orphans.mark(key, tier, is_barred),
+            FoundBlock::Placed(spot) => self.share.mark(spot, tier, is_barred),
+            FoundBlock::Orphan(key) => self.orphans.mark(key, tier, is_barred),
         }
     }
 }

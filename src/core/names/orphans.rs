@@ -24,7 +24,7 @@ const DROPPED_MAX: usize = 4096;
 const SAME_HASH_MAX: usize = 64;
 
 /// Names of a block without a place, oldest first.
-type Names = SmallVec<[Alias; 1]>;
+type OrphanNames = SmallVec<[Alias; 1]>;
 
 /// Block without a place among the runs.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Orphan {
     is_whole: bool,
     /// Tiers that hold the block without a name, one bit each. 0 once the block has a name.
     pub(super) nameless: u8,
-    pub(super) names: Names,
+    pub(super) names: OrphanNames,
     /// Classes of tiers in which the block is not resumable.
     pub(super) barred: u8,
 }

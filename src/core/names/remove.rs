@@ -10,8 +10,8 @@ use crate::index::share::{Interval, tier_bit};
 use crate::wire::Tier;
 
 use super::applied::{Applied, RejectReason};
-use super::find::Found;
-use super::form::{Form, Named};
+use super::find::FoundBlock;
+use super::form::{Form, NameNotes};
 use super::orphans::Key;
 use super::parking::Unplaced;
 use super::state::{HolderState, Work};
@@ -86,7 +86,7 @@ impl HolderState {
             while let Some(name) = names.get(done)
                 && let Some(spot) = state.names.find(name.0)
             {
-                let found = Found::Placed(spot);
+                let found = FoundBlock::Placed(spot);
                 done += state.remove_along(found, &names[done..], work.tier, runs, work.applied);
             }
             done
@@ -137,7 +137,7 @@ impl HolderState {
     /// many names are done. If `names` is empty, removes the block under all its names.
     fn remove_along(
         &mut self,
-        found: Found,
+        found: FoundBlock,
         names: &[SequenceHash],
         tier: Tier,
         runs: RunView<'_>,
@@ -145,8 +145,8 @@ impl HolderState {
     ) -> usize {
         let (name, bit) = (names.first().map(|name| name.0), tier_bit(tier));
         let spot = match found {
-            Found::Placed(spot) => spot,
-            Found::Orphan(key) => {
+            FoundBlock::Placed(spot) => spot,
+            FoundBlock::Orphan(key) => {
                 applied.count_removed(self.orphans.withdraw(key, name, bit));
                 return 1;
             }
@@ -230,14 +230,14 @@ impl HolderState {
     /// Removes blocks by lineage hashes, each under all its names.
     pub(super) fn remove_keys(&mut self, keys: &[Key], work: &mut Work<'_>) {
         for key in keys {
-            let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
+            let orphan = self.orphans.get(*key).map(|_| FoundBlock::Orphan(*key));
             let placed = self.find_keys(*key, &work.runs).into_iter();
-            self.remove_found(placed.map(Found::Placed).chain(orphan).collect(), work);
+            self.remove_found(placed.map(FoundBlock::Placed).chain(orphan).collect(), work);
         }
     }
 
     /// Removes blocks under all their names.
-    fn remove_found(&mut self, found: SmallVec<[Found; 2]>, work: &mut Work<'_>) {
+    fn remove_found(&mut self, found: SmallVec<[FoundBlock; 2]>, work: &mut Work<'_>) {
         if found.is_empty() {
             work.applied.count_removed(false);
         }

@@ -6,8 +6,8 @@ use crate::index::share::{classes, tier_bit};
 
 use super::applied::RejectReason;
 use super::blocks::NewBlock;
-use super::find::Found;
-use super::form::{self, Form, Named};
+use super::find::FoundBlock;
+use super::form::{self, Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
@@ -33,7 +33,7 @@ impl HolderState {
         let mut has_moved = false;
         if let Some(name) = name
             && let Some(other) = self.find_name(name, &work.runs)
-            && other != own.map_or(Found::Orphan(key), Found::Placed)
+            && other != own.map_or(FoundBlock::Orphan(key), FoundBlock::Placed)
         {
             has_moved = true;
             self.drop_name(other, name);

@@ -10,8 +10,8 @@ use crate::wire::Tier;
 
 use super::applied::RejectReason;
 use super::blocks::{Sequence, new_blocks};
-use super::find::Found;
-use super::form::{self, Form, Named};
+use super::find::FoundBlock;
+use super::form::{self, Form, NameNotes};
 use super::orphans::Key;
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
@@ -258,7 +258,8 @@ impl HolderState {
     /// block has that name.
     pub(super) fn mark_names(&mut self, names: &[SequenceHash], is_barred: bool, work: &mut Work<'_>) {
         for SequenceHash(name) in names {
-            let mut found: SmallVec<[Found; 2]> = self.find_name(*name, &work.runs).into_iter().collect();
+            let mut found: SmallVec<[FoundBlock; 2]> =
+                self.find_name(*name, &work.runs).into_iter().collect();
             if found.is_empty() {
                 found = self.find_hash(*name, &work.runs);
             }
@@ -269,14 +270,17 @@ impl HolderState {
     /// Notes whether blocks, given by lineage hashes, are barred in the event's tier.
     pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
         for key in keys {
-            let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
-            let placed = self.find_keys(*key, &work.runs).into_iter().map(Found::Placed);
-            let found: SmallVec<[Found; 2]> = placed.chain(orphan).collect();
+            let orphan = self.orphans.get(*key).map(|_| FoundBlock::Orphan(*key));
+            let placed = self
+                .find_keys(*key, &work.runs)
+                .into_iter()
+                .map(FoundBlock::Placed);
+            let found: SmallVec<[FoundBlock; 2]> = placed.chain(orphan).collect();
             self.mark_found(&found, is_barred, work);
         }
     }
 
-    fn mark_found(&mut self, found: &[Found], is_barred: bool, work: &mut Work<'_>) {
+    fn mark_found(&mut self, found: &[FoundBlock], is_barred: bool, work: &mut Work<'_>) {
         let mut is_held = false;
         for found in found {
             is_held |= self.mark(*found, work.tier, is_barred);

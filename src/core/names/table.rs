@@ -15,7 +15,7 @@ use super::copies::Copies;
 #[derive(Debug, Default)]
 pub(super) struct Names {
     map: NameMap,
-    columns: SplitMap<RunId, Column>,
+    columns: SplitMap<RunId, NameColumn>,
     /// Number of names that are not the first of their block.
     further: usize,
     /// Bytes that these further names take in columns.
@@ -24,7 +24,7 @@ pub(super) struct Names {
 
 /// Names of the blocks of one run.
 #[derive(Debug, Default)]
-struct Column {
+struct NameColumn {
     /// First names of the blocks from the offset `from` on. Entries of blocks without names of their own mean nothing.
     firsts: Vec<u64>,
     from: u16,
@@ -183,7 +183,7 @@ impl Names {
     }
 }
 
-impl Column {
+impl NameColumn {
     fn first(&self, offset: u16) -> u64 {
         let index = usize::from(offset).wrapping_sub(usize::from(self.from));
         self.firsts.get(index).copied().unwrap_or(0)

@@ -12,9 +12,9 @@ use crate::words::{GIVEN_BACK, give_back};
 
 use super::applied::{Applied, RejectReason};
 use super::blocks::{NewBlock, Sequence};
-use super::find::Found;
+use super::find::FoundBlock;
 use super::form::Form;
-use super::holder::Holder;
+use super::holder::SharedHolder;
 use super::marks::Marks;
 use super::parking::{ParkedEvent, Unplaced, bytes_to_wait, names_in};
 use super::remove::{leave_out_named, leave_out_waiting};
@@ -22,7 +22,7 @@ use super::resolve::{self, Resolved, Unresolved};
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
 /// Turn of a lane at a holder, with the locks of the holder and of the runs.
-pub(super) struct Turn<'a> {
+pub(super) struct HolderTurn<'a> {
     index: &'a IndexShared,
     record: &'a HolderRecord,
     state: MutexGuard<'a, HolderState>,
@@ -32,7 +32,7 @@ pub(super) struct Turn<'a> {
 /// Number of runs after which others have a turn.
 const TURN_RUNS: usize = 16;
 
-impl Holder {
+impl SharedHolder {
     /// Runs `change` in one turn at the holder, and publishes the result. `uses_names` tells that the engine names
     /// blocks.
     pub(super) fn change(
@@ -40,9 +40,9 @@ impl Holder {
         index: &IndexShared,
         applied: &mut Applied,
         uses_names: bool,
-        change: impl FnOnce(&mut Turn<'_>),
+        change: impl FnOnce(&mut HolderTurn<'_>),
     ) {
-        let mut turn = Turn {
+        let mut turn = HolderTurn {
             index,
             record: &self.record,
             state: self.state.lock(),
@@ -58,7 +58,7 @@ impl Holder {
         turn.prepare();
         change(&mut turn);
         turn.state.publish(&mut turn.work.runs);
-        let Turn { state, work, .. } = turn;
+        let HolderTurn { state, work, .. } = turn;
         drop(work);
         self.publish_sizes(&state);
         drop(state);
@@ -66,7 +66,7 @@ impl Holder {
     }
 }
 
-impl Turn<'_> {
+impl HolderTurn<'_> {
     /// Applies a stored event, and then events that have waited for its blocks.
     pub(super) fn stored(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
         self.work.tier = tier;
@@ -344,7 +344,7 @@ impl Turn<'_> {
         let parent = match parent {
             None => None,
             Some(parent) => match self.state.find_name(parent.0, &self.work.runs) {
-                Some(Found::Placed(spot)) if self.work.runs.position(spot) + 1 == position => Some(spot),
+                Some(FoundBlock::Placed(spot)) if self.work.runs.position(spot) + 1 == position => Some(spot),
                 _ => return self.work.reject_full(hashes.len()),
             },
         };

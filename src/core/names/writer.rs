@@ -10,14 +10,14 @@ use crate::stream::HolderStatus;
 use crate::wire::{BlockNames, DegradedReasons, Event, HolderId, Tier};
 
 use super::applied::{Applied, RejectReason};
-use super::holder::Holder;
-use super::turn::Turn;
+use super::holder::SharedHolder;
+use super::turn::HolderTurn;
 
 impl PositionalIndexer {
     /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change what the holder holds.
     pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
         let shared = Arc::clone(&self.shared);
-        let holder = shared.register(id, Holder::new)?;
+        let holder = shared.register(id, SharedHolder::new)?;
         Ok(HolderWriter { shared, holder })
     }
 }
@@ -27,7 +27,7 @@ impl PositionalIndexer {
 #[derive(Debug)]
 pub struct HolderWriter {
     pub(super) shared: Arc<IndexShared>,
-    pub(super) holder: Arc<Holder>,
+    pub(super) holder: Arc<SharedHolder>,
 }
 
 impl HolderWriter {
@@ -99,7 +99,7 @@ impl HolderWriter {
         &mut self,
         applied: &mut Applied,
         uses_names: bool,
-        change: impl FnOnce(&mut Turn<'_>),
+        change: impl FnOnce(&mut HolderTurn<'_>),
     ) {
         self.holder.change(&self.shared, applied, uses_names, change);
         if applied.rejected(RejectReason::ForeignChain) > 0 {

@@ -46,7 +46,7 @@ pub struct RefusedAt {
 
 /// Entry under which a worker's dropped batches are listed: one rank, or several together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum RefusedRank {
     Rank(Rank),
     /// All ranks beyond [`RANKS_MAX`].
     Further,
@@ -62,18 +62,18 @@ struct RefusedWorker {
     /// The reason why the last batch was dropped, in one word.
     reason: &'static str,
     /// Time of the last batch of each part, in microseconds.
-    last_us: BTreeMap<Part, u64>,
+    last_us: BTreeMap<RefusedRank, u64>,
 }
 
 impl RefusedWorker {
-    fn part(&self, rank: Option<Rank>) -> Part {
-        let Some(part) = rank.map(Part::Rank) else {
-            return Part::Unread;
+    fn part(&self, rank: Option<Rank>) -> RefusedRank {
+        let Some(part) = rank.map(RefusedRank::Rank) else {
+            return RefusedRank::Unread;
         };
-        let has_room = || self.last_us.range(..Part::Further).count() < RANKS_MAX;
+        let has_room = || self.last_us.range(..RefusedRank::Further).count() < RANKS_MAX;
         match self.last_us.contains_key(&part) || has_room() {
             true => part,
-            false => Part::Further,
+            false => RefusedRank::Further,
         }
     }
 }
@@ -101,13 +101,13 @@ impl RefusedHolders {
 
     /// Forgets a holder that has left. Returns whether the holder was listed.
     pub fn forget(&self, id: &HolderId) -> bool {
-        self.remove(&id.worker, &[Part::Rank(id.rank)])
+        self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])
     }
 
     /// Forgets a holder that is registered now. Also forgets its worker's unreadable batches, which the registered
     /// holder's own doubt now covers.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
-        self.remove(&id.worker, &[Part::Rank(id.rank), Part::Unread]);
+        self.remove(&id.worker, &[RefusedRank::Rank(id.rank), RefusedRank::Unread]);
     }
 
     /// Forgets each holder whose last dropped batch is too old. `is_over` decides that from the batch's `listened_us`.
@@ -173,7 +173,7 @@ impl RefusedHolders {
     }
 
     /// Removes parts of a worker. Returns whether any was listed.
-    fn remove(&self, worker: &WorkerName, parts: &[Part]) -> bool {
+    fn remove(&self, worker: &WorkerName, parts: &[RefusedRank]) -> bool {
         if !self.workers.read().contains_key(worker) {
             return false;
         }

@@ -70,7 +70,7 @@ impl<N: FlatNode> FlatTrie<N> {
         if nodes.len() > NODES_MAX {
             return Err(LayoutError::TooManyNodes { nodes: nodes.len() });
         }
-        let mut check = Check {
+        let mut check = LayoutCheck {
             nodes: &nodes,
             open: Vec::new(),
             depth_max: 0,
@@ -83,14 +83,14 @@ impl<N: FlatNode> FlatTrie<N> {
     }
 }
 
-struct Check<'a, N> {
+struct LayoutCheck<'a, N> {
     nodes: &'a [N],
     /// The indices of the nodes on the path to the current node, without that node.
     open: Vec<usize>,
     depth_max: usize,
 }
 
-impl<N: FlatNode> Check<'_, N> {
+impl<N: FlatNode> LayoutCheck<'_, N> {
     fn take(&mut self, index: usize, node: &N) -> Result<(), LayoutError> {
         let depth = self.open.len() + 1;
         if depth > N::DEPTH_MAX {

@@ -250,7 +250,7 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
 
     fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), S::Error> {
         let texts = list.iter().map(|element| element.text());
-        self.map.serialize_entry(key, &Sequence(texts))
+        self.map.serialize_entry(key, &SerializedList(texts))
     }
 
     fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), S::Error> {
@@ -262,7 +262,7 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
         key: &'static str,
         texts: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), S::Error> {
-        self.map.serialize_entry(key, &Sequence(texts))
+        self.map.serialize_entry(key, &SerializedList(texts))
     }
 
     fn text_map<'a>(
@@ -276,7 +276,7 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
 
     fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), S::Error> {
         let blobs = blobs.iter().map(|blob| serde_bytes::Bytes::new(blob));
-        self.map.serialize_entry(key, &Sequence(blobs))
+        self.map.serialize_entry(key, &SerializedList(blobs))
     }
 
     fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), S::Error> {
@@ -285,14 +285,14 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
 
     fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), S::Error> {
         self.map
-            .serialize_entry(key, &Sequence(messages.iter().map(Nested)))
+            .serialize_entry(key, &SerializedList(messages.iter().map(Nested)))
     }
 }
 
 /// The items of an iterator, which serde writes as a list.
-struct Sequence<I>(I);
+struct SerializedList<I>(I);
 
-impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for Sequence<I> {
+impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for SerializedList<I> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.0.clone())
     }

@@ -185,7 +185,7 @@ async fn post(authority: &str, method: &str, body: &Value) -> Result<Value, Etcd
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_lab::etcd::{self, Kept};
+    use kvatlas_lab::etcd::{self, EtcdValue};
 
     use super::*;
 
@@ -300,7 +300,9 @@ mod tests {
         etcd.lock().kept.clear();
         other.keep().await.unwrap();
         let (value, lease) = (b"old".to_vec(), "2".to_owned());
-        etcd.lock().kept.insert(KEY.to_owned(), Kept { value, lease });
+        etcd.lock()
+            .kept
+            .insert(KEY.to_owned(), EtcdValue { value, lease });
         other.keep().await.unwrap();
         assert_eq!(state(), (4, "2".to_owned()));
         etcd.lock().leases.clear();

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use super::SharedNode;
 
 /// Children by their keys.
-pub(super) enum Children<K, G> {
+pub(super) enum NodeChildren<K, G> {
     /// At most one child.
     Few(Option<(K, SharedNode<K, G>)>),
     /// At least two children, in a table.
@@ -18,7 +18,7 @@ pub(super) enum Children<K, G> {
     Many(Box<HashMap<K, SharedNode<K, G>>>),
 }
 
-impl<K, G> Default for Children<K, G> {
+impl<K, G> Default for NodeChildren<K, G> {
     fn default() -> Self {
         Self::Few(None)
     }
@@ -27,7 +27,7 @@ impl<K, G> Default for Children<K, G> {
 /// Capacity up to which a table is never made smaller while its node has several children.
 const SMALL_TABLE: usize = 64;
 
-impl<K: Copy + Eq + Hash, G> Children<K, G> {
+impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {
     pub(super) fn is_empty(&self) -> bool {
         matches!(self, Self::Few(None))
     }
@@ -98,14 +98,14 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::Node;
+    use super::super::TreeNode;
     use super::*;
     use crate::HolderNumber;
 
     proptest! {
         #[test]
         fn children_equal_a_model(changes in proptest::collection::vec((any::<bool>(), 0_u64..150), 0..600)) {
-            let mut children: Children<u64, hashbrown::HashSet<HolderNumber>> = Children::default();
+            let mut children: NodeChildren<u64, hashbrown::HashSet<HolderNumber>> = NodeChildren::default();
             let mut model = BTreeSet::new();
             for (is_insertion, key) in changes {
                 prop_assert_eq!(children.get(&key).is_some(), model.contains(&key));
@@ -113,7 +113,7 @@ mod tests {
                     children.remove(&key);
                     model.remove(&key);
                 } else if model.insert(key) {
-                    children.insert(key, Arc::new(Node::new(None)));
+                    children.insert(key, Arc::new(TreeNode::new(None)));
                 }
                 prop_assert_eq!(children.is_empty(), model.is_empty());
                 prop_assert_eq!(children.heap_bytes() == 0, model.len() < 2);

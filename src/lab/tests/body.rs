@@ -8,7 +8,7 @@ use crate::random::{Random, setting};
 
 use super::oracle::{Oracle, Prefix, blocks, name, query};
 use super::stream::{Alphabet, Operation, Paths, Shape};
-use crate::{Depth, Design, HolderNumber, PrefixIndex, Sizes};
+use crate::{Depth, Design, HolderNumber, PrefixIndex, PrefixIndexSize};
 
 /// Number of threads in the designs that have a pool.
 const LANES: usize = 3;
@@ -119,7 +119,12 @@ impl Run {
             }
             self.index.flush();
         }
-        assert_eq!(self.index.sizes(), Sizes::default(), "{:?}", self.design);
+        assert_eq!(
+            self.index.sizes(),
+            PrefixIndexSize::default(),
+            "{:?}",
+            self.design
+        );
     }
 }
 

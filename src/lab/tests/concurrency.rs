@@ -57,7 +57,7 @@ fn tails_come_and_go(index: impl SharedIndex) {
         pool.clear(HolderNumber(number));
     }
     pool.flush();
-    assert_eq!(pool.sizes(), crate::Sizes::default());
+    assert_eq!(pool.sizes(), crate::PrefixIndexSize::default());
 }
 
 fn change<I: SharedIndex>(pool: &mut ThreadPool<I>, oracle: &mut Oracle, random: &mut Random) {

@@ -8,7 +8,7 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::oracle::{blocks, content, name, query};
 use crate::{
-    Actor, Block, ConcurrentRadixTree, Depth, Design, HolderNumber, JumpIndex, PrefixIndex, RadixTree,
+    Actor, ConcurrentRadixTree, Depth, Design, HolderNumber, JumpIndex, PrefixBlock, PrefixIndex, RadixTree,
     SeqEntry, SharedIndex, ThreadPool,
 };
 
@@ -133,8 +133,8 @@ fn an_actor_may_own_an_index_that_cannot_leave_its_thread() {
 fn radix_trees_take_names_that_are_no_chain() {
     fn check(mut index: impl PrefixIndex) {
         // An engine's own names: unrelated to the contents, and another holder's are others.
-        let named = |offset: u64| -> Vec<Block> {
-            let block = |(number, symbol): (u64, u32)| Block {
+        let named = |offset: u64| -> Vec<PrefixBlock> {
+            let block = |(number, symbol): (u64, u32)| PrefixBlock {
                 content: content(symbol),
                 name: SequenceHash(offset + number),
             };

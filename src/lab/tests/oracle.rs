@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use crate::random::Random;
 use kvatlas_core::hash::{BlockHash, SequenceHash, sequence_hashes};
 
-use crate::{Block, Depth, HolderNumber, PrefixQuery};
+use crate::{Depth, HolderNumber, PrefixBlock, PrefixQuery};
 
 /// Block as the oracle knows it: the symbols of the whole prefix up to and including the block. Without hashes, nothing can
 /// collide.
@@ -17,13 +17,13 @@ pub(super) fn content(symbol: u32) -> BlockHash {
 }
 
 /// Returns the blocks of a prompt, with their names.
-pub(super) fn blocks(symbols: &[u32]) -> Vec<Block> {
+pub(super) fn blocks(symbols: &[u32]) -> Vec<PrefixBlock> {
     let contents: Vec<BlockHash> = symbols.iter().copied().map(content).collect();
     let names = sequence_hashes(contents.iter().copied());
     contents
         .iter()
         .zip(names)
-        .map(|(content, name)| Block {
+        .map(|(content, name)| PrefixBlock {
             content: *content,
             name,
         })

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use crate::hash::{PositionalLineageHash, SequenceHash};
 use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 use crate::index::indexer::PositionalIndexer;
-use crate::index::runs::{Entry, RunId, RunWriter, Spot};
+use crate::index::runs::{RosterEntry, RunId, RunWriter, Spot};
 use crate::index::search::TierDepth;
 use crate::index::shared::IndexShared;
 
@@ -40,7 +40,7 @@ const RUNS_PER_TURN: u32 = 1024;
 
 /// A run and the block that it follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Listed {
+struct ListedRun {
     parent: Option<Spot>,
     run: RunId,
     /// Serial number that distinguishes the run from earlier and later runs with the same number. The parent needs no
@@ -48,7 +48,7 @@ struct Listed {
     birth: u32,
 }
 
-impl Listed {
+impl ListedRun {
     fn of(turn: &RunWriter<'_>, id: RunId) -> Option<Self> {
         let run = turn.run(id).filter(|run| run.len() > 0)?;
         Some(Self {
@@ -70,7 +70,7 @@ impl Listed {
 
 /// Lists all runs, ordered by parent. Among the runs of one parent, runs that follow later blocks come first. Writers
 /// have turns during the call, so runs that come or go meanwhile may be listed or not.
-fn list(shared: &IndexShared) -> Vec<Listed> {
+fn list(shared: &IndexShared) -> Vec<ListedRun> {
     let mut runs = Vec::new();
     let mut next = 1;
     loop {
@@ -79,10 +79,12 @@ fn list(shared: &IndexShared) -> Vec<Listed> {
         if next >= end {
             break;
         }
-        runs.extend((next..end).filter_map(|number| Listed::of(&turn, RunId::new(number))));
+        runs.extend((next..end).filter_map(|number| ListedRun::of(&turn, RunId::new(number))));
         next = end;
     }
-    runs.sort_unstable_by_key(|listed: &Listed| (listed.parent_run(), Reverse(listed.offset()), listed.run));
+    runs.sort_unstable_by_key(|listed: &ListedRun| {
+        (listed.parent_run(), Reverse(listed.offset()), listed.run)
+    });
     runs
 }
 
@@ -111,7 +113,7 @@ impl WalkedRun {
 #[derive(Debug)]
 pub struct Walk {
     shared: Arc<IndexShared>,
-    runs: Vec<Listed>,
+    runs: Vec<ListedRun>,
     /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
     /// Open runs, on the path to the run met last. The first entry stands for the roots, which the walk begins with.
@@ -149,7 +151,7 @@ impl PositionalIndexer {
 
 /// Finds a block in these runs. Returns the place of its run in `runs`, and its offset in the run. Looks at each run,
 /// because a table made for the search would keep its memory.
-fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
+fn find(shared: &IndexShared, runs: &[ListedRun], block: PositionalLineageHash) -> Option<(usize, u16)> {
     let mut index = 0;
     for some in runs.chunks(RUNS_PER_TURN as usize) {
         let turn = shared.runs.write();
@@ -165,7 +167,7 @@ fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> 
             });
             if let Some(spot) = spot
                 && turn.key(spot) == block
-                && Listed::of(&turn, listed.run) == Some(*listed)
+                && ListedRun::of(&turn, listed.run) == Some(*listed)
             {
                 return Some((index, spot.offset));
             }
@@ -177,13 +179,13 @@ fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> 
 
 /// Returns the places in `runs` of the runs that follow a block of `parent`. If `parent` is `None`, these are the
 /// places of the runs at position 0.
-fn children(runs: &[Listed], parent: Option<RunId>) -> Range<usize> {
+fn children(runs: &[ListedRun], parent: Option<RunId>) -> Range<usize> {
     let start = runs.partition_point(|listed| listed.parent_run() < parent);
     start..runs.partition_point(|listed| listed.parent_run() <= parent)
 }
 
 impl Walk {
-    fn new(index: &PositionalIndexer, runs: Vec<Listed>, roots: Range<usize>, from: u16) -> Self {
+    fn new(index: &PositionalIndexer, runs: Vec<ListedRun>, roots: Range<usize>, from: u16) -> Self {
         let roots = Open {
             children: roots,
             len: u16::MAX,
@@ -237,11 +239,11 @@ impl Walk {
 
     /// Meets a run. Returns false if the run is gone. Only holders in `above` count, the holders of all blocks before
     /// the run. For the run that the walk begins with, `above` is `None`, and the call finds these holders itself.
-    fn meet(&mut self, listed: Listed, from: u16, above: Option<SlotSet>) -> bool {
+    fn meet(&mut self, listed: ListedRun, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;
         let len = turn.run(run).map_or(0, |run| run.len());
-        if Listed::of(&turn, run) != Some(listed) || len <= from {
+        if ListedRun::of(&turn, run) != Some(listed) || len <= from {
             return false;
         }
         let first = Spot { run, offset: from };
@@ -263,7 +265,7 @@ impl Walk {
         met.hashes
             .extend(turn.view().hashes(run, from, len).map(SequenceHash));
         met.holders.clear();
-        let reach = |entry: Entry| entry.reach(TierDepth::All.step()) - from;
+        let reach = |entry: RosterEntry| entry.reach(TierDepth::All.step()) - from;
         met.holders
             .extend(entries.map(|entry| (entry.slot(), reach(entry))));
         met.holders

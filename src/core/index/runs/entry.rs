@@ -14,13 +14,13 @@ use crate::index::directory::HolderSlot;
 ///
 /// The word 0 is the empty entry, of no holder. A holder that has something of a run has an end above 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Entry(u64);
+pub(crate) struct RosterEntry(u64);
 
 /// Bits of a count; no run has 2^12 blocks.
 const COUNT_BITS: u32 = 12;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
-impl Entry {
+impl RosterEntry {
     /// Makes the entry of the holder in `slot`. `reaches` are its leading blocks on the device, on device or host, and
     /// in any tier. `end` is one more than the offset of its last block.
     pub(crate) fn new(slot: HolderSlot, reaches: [u16; 3], end: u16) -> Self {

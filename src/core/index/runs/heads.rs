@@ -43,7 +43,7 @@ pub(super) struct Heads {
 
 /// Counts of one part, for the writer.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counts {
+struct PartCounts {
     /// Number of slots with a run.
     taken: u32,
     /// Number of slots that are not empty: with a run or a tombstone.
@@ -54,11 +54,11 @@ struct Counts {
 
 /// Counts of all parts, for the writer.
 #[derive(Debug)]
-pub(super) struct HeadCounts(Vec<Counts>);
+pub(super) struct HeadCounts(Vec<PartCounts>);
 
 impl Default for HeadCounts {
     fn default() -> Self {
-        Self(vec![Counts::default(); PARTS])
+        Self(vec![PartCounts::default(); PARTS])
     }
 }
 
@@ -143,7 +143,7 @@ impl Heads {
     /// Inserts `run`, which must be absent. Returns the table's growth in bytes.
     pub(super) fn insert(&self, counts: &mut HeadCounts, hash: u64, run: RunId, guard: &Guard) -> i64 {
         let part = part_of(hash);
-        let Counts { taken, used, .. } = &mut counts.0[part];
+        let PartCounts { taken, used, .. } = &mut counts.0[part];
         *taken += 1;
         let mut grown = 0;
         if (*used as usize + 1) * 4 > self.parts[part].get(guard).len() * 3 {

@@ -37,7 +37,7 @@ mod usable;
 mod writer;
 
 pub(crate) use bars::{Barred, STEPS};
-pub(crate) use entry::Entry;
+pub(crate) use entry::RosterEntry;
 pub(crate) use header::Version;
 pub(crate) use places::Places;
 pub(crate) use print::{CHUNK, Prints};

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 
 use super::RunId;
-use super::entry::Entry;
+use super::entry::RosterEntry;
 use super::run::Run;
 use super::writer::RunWriter;
 
@@ -134,7 +134,7 @@ impl RunWriter<'_> {
             let blocks = u16::try_from(blocks_max).unwrap_or(u16::MAX);
             let cutoff = len.saturating_sub(blocks).max(attached_end);
             let holding = self.entries(id).filter(|entry| entry.end() > cutoff);
-            let holders = holding.map(Entry::slot).collect();
+            let holders = holding.map(RosterEntry::slot).collect();
             let victim = Victim {
                 run: id,
                 cutoff,

@@ -11,7 +11,7 @@
 //! `least` is a lower bound: no entry reaches less far than `least`, counted over all tiers. If there are many entries,
 //! all may reach further. The bits are left out if they would take much memory beside the entries.
 
-use super::entry::Entry;
+use super::entry::RosterEntry;
 use crate::index::directory::{HolderSlot, SlotBits};
 use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
@@ -37,8 +37,8 @@ pub(crate) struct Roster<'g> {
 }
 
 #[inline]
-fn entry(word: &AtomicU64) -> Entry {
-    Entry::from_bits(word.load(Ordering::Acquire))
+fn entry(word: &AtomicU64) -> RosterEntry {
+    RosterEntry::from_bits(word.load(Ordering::Acquire))
 }
 
 impl<'g> Roster<'g> {
@@ -72,13 +72,13 @@ impl<'g> Roster<'g> {
     /// Returns all entries, the empty ones included, in two lists. So a search goes over each list in a loop of few
     /// instructions.
     #[inline]
-    pub(crate) fn lists(self) -> [impl Iterator<Item = Entry> + 'g; 2] {
+    pub(crate) fn lists(self) -> [impl Iterator<Item = RosterEntry> + 'g; 2] {
         [self.inline, self.listed].map(|words| words.iter().map(entry))
     }
 
     /// Returns all entries that are not empty. Each entry is of one instant.
     #[inline]
-    pub(crate) fn entries(self) -> impl Iterator<Item = Entry> + 'g {
+    pub(crate) fn entries(self) -> impl Iterator<Item = RosterEntry> + 'g {
         let all = self.lists().into_iter().flatten();
         all.filter(|entry| !entry.is_none())
     }
@@ -89,8 +89,8 @@ impl<'g> Roster<'g> {
     }
 
     /// Returns the entry at a place, or the empty entry beyond the end.
-    pub(super) fn get(self, index: usize) -> Entry {
-        self.word(index).map_or(Entry::default(), entry)
+    pub(super) fn get(self, index: usize) -> RosterEntry {
+        self.word(index).map_or(RosterEntry::default(), entry)
     }
 
     pub(super) fn places(self) -> usize {
@@ -98,7 +98,7 @@ impl<'g> Roster<'g> {
     }
 
     /// Returns the first place whose entry satisfies `is_it`.
-    pub(super) fn find(self, is_it: impl Fn(Entry) -> bool) -> Option<usize> {
+    pub(super) fn find(self, is_it: impl Fn(RosterEntry) -> bool) -> Option<usize> {
         (0..self.places()).find(|index| is_it(self.get(*index)))
     }
 
@@ -115,7 +115,7 @@ impl<'g> Roster<'g> {
             false => (self.listed.len() * 2).max(ENTRIES_OF_WORD),
         };
         let has_bits = self.slots.is_empty() || slot.index() < self.slots.len() * 64;
-        let others = self.entries().map(Entry::slot);
+        let others = self.entries().map(RosterEntry::slot);
         (room > self.listed.len() || !has_bits).then(|| {
             let words = others.fold(slot, Ord::max).index() / 64 + 1;
             [if words * ENTRIES_OF_WORD <= room { words } else { 0 }, room]
@@ -133,7 +133,7 @@ impl<'g> Roster<'g> {
     }
 
     /// Sets the entry of `slot` at an existing place. An empty entry removes it.
-    pub(super) fn set(self, index: usize, slot: HolderSlot, next: Entry) {
+    pub(super) fn set(self, index: usize, slot: HolderSlot, next: RosterEntry) {
         let Some(word) = self.word(index) else { return };
         let before = entry(word);
         word.store(next.bits(), Ordering::Release);
@@ -185,11 +185,11 @@ mod tests {
             Roster::new(&self.inline, &self.list)
         }
 
-        fn set(&mut self, slot: HolderSlot, entry: Entry) {
+        fn set(&mut self, slot: HolderSlot, entry: RosterEntry) {
             let own = self
                 .roster()
                 .find(|entry| !entry.is_none() && entry.slot() == slot);
-            let index = own.or_else(|| self.roster().find(Entry::is_none));
+            let index = own.or_else(|| self.roster().find(RosterEntry::is_none));
             let index = index.unwrap_or(self.roster().places());
             if let Some([words, room]) = self.roster().wanting(slot, index) {
                 let next: Vec<AtomicU64> = (0..1 + words + room).map(|_| AtomicU64::new(0)).collect();
@@ -209,16 +209,16 @@ mod tests {
             for _ in 0..3000 {
                 let slot = HolderSlot::new(random.below(slots)).unwrap();
                 let reach = u16::try_from(random.below(reaches)).unwrap();
-                let entry = Entry::new(slot, [0, 0, reach], reach.max(1));
+                let entry = RosterEntry::new(slot, [0, 0, reach], reach.max(1));
                 if random.chance(25) {
                     if model.remove(&slot).is_some() {
-                        run.set(slot, Entry::default());
+                        run.set(slot, RosterEntry::default());
                     }
                 } else {
                     model.insert(slot, entry);
                     run.set(slot, entry);
                 }
-                let mut entries: Vec<Entry> = run.roster().entries().collect();
+                let mut entries: Vec<RosterEntry> = run.roster().entries().collect();
                 entries.sort_by_key(|entry| entry.slot());
                 assert!(entries.iter().eq(model.values()));
                 assert!(

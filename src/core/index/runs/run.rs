@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::epoch::Guard;
 
 use super::bars::Bars;
-use super::entry::Entry;
+use super::entry::RosterEntry;
 use super::header::{Header, Version};
 use super::print::CHUNK;
 use super::roster::Roster;
@@ -330,7 +330,7 @@ impl Run {
 
     /// Entries of all holders. Each entry shows its holder at a single instant, which may differ from entry to entry.
     #[inline]
-    pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
+    pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = RosterEntry> + 'g {
         self.roster(guard).entries()
     }
 

@@ -30,13 +30,13 @@ pub(crate) struct RunStore {
     pub(crate) is_bounded: bool,
     /// Current tick of the clock of recency.
     pub(super) tick: AtomicU32,
-    turns: CachePadded<Turns>,
+    turns: CachePadded<TurnState>,
     /// Counts that every search reads, on other cache lines than the words that every event changes.
     pub(super) doubts: CachePadded<Doubts>,
 }
 
 #[derive(Debug)]
-struct Turns {
+struct TurnState {
     state: Mutex<RunBooks>,
     usage: Usage,
     evicted: AtomicU64,
@@ -74,7 +74,7 @@ impl RunStore {
             prints: Prints::new(),
             total,
             tick: AtomicU32::new(1),
-            turns: CachePadded::new(Turns {
+            turns: CachePadded::new(TurnState {
                 state: Mutex::new(RunBooks {
                     next: 1,
                     ..RunBooks::default()

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::books::Queue;
-use super::entry::Entry;
+use super::entry::RosterEntry;
 use super::writer::RunWriter;
 use super::{RunId, current_mask};
 
@@ -30,7 +30,7 @@ impl RunWriter<'_> {
             if is_kept || len == 0 {
                 return;
             }
-            let ends = || run.entries(&self.guard).map(Entry::end);
+            let ends = || run.entries(&self.guard).map(RosterEntry::end);
             let end = ends().max().unwrap_or(0);
             let kept = end.max(self.attached_end(id));
             let tops = ends().filter(|end| *end == kept).count();

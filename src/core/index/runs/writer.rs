@@ -14,7 +14,7 @@ use crate::words;
 
 use super::Wanted;
 use super::books::RunBooks;
-use super::entry::Entry;
+use super::entry::RosterEntry;
 use super::print::CHUNK;
 use super::run::Run;
 use super::store::RunStore;
@@ -147,7 +147,7 @@ impl<'s> RunWriter<'s> {
     }
 
     /// The entries of a run's holders.
-    pub(crate) fn entries(&self, id: RunId) -> impl Iterator<Item = Entry> + '_ {
+    pub(crate) fn entries(&self, id: RunId) -> impl Iterator<Item = RosterEntry> + '_ {
         self.run(id).into_iter().flat_map(|run| run.entries(&self.guard))
     }
 
@@ -401,25 +401,25 @@ impl<'s> RunWriter<'s> {
 
     /// Sets the entry of a holder in a run; an empty entry removes it. Returns the entry's place, which the next call
     /// for this holder and run takes as `hint`.
-    pub(crate) fn set_entry(&mut self, id: RunId, slot: HolderSlot, entry: Entry, hint: u32) -> u32 {
+    pub(crate) fn set_entry(&mut self, id: RunId, slot: HolderSlot, entry: RosterEntry, hint: u32) -> u32 {
         let Some(run) = self.store.run(id, &self.guard) else {
             return hint;
         };
         let roster = run.roster(&self.guard);
-        let is_own = |entry: Entry| !entry.is_none() && entry.slot() == slot;
+        let is_own = |entry: RosterEntry| !entry.is_none() && entry.slot() == slot;
         let hinted = Some(hint as usize).filter(|hint| is_own(roster.get(*hint)));
         let own = hinted.or_else(|| roster.find(is_own));
         if own.is_none() && entry.is_none() {
             return hint;
         }
         let len = run.len();
-        let is_top = |entry: Entry| !entry.is_none() && entry.end() == len;
+        let is_top = |entry: RosterEntry| !entry.is_none() && entry.end() == len;
         let was_top = own.is_some_and(|own| is_top(roster.get(own)));
         let tops = run.tops.load(Ordering::Relaxed);
         let others = tops.saturating_sub(u32::from(was_top));
         run.tops
             .store(others + u32::from(is_top(entry)), Ordering::Relaxed);
-        let free = || roster.find(Entry::is_none).unwrap_or(roster.places());
+        let free = || roster.find(RosterEntry::is_none).unwrap_or(roster.places());
         let index = own.unwrap_or_else(free);
         if let Some([words, room]) = roster.wanting(slot, index) {
             let fill = |list: &[AtomicU64]| roster.copy_to(list, words);

@@ -6,7 +6,7 @@ use crate::wire::QueryKey;
 use crate::ahead::prefetch;
 use crate::index::runs::Prints;
 
-use super::rolled::{Content, Rolled};
+use super::rolled::{QueryContent, Rolled};
 
 /// The lineage hashes of a query, by position.
 ///
@@ -51,19 +51,19 @@ impl<'a> QueryChain<'a> {
     }
 
     fn with_ahead(key: &'a QueryKey, block_size: BlockSize, ahead: usize) -> Result<Self, PositionError> {
-        let rolled = |content: Content<'a>| (content.len(), Hashes::Rolled(Rolled::new(content)));
+        let rolled = |content: QueryContent<'a>| (content.len(), Hashes::Rolled(Rolled::new(content)));
         let (len, hashes) = match key {
             QueryKey::Tokens {
                 tokens,
                 lora_name,
                 cache_salt,
-            } => rolled(Content::Tokens {
+            } => rolled(QueryContent::Tokens {
                 tokens,
                 size: block_size,
                 ahead,
                 seed: HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref()),
             }),
-            QueryKey::BlockHashes(hashes) => rolled(Content::Blocks(hashes)),
+            QueryKey::BlockHashes(hashes) => rolled(QueryContent::Blocks(hashes)),
             QueryKey::SequenceHashes(hashes) => (hashes.len(), Hashes::Sequence(hashes)),
             QueryKey::LineageHashes(hashes) => (hashes.len(), Hashes::Lineage(hashes)),
         };

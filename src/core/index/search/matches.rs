@@ -114,11 +114,11 @@ impl Near {
 /// Holders that a search has found, in groups of equal depth. `None` inside if no holder has any block. The box makes
 /// the value cheap to move.
 #[derive(Debug)]
-pub struct Matches(pub(super) Option<Box<Found>>);
+pub struct Matches(pub(super) Option<Box<MatchedGroups>>);
 
 /// Groups that a search has found, and the directory that names their holders.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct MatchedGroups {
     /// Directory that the search used. It is borrowed, because a counted reference would be a word that all queries
     /// change.
     pub(super) directory: DirectoryGuard<Arc<Directory>>,

@@ -34,7 +34,7 @@ use super::runs::{
 use super::shared::IndexShared;
 
 use depths::{Depths, Groups};
-use matches::{Found, FoundGroups, Near};
+use matches::{FoundGroups, MatchedGroups, Near};
 
 pub use chain::QueryChain;
 pub use matches::{Match, Matches, NearBlocks};
@@ -118,7 +118,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     let usable_max = search.usable_max();
     let (groups, near) = if directory.is_small() {
         let asked = asked.map(|asked| u64::from_words(asked.words().iter().copied()));
-        let start = Start {
+        let start = SearchStart {
             asked,
             head,
             wraps,
@@ -127,7 +127,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
         (FoundGroups::Small(groups), near)
     } else {
-        let start = Start {
+        let start = SearchStart {
             asked,
             head,
             wraps,
@@ -136,7 +136,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
         (FoundGroups::Any(Box::new(groups)), near)
     };
-    Matches(Some(Box::new(Found {
+    Matches(Some(Box::new(MatchedGroups {
         directory,
         groups,
         near,
@@ -145,7 +145,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
 }
 
 /// State with which a search begins.
-struct Start<'g, S> {
+struct SearchStart<'g, S> {
     /// Holders that the search asks about; all if `None`.
     asked: Option<S>,
     /// The run that begins with the query's first block.
@@ -162,7 +162,7 @@ fn find_in<S: SlotBits>(
     shared: &IndexShared,
     chain: &mut QueryChain<'_>,
     tiers: TierDepth,
-    start: &Start<'_, S>,
+    start: &SearchStart<'_, S>,
     directory: &Directory,
     guard: &Guard,
 ) -> (Groups<S>, Option<Near>) {
@@ -186,7 +186,7 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
     shared: &IndexShared,
     chain: &mut QueryChain<'_>,
     steps: [u32; STEPS],
-    start: &Start<'_, S>,
+    start: &SearchStart<'_, S>,
     guard: &Guard,
 ) -> [Depths<S>; STEPS] {
     let (mut head, mut attempts) = (Some(start.head), 0..ATTEMPTS_MAX);

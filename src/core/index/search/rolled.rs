@@ -16,7 +16,7 @@ use crate::index::runs::{CHUNK, Column, Prints, Wanted};
 
 /// The content from which the hashes are computed.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Content<'a> {
+pub(super) enum QueryContent<'a> {
     Blocks(&'a [BlockHash]),
     Tokens {
         tokens: &'a [Token],
@@ -27,7 +27,7 @@ pub(super) enum Content<'a> {
     },
 }
 
-impl Content<'_> {
+impl QueryContent<'_> {
     /// Number of blocks.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -65,7 +65,7 @@ impl Content<'_> {
 /// Sequence hashes of one query, with the place that the search has come to.
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
-    content: Content<'a>,
+    content: QueryContent<'a>,
     /// Number of blocks that have been passed.
     done: usize,
     /// Hash of the last block passed; `None` before the first.
@@ -73,7 +73,7 @@ pub(super) struct Rolled<'a> {
 }
 
 impl<'a> Rolled<'a> {
-    pub(super) fn new(content: Content<'a>) -> Self {
+    pub(super) fn new(content: QueryContent<'a>) -> Self {
         Self {
             content,
             done: 0,

@@ -19,7 +19,7 @@ use crate::index::shared::IndexShared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
 use super::depths::{Groups, MatchGroup, finish};
-use super::matches::{Found, FoundGroups};
+use super::matches::{FoundGroups, MatchedGroups};
 use super::{Matches, Search, TierDepth};
 
 /// Blocks chosen from one chain, by position.
@@ -118,7 +118,7 @@ pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search:
         true => sparse.bisect(0, chain.positions.len(), first),
         false => sparse.walk(first),
     }
-    Matches(Some(Box::new(Found {
+    Matches(Some(Box::new(MatchedGroups {
         groups: FoundGroups::Any(Box::new(finish(sparse.found, search.usable_max(), &directory))),
         near: None,
         directory,

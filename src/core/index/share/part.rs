@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::index::directory::HolderSlot;
-use crate::index::runs::{Barred, Entry, STEPS};
+use crate::index::runs::{Barred, RosterEntry, STEPS};
 use crate::wire::{Resumable, Tier};
 
 /// The attributes that all blocks of an interval have in common.
@@ -254,12 +254,12 @@ impl Part {
     }
 
     /// Returns the entry that readers see.
-    pub(crate) fn entry(&self, slot: HolderSlot) -> Entry {
+    pub(crate) fn entry(&self, slot: HolderSlot) -> RosterEntry {
         if self.intervals.is_empty() {
-            return Entry::default();
+            return RosterEntry::default();
         }
         let reaches = [0b1, 0b11, u8::MAX].map(|tiers| self.reach(tiers));
-        Entry::new(slot, reaches, self.end())
+        RosterEntry::new(slot, reaches, self.end())
     }
 }
 

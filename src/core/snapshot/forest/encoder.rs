@@ -40,7 +40,7 @@ pub struct ForestEncoder {
     path: Vec<Level>,
     /// Number of runs on the path, plus their holders.
     path_entries: usize,
-    frame: Frame,
+    frame: FrameBuffer,
     full: Option<ForestFrame>,
     is_begun: bool,
     /// Number of bytes from which on a frame is closed.
@@ -67,7 +67,7 @@ struct Encoded {
 }
 
 #[derive(Debug, Default)]
-struct Frame {
+struct FrameBuffer {
     columns: Vec<u8>,
     hashes: Vec<u8>,
     runs: u64,
@@ -76,7 +76,7 @@ struct Frame {
 }
 
 /// A candidate's index among the candidates, and the part of the run that it has.
-type Taken = (usize, HolderPart);
+type CandidatePart = (usize, HolderPart);
 
 impl ForestEncoder {
     /// Begins a forest of `holders`, given by their numbers in the file.
@@ -88,7 +88,7 @@ impl ForestEncoder {
             outline: Outline::new(),
             path: Vec::new(),
             path_entries: 0,
-            frame: Frame::default(),
+            frame: FrameBuffer::default(),
             full: None,
             is_begun: false,
             frame_bytes: FRAME_BYTES,
@@ -166,7 +166,12 @@ impl ForestEncoder {
     }
 
     /// Returns the number of candidates, and the parts of the candidates that have blocks of the run.
-    fn take_parts(&self, branch: Option<usize>, parts: &[HolderPart], len: usize) -> (usize, Vec<Taken>) {
+    fn take_parts(
+        &self,
+        branch: Option<usize>,
+        parts: &[HolderPart],
+        len: usize,
+    ) -> (usize, Vec<CandidatePart>) {
         let mut candidates = 0;
         let mut taken = Vec::new();
         let mut parts = parts.iter().peekable();
@@ -244,7 +249,7 @@ impl ForestEncoder {
     }
 }
 
-impl Frame {
+impl FrameBuffer {
     fn bytes(&self) -> usize {
         self.columns.len() + self.hashes.len()
     }
@@ -255,7 +260,7 @@ impl Frame {
 }
 
 /// Writes how many blocks of a run each candidate has, in the shorter of the two forms.
-fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[Taken]) {
+fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[CandidatePart]) {
     let lacks = |part: &HolderPart| (len - usize::from(part.blocks)) as u64;
     let whole = taken.iter().filter(|(_, part)| lacks(part) == 0).count();
     let mut next = 0;

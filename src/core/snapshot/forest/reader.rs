@@ -13,7 +13,7 @@ pub struct ForestChunk {
     runs: Vec<ForestRun>,
     hashes: Vec<SequenceHash>,
     /// Parts of the runs, sorted by holder. The parts of one holder are in the order of the runs.
-    parts: Vec<Part>,
+    parts: Vec<RunPart>,
     /// Number of candidates that were looked at to find the parts.
     candidates: usize,
 }
@@ -28,7 +28,7 @@ struct ForestRun {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
+struct RunPart {
     holder: u32,
     run: u32,
     blocks: u16,
@@ -49,7 +49,7 @@ impl ForestChunk {
     pub fn bytes(&self) -> usize {
         self.runs.len() * size_of::<ForestRun>()
             + self.hashes.len() * 8
-            + self.parts.len() * size_of::<Part>()
+            + self.parts.len() * size_of::<RunPart>()
     }
 
     /// The runs of each holder, with the holder's number in the file. Parents come before children.
@@ -61,7 +61,7 @@ impl ForestChunk {
         })
     }
 
-    fn restored(&self, part: Part) -> Option<RestoredRun<'_>> {
+    fn restored(&self, part: RunPart) -> Option<RestoredRun<'_>> {
         let run = self.runs.get(part.run as usize)?;
         let end = run.first + usize::from(part.blocks);
         Some(RestoredRun {
@@ -84,7 +84,7 @@ struct Forest {
     /// The holders' numbers, sorted.
     holders: Vec<u32>,
     outline: OutlineReader,
-    levels: Vec<Level>,
+    levels: Vec<ReaderLevel>,
     /// Number of runs on the path, plus their holders.
     path_entries: usize,
     /// The hashes on the path.
@@ -93,7 +93,7 @@ struct Forest {
 
 /// A run on the path.
 #[derive(Debug)]
-struct Level {
+struct ReaderLevel {
     start: usize,
     /// Number of the run's blocks that children can still branch off.
     len: usize,
@@ -216,13 +216,13 @@ impl Forest {
             // At most `RUN_BLOCKS_MAX`.
             len: u16::try_from(len).unwrap_or(u16::MAX),
         });
-        chunk.parts.extend(parts.iter().map(|part| Part {
+        chunk.parts.extend(parts.iter().map(|part| RunPart {
             holder: part.holder,
             run: number,
             blocks: part.blocks,
         }));
         self.path_entries = entries;
-        self.levels.push(Level { start, len, parts });
+        self.levels.push(ReaderLevel { start, len, parts });
         let pops = bytes.number()?;
         self.outline.take(pops)?;
         for _ in 0..pops {

@@ -18,7 +18,7 @@
 
 mod epoch;
 
-use entry::Entry;
+use entry::RosterEntry;
 use header::Header;
 use heads::{HeadCounts, Heads};
 use index::directory::HolderSlot;
@@ -265,8 +265,8 @@ impl Held {
             self.more.replace(1 + words + room, fill, &guard);
         }
         let entry = match reach {
-            0 => Entry::default(),
-            reach => Entry::new(slot, [reach; 3], reach),
+            0 => RosterEntry::default(),
+            reach => RosterEntry::new(slot, [reach; 3], reach),
         };
         self.roster(&guard).set(index, slot, entry);
         if self.roster(&guard).has_empty_list() {
@@ -280,7 +280,7 @@ impl Held {
         let guard = epoch::pin();
         let version = self.header.version();
         let summary = self.roster(&guard).all::<u64>(2, 2);
-        let entries: Vec<Entry> = self.roster(&guard).entries().collect();
+        let entries: Vec<RosterEntry> = self.roster(&guard).entries().collect();
         fence(Ordering::Acquire);
         let Some(summary) = summary.filter(|_| self.header.is_still(version)) else {
             return;

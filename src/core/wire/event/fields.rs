@@ -31,7 +31,7 @@ pub(super) struct EventFields {
     tokens: Option<Vec<Token>>,
     lora_name: Option<Option<String>>,
     cache_salt: Option<Option<String>>,
-    reasons: Option<Doubts>,
+    reasons: Option<PublisherDoubts>,
     resumable: Option<RunsOrFlag>,
 }
 
@@ -83,7 +83,7 @@ impl EventFields {
             b"tokens" => reader.list_once(&mut self.tokens, "tokens", tokens),
             b"lora_name" => reader.text_once(&mut self.lora_name, "lora_name", limits.text_bytes_max),
             b"cache_salt" => reader.text_once(&mut self.cache_salt, "cache_salt", limits.text_bytes_max),
-            b"reasons" => set_once(&mut self.reasons, "reasons", Doubts::decode(reader)?),
+            b"reasons" => set_once(&mut self.reasons, "reasons", PublisherDoubts::decode(reader)?),
             b"resumable" => {
                 let value = RunsOrFlag::decode(reader, blocks.saturating_add(1))?;
                 set_once(&mut self.resumable, "resumable", value)
@@ -143,7 +143,7 @@ impl EventFields {
     }
 
     fn into_doubted(self) -> Result<DegradedReasons, DecodeError> {
-        let Doubts(reasons) = self.reasons.ok_or(DecodeError::Missing { field: "reasons" })?;
+        let PublisherDoubts(reasons) = self.reasons.ok_or(DecodeError::Missing { field: "reasons" })?;
         Ok(reasons)
     }
 
@@ -258,9 +258,9 @@ impl EventFields {
 
 /// The publisher's own doubts. An unknown word is an error: with a doubt that the daemon does not understand, it
 /// could not call the holder exact.
-struct Doubts(DegradedReasons);
+struct PublisherDoubts(DegradedReasons);
 
-impl Doubts {
+impl PublisherDoubts {
     fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let words = reader.array("reasons", DegradedReason::ALL.len())?;
         let mut reasons = DegradedReasons::default();
@@ -279,7 +279,7 @@ impl Doubts {
     }
 }
 
-impl<'de> Deserialize<'de> for Doubts {
+impl<'de> Deserialize<'de> for PublisherDoubts {
     /// Reads the words as strictly as [`Self::decode`]. Replies read the same words leniently.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words: Vec<Cow<'de, str>> = Deserialize::deserialize(deserializer)?;
