@@ -430,7 +430,7 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
         let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
         place.note_waits(false);
         stream.write_u32(0).await?;
-        let Received {
+        let TcpRequest {
             component,
             payload,
             room,
@@ -441,7 +441,7 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
 }
 
 /// A request over TCP.
-struct TcpRequest<'s> {
+struct TcpRequest {
     /// Key of the component that is asked.
     component: String,
     payload: Bytes,
@@ -450,7 +450,7 @@ struct TcpRequest<'s> {
 }
 
 /// Receives a request of which only the first field has been read: `path`, the length of its path in bytes.
-async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<TcpRequest<'s>> {
+async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<TcpRequest> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }

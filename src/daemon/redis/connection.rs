@@ -293,7 +293,7 @@ impl RedisConnection<'_> {
     }
 
     /// Returns a place in the queue of the namespace's large answers, if this answer is large.
-    fn heavy(&self, part: &PipelinePart, keys: usize) -> Result<Option<HeavyRequest>, String> {
+    fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
         };

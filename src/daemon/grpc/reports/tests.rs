@@ -71,8 +71,8 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
 }
 
 /// Returns the depth of each worker whose state is certain, and whether the state of all workers is certain.
-fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
-    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
+async fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
+    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now).await;
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
     (found.collect(), coverage.is_exact)
 }
@@ -266,8 +266,8 @@ async fn answers_are_those_of_a_naive_model() {
 }
 
 /// Compares the tiers and components of each block with the model.
-fn check_placements(reports: &BlockReports, model: &BTreeMap<&str, Naive>, now: Instant) {
-    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).unwrap();
+async fn check_placements(reports: &BlockReports, model: &BTreeMap<&str, Naive>, now: Instant) {
+    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).await.unwrap();
     let mut placed = BTreeMap::new();
     for found in &matches {
         for tier in &found.hashes_by_tier {
@@ -321,7 +321,7 @@ async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
         given: 7,
     };
     assert_eq!(reports.apply(store(7), now), Err(gap));
-    assert_eq!(told(&reports, Depth::Usable, now), (vec![], false));
+    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], false));
     assert_eq!(reports.apply(store(6), now), Err(BlockReportError::NoSnapshot));
     reports.replace(snapshot("a", 7, vec![0])).await.unwrap();
     assert_eq!(
