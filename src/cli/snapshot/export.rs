@@ -202,6 +202,8 @@ mod tests {
             created_us: 3,
             sequence: 9,
             digest: None,
+            intake: None,
+            has_all: true,
         };
         writer.write_stream(&cursor).unwrap();
         for (worker, hash) in [("gpu-0", 10), ("gpu-1", 11)] {

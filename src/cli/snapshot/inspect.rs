@@ -301,6 +301,8 @@ mod tests {
                     created_us: 951_782_400_000_000,
                     sequence: 17,
                     digest: None,
+                    intake: None,
+                    has_all: true,
                 }],
                 totals: SnapshotTotals {
                     holders: 1,

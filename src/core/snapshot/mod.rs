@@ -108,6 +108,14 @@ pub struct StreamCursor {
     /// grown again. Absent if the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
+    /// Digest of the settings that decide whose messages are taken. Under other settings, messages before the cursor may
+    /// have been dropped that would be taken now. Absent in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intake: Option<u64>,
+    /// Whether no publisher's messages were being dropped: every publisher that was heard of has a holder in the
+    /// snapshot. False in older files.
+    #[serde(default)]
+    pub has_all: bool,
 }
 
 /// The digest by which a message of a stream is recognised: XXH3-64 of its subject, a zero byte and its payload.

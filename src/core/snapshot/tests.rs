@@ -47,6 +47,8 @@ fn cursor(stream: &str) -> StreamCursor {
         created_us: 99,
         sequence: 17,
         digest: None,
+        intake: Some(3),
+        has_all: true,
     }
 }
 

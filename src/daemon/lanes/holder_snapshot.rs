@@ -150,7 +150,7 @@ impl Holder {
     /// Returns the holder's present state. A regular holder is dumped without its blocks, any other one with events that rebuild
     /// it.
     ///
-    /// A holder that no batch has confirmed in `generation` is dumped as unverified.
+    /// A holder that no batch has confirmed in `generation` is dumped as unverified, and so is a contested or stale one.
     pub(super) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
         match self.writer.as_walked() {
             Some(walked) => HolderDump {
@@ -207,7 +207,10 @@ impl Holder {
             // Events that wait for a parent are not dumped.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
-        if !self.writer.status().is_confirmed(generation) {
+        // A contest and a silence are not told by a snapshot. What comes after the restart has to show that both are over.
+        let own = self.writer.status().own_reasons();
+        let is_in_doubt = own.contains(DegradedReason::Contested) || own.contains(DegradedReason::Stale);
+        if is_in_doubt || !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         if self.phase.held().is_some_and(|held| !held.is_empty()) {

@@ -415,6 +415,12 @@ impl LanePool {
         self.unheld.strays.lately(unix_time_us(), exists)
     }
 
+    /// Whether publishers' batches are being dropped, so that these publishers have no holders.
+    pub(crate) fn drops_some(&self) -> bool {
+        let refuses = |namespace: &Arc<Namespace>| namespace.indexer.refused().count(None) > 0;
+        self.namespaces.all().iter().any(refuses) || !self.strays().is_empty()
+    }
+
     /// Drops the metrics of a namespace that has been forgotten.
     pub(crate) fn forget_namespace(&self, name: &NamespaceName) {
         self.metrics.remove(name);

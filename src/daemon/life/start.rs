@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::costs::Costs;
 use crate::hints::Hints;
 use crate::history::History;
-use crate::lanes::{LanePool, LaneSettings};
+use crate::lanes::{LanePool, LaneSettings, StreamPosition};
 use crate::outcomes::Outcomes;
 use crate::page::{Looked, Page};
 use crate::queries::{Answerer, query_limits, start_gateway, start_queries};
@@ -162,7 +162,7 @@ async fn share(
         subjects,
         namespaces,
         trust: Arc::default(),
-        position: Arc::default(),
+        position: Arc::new(StreamPosition::under(&config)),
         readiness: Arc::new(Readiness::new()),
         admin_address: None,
         tracer: None,

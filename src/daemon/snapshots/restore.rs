@@ -136,13 +136,21 @@ impl Restorer {
             .rejected(SnapshotRejection::from(error), &path.display(), error);
     }
 
+    /// Returns the position of the snapshot in the stream that is read. `None` if the snapshot has no such position, or if it was
+    /// written under other settings. Then the stream is read from its beginning, as it may have messages that were dropped.
     fn cursor_of(&self, content: &SnapshotContent) -> Option<StreamCursor> {
         let stream = self.stream.as_ref()?;
-        content
-            .streams
-            .iter()
-            .find(|cursor| cursor.stream == *stream)
-            .cloned()
+        let mut cursors = content.streams.iter();
+        let cursor = cursors.find(|cursor| cursor.stream == *stream)?;
+        let is_same = cursor.intake == Some(self.position.intake());
+        if !is_same {
+            tracing::info!(
+                stream,
+                "the snapshot was written under other settings of shards, limits or namespaces, or by an older version: the stream \
+                 is read from its beginning"
+            );
+        }
+        is_same.then(|| cursor.clone())
     }
 
     fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use crate::lanes::{LanePool, PoolError, StreamPosition};
 use kvatlas_client::unix_time_us;
-use kvatlas_core::snapshot::SnapshotTotals;
+use kvatlas_core::snapshot::{SnapshotTotals, StreamCursor};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_telemetry::labels::SnapshotFailure;
 
@@ -132,7 +132,11 @@ impl Snapshotter {
         let generation = self.trust.generation();
         let mut walked = Walked::default();
         if let Some(cursor) = cursor {
-            writer.write_stream(&cursor)?;
+            writer.write_stream(&StreamCursor {
+                intake: Some(self.position.intake()),
+                has_all: cursor.has_all && !self.pool.drops_some(),
+                ..cursor
+            })?;
         }
         for lane in 0..self.pool.lane_count() {
             let mut position = None;

@@ -132,6 +132,8 @@ fn cursor(sequence: u64) -> StreamCursor {
         created_us: 7,
         sequence,
         digest: None,
+        intake: Some(0),
+        has_all: true,
     }
 }
 

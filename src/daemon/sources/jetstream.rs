@@ -356,10 +356,12 @@ impl JetStreamSource {
     }
 
     /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
-    /// publisher sends something between two looks. Needed after a loss in the middle of the stream.
+    /// publisher sends something between two looks. Needed after a loss in the middle of the stream, and after a snapshot that was
+    /// written while batches were dropped.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
+            self.position.note_all();
             self.trust.note_listed(generation);
         }
     }
@@ -493,8 +495,11 @@ impl JetStreamSource {
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);
-        // All that was published up to here has been applied.
-        self.trust.note_listed(generation);
+        // All that was published up to here has been applied. A snapshot does not tell whose batches were dropped before it: these
+        // publishers are heard of again before the second look.
+        if self.position.has_all() {
+            self.trust.note_listed(generation);
+        }
         self.trust.end_stall(stall);
         self.caught_up.send_replace(true);
     }
@@ -527,6 +532,8 @@ mod tests {
             created_us,
             sequence,
             digest: None,
+            intake: None,
+            has_all: true,
         }
     }
 

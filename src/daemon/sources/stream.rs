@@ -160,6 +160,8 @@ impl EventStream {
             created_us: u64::try_from(created_us).unwrap_or_default(),
             sequence: self.span().first - 1,
             digest: None,
+            intake: None,
+            has_all: true,
         }
     }
 

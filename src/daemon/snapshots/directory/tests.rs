@@ -18,6 +18,8 @@ fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, 
             created_us,
             sequence: 1,
             digest: None,
+            intake: None,
+            has_all: true,
         };
         writer
             .write_stream(&cursor)
