@@ -157,12 +157,12 @@ async fn share(
     let outcomes = Arc::new(Outcomes::new(Arc::clone(&namespaces), config.sharding.shard));
     let shared = Shared {
         pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
+        position: Arc::new(StreamPosition::under(&config)),
         config,
         nats,
         subjects,
         namespaces,
         trust: Arc::default(),
-        position: Arc::new(StreamPosition::under(&config)),
         readiness: Arc::new(Readiness::new()),
         admin_address: None,
         tracer: None,
