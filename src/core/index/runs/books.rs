@@ -1,4 +1,4 @@
-//! Books of the runs: state that only the writer with the turn reads and changes.
+//! Books of the runs: state that only one writer at a time, the one whose turn it is, reads and changes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,11 +14,11 @@ use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 use crate::words::{self, Words, copy};
 
-/// Priority queue of runs that may have a leaf, by the tick of their last use when they were put here. Each run is in
-/// it at most once.
+/// Priority queue of runs that may have a leaf, ordered by the tick of their last use when they entered the queue.
+/// Each run is in the queue at most once.
 pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
-/// State of the runs that only the writer with the turn reads and changes.
+/// State of the runs that only the writer whose turn it is reads and changes.
 #[derive(Debug, Default)]
 pub(super) struct RunBooks {
     pub(super) free: Vec<RunId>,
