@@ -10,20 +10,21 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Longest address, in bytes.
+/// Maximum length of an address, in bytes.
 pub(super) const ADDRESS_BYTES_MAX: usize = 256;
-/// Most labels of a holder.
+/// Maximum number of labels of a holder.
 pub(super) const LABELS_MAX: usize = 16;
-/// Longest key of a label, in bytes.
+/// Maximum length of the key of a label, in bytes.
 pub(super) const LABEL_KEY_BYTES_MAX: usize = 64;
-/// Longest value of a label, in bytes.
+/// Maximum length of the value of a label, in bytes.
 pub(super) const LABEL_VALUE_BYTES_MAX: usize = 128;
-/// Most bytes of all labels of a holder, keys and values together.
+/// Maximum number of bytes of all labels of a holder, keys and values together.
 const LABEL_BYTES_MAX: usize = 512;
-/// The label that tells which layers the holder's model has besides full attention: `windows`, `states`, or both with a
-/// plus between them.
+/// Label that tells which kinds of layers the holder's model has in addition to full attention: `windows`, `states`,
+/// or both joined by a plus.
 pub const LAYERS_LABEL: &str = "kvatlas/layers";
-/// The label in which the publisher says, for people, what keeps the holder from being exact. Absent where nothing does.
+/// Label in which the publisher tells people why the holder is not exact. Absent if the publisher has no reason to
+/// give.
 pub const TROUBLE_LABEL: &str = "kvatlas/trouble";
 /// URL schemes that an address may have.
 const SCHEMES: [&str; 4] = ["http://", "https://", "grpc://", "grpcs://"];

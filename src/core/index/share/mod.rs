@@ -38,8 +38,8 @@ pub(crate) struct Share {
     touched: Vec<RunId>,
     /// Tiers in which the holder had blocks when the share was last published.
     tiers: u8,
-    /// Number of changes other than adding or removing blocks at the ends of the holder's prefix; see
-    /// [`Self::regular`].
+    /// Number of changes other than adding or removing blocks at the ends of the chains that the
+    /// holder has; see [`Self::regular`].
     reshaped: u64,
 }
 
