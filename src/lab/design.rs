@@ -16,7 +16,7 @@ use super::prefix_index::PrefixIndex;
 use super::radix::RadixTree;
 
 worded! {
-    /// The seven designs, in the order in which they were published.
+    /// The seven designs, in the order in which they were designed.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Design {
         /// Design 1: [`NestedDictionary`].

@@ -12,7 +12,7 @@
 //! | | design | a query of depth D, W holders | answers |
 //! |---|---|---|---|
 //! | 1 | [`NestedDictionary`] | D × W look-ups | conflates blocks of equal content |
-//! | 2 | [`Actor`] around 1 | the same, behind one thread | as the index inside |
+//! | 2 | [`Actor`] around 1 | the same, in one thread | as the index inside |
 //! | 3 | [`InvertedIndex`] | D look-ups | conflates blocks of equal content |
 //! | 4 | [`RadixTree`] | D pointers | exact |
 //! | 5 | [`ConcurrentRadixTree`] in a [`ThreadPool`] | D pointers, inline | exact at rest |

@@ -66,7 +66,7 @@ fn describe(error: &BuildError) -> String {
 ///
 /// A text is recognised if *all* of it matches: the expression is anchored at both ends. Pushed bytes are allowed as
 /// long as some continuation of them is recognised. States without such a continuation are left out. So a token is
-/// allowed if the text, the token and some bytes after it (maybe none) together match.
+/// allowed exactly if the text, the token and some bytes after it (maybe none) together match.
 ///
 /// The syntax is that of the `regex` crate, in Unicode mode, over UTF-8. A token may end within a character.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@
 //!
 //! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with
 //! tables of regular expressions. The first three rows are whole walks in an exploratory program; the rows below tell
-//! the change by one idea alone. The left column is for expressions that accept nearly all, the right one for
+//! the change by a single idea. The left column is for expressions that accept nearly all, the right one for
 //! expressions that reject nearly all.
 //!
 //! | idea | accepting | rejecting |

@@ -52,7 +52,7 @@
 //!    tries the search takes a turn at the runs, during which no step can be made. (`tests::concurrency`)
 //! 7. Locks are taken in one order: eviction, a holder's state, the runs. A thread that has the runs never waits for
 //!    a holder. (No test looks at the order. A wrong one can hang `tests::eviction`, where writers and eviction run
-//!    at once.)
+//!    together.)
 //! 8. A long event is made in several steps, and each step publishes what is done so far. So nobody waits for the
 //!    whole event. (`tests::defects`)
 //! 9. Fingerprints of prompts that a run keeps are bound to the hashes that the run had. If the run has different

@@ -121,7 +121,7 @@ pub enum SnapshotError {
 pub enum Frame {
     /// The message up to which a stream is part of the snapshot.
     Stream(StreamCursor),
-    /// A holder whose blocks follow.
+    /// Frame of a holder. The holder's blocks come in later frames.
     Holder(HolderFrame),
     /// An encoded event batch, of the holder whose frame came last.
     Batch(Vec<u8>),

@@ -14,8 +14,8 @@ worded! {
     /// A command that an operator can give a daemon or a bridge.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum AdminCommand {
-        /// Forget a holder, including its epoch and batch numbers. Any epoch and batch number of the holder is
-        /// accepted next.
+        /// Forget a holder, including its epoch and batch numbers. After that, its next batch is treated as that of a
+        /// new holder.
         Forget => "forget",
         /// Mark a holder as doubtful, and ask its publisher for the full state.
         Resync => "resync",

@@ -26,7 +26,8 @@ pub struct ResyncRequest {
     /// Last batch that the daemon has applied, together with all batches before it. Number 0 of epoch 0 means that
     /// the daemon has applied no batch.
     pub cursor: BatchCursor,
-    /// Whether only the full state helps, because the daemon's state has gaps that later batches do not close.
+    /// Whether the publisher must send the full state, because the daemon's state of the holder is too damaged for
+    /// the missed batches to repair it.
     pub full: bool,
 }
 

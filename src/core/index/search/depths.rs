@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 
 use crate::index::directory::{Directory, HolderSlot, SlotBits};
 
-/// Maximum number of groups of holders that are made for holders found one by one. A holder whose depth fits none of
-/// the last groups is then listed singly.
+/// Maximum number of groups of holders with which a single holder's depth is compared. If there are at least this
+/// many groups, a single holder makes no new group.
 const GROUPS_MAX: usize = 8;
 
 /// Holders that have the same number of leading blocks, or the same bounds on it.

@@ -67,7 +67,7 @@ impl QueryContent<'_> {
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
     content: QueryContent<'a>,
-    /// Number of blocks that have been passed.
+    /// Number of passed blocks, that is, leading blocks of the query whose sequence hashes are already known.
     done: usize,
     /// Hash of the last block passed; `None` before the first.
     last: Option<SequenceHash>,

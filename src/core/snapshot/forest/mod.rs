@@ -35,7 +35,7 @@
 //!       └── x y z          run C   branches off c; 2 has it
 //!
 //!                     run A       run B       run C
-//! behind the branch   -           0           4          blocks of the parent after the branch: none after g, 4 after c
+//! after the branch    -           0           4          blocks of the parent after the branch: none after g, 4 after c
 //! length - 1          6           1           2
 //! changes             1, except   1, except   1, only
 //!                     2 lacks 4   0 lacks 2   2 lacks 0
