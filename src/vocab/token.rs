@@ -4,7 +4,7 @@ use std::fmt;
 
 use kvatlas_core::trie::{FlatNode, Links};
 
-/// Maximum number of tokens of a vocabulary. Token numbers go from 0 to one less.
+/// Maximum number of tokens of a vocabulary. All token numbers are below it.
 pub const VOCABULARY_SIZE_MAX: usize = 1 << 24;
 
 /// Maximum number of bytes of a token. The longest known token, 1,024 blanks, has exactly this length.
