@@ -41,8 +41,7 @@ pub(crate) struct Shared {
     pub(crate) missing_shards: Arc<MissingShards>,
     /// Error of the newest snapshot, as long as snapshots cannot be written.
     pub(crate) snapshot_failing: Arc<SnapshotFailing>,
-    /// Queue in which requests that take long wait for their turn, whether they come over NATS or over HTTP, gRPC or
-    /// another listener.
+    /// Turns of requests that take long. Requests over NATS and over all listeners share these turns.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Record of the times at which each holder was exact, and at which it was not.
     pub(crate) history: Arc<History>,
