@@ -38,7 +38,7 @@ impl KeptHint {
         self.blocks().len()
     }
 
-    /// Marks the hint as fulfilled: the holder has had all blocks. From now on the index alone says what the holder
+    /// Marks the hint as fulfilled: the holder has had all blocks. From now on only the index says what the holder
     /// has.
     pub(crate) fn fulfil(&self) {
         self.is_fulfilled.store(true, Ordering::Relaxed);

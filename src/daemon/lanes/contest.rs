@@ -3,7 +3,7 @@
 //!
 //! There are two possible causes. Either a publisher whose clock was ahead has died, and has come back with a lower
 //! epoch. Or two processes publish under the same name. In both cases nobody knows which publisher's blocks the holder
-//! has. The holder is *contested* until a higher epoch begins, or until the believed publisher goes on alone.
+//! has. The holder is *contested* until a higher epoch begins, or until no other publisher sends any more.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 

@@ -28,7 +28,7 @@ use super::line::{Assignments, WorkerKey};
 pub(crate) struct Freshness {
     flows: Arc<Flows>,
     assignments: Arc<Assignments>,
-    /// Age beyond which holders are behind, in microseconds; `None` means never.
+    /// Age of the state, in microseconds, beyond which holders get the reason for doubt `Behind`. `None` means no limit.
     behind_after_us: Option<u64>,
     /// Time up to which all events in the broker have been handed to the lanes, in microseconds. 0 while events are not
     /// followed.

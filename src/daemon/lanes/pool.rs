@@ -386,7 +386,7 @@ impl LanePool {
     /// Returns the namespace of a message. A new namespace is made only if the payload is a batch that can be decoded.
     /// Otherwise garbage on invented subjects would use up the namespaces.
     ///
-    /// A namespace that nobody uses is made anew if the batch tells another block size.
+    /// A namespace that nobody uses is replaced if the batch tells another block size.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
         let known = self.namespaces.get(name);
