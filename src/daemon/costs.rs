@@ -142,7 +142,7 @@ impl CostMarks {
     }
 }
 
-/// The costs of all holders in doubt, and of all namespaces.
+/// Costs of the doubts about all holders, and about all namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct Costs {
     book: Mutex<Book>,

@@ -10,7 +10,7 @@ use kvatlas_core::wire::{
 use kvatlas_telemetry::QueryErrorMetrics;
 use kvatlas_telemetry::labels::ReplyDropReason;
 
-/// Sends replies on one connection.
+/// Sender of replies on one NATS connection.
 pub(crate) struct Responder {
     client: Client,
     subjects: Subjects,

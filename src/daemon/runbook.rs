@@ -8,10 +8,10 @@ const PAGES: [&str; 3] = [
     include_str!("runbook/settings.md"),
 ];
 
-/// An entry of a page about a word.
+/// Entry of the runbook's pages that explains a word.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Heading under which the entry stands.
+    /// Heading of the section in which the entry stands.
     pub section: String,
     /// Sentences about the word, each after the title of its table column. The title is empty for a section of text.
     pub said: Vec<(String, String)>,

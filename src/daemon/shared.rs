@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     pub(crate) outcomes: Arc<Outcomes>,
     /// Hints of routers (reports of where they have sent requests). `None` if hints are not taken.
     pub(crate) hints: Option<Arc<Hints>>,
-    /// Opens trace spans. `None` if no collector is configured.
+    /// Tracer that opens trace spans. `None` if no collector is configured.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.
     pub(crate) query_limits: Live<WireLimits>,

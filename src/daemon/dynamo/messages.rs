@@ -76,15 +76,15 @@ pub(super) enum MessageError {
     /// Message is shorter than the lengths in its head say.
     #[error("a message of two parts is cut off")]
     Cut,
-    /// Checksum in the message does not match the message.
+    /// Checksum in the message does not match the message's content.
     #[error("the checksum of a message of two parts is another")]
     Checksum,
     /// Part of the message is not valid JSON of the expected form.
     #[error("{part} cannot be read: {source}")]
     Json {
-        /// Name of the part.
+        /// Name of the part that is not valid.
         part: &'static str,
-        /// The parser's error.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
     /// Answer cannot be sent over the transport that the request names.
@@ -118,10 +118,10 @@ pub(super) struct ReplyTo {
     pub(super) subject: String,
 }
 
-/// A question of a router.
+/// Question of a router: the workers that hold leading blocks of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Question {
-    /// Name of the model.
+    /// Name of the model that the question is about.
     pub(super) model_name: String,
     /// The prompt's block hashes, as the query contract defines them.
     pub(super) block_hashes: Vec<u64>,
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(record["transport"], json!({"tcp": path}));
     }
 
-    /// A router's request.
+    /// Returns an encoded request of a router.
     fn request(transport: &str, body: &str) -> Bytes {
         let info =
             json!({"address": "127.0.0.1:9", "subject": "s", "context": "c", "stream_type": "response"});

@@ -179,7 +179,7 @@ struct Service {
     request_timeout: Duration,
     metrics: DynamoMetrics,
     stop: CancellationToken,
-    /// Tasks that answer requests. The stop waits for them.
+    /// Tasks that answer requests. The daemon's stop waits for them.
     tasks: TaskTracker,
 }
 
@@ -446,9 +446,9 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
     }
 }
 
-/// A request over TCP.
+/// Request that came over TCP.
 struct TcpRequest<'s> {
-    /// Key of the component that is asked.
+    /// Key of the component to which the request is sent.
     component: String,
     payload: Bytes,
     /// Memory reserved for the payload.

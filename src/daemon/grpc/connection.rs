@@ -1,4 +1,4 @@
-//! One connection of HTTP/2, within limits.
+//! One HTTP/2 connection of a client, within limits.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ use prost_types::{
 
 /// Package name of the messages.
 const PACKAGE: &str = "kv_indexer.v1";
-/// The service's name within the package.
+/// Name of the service within the package.
 const SERVICE: &str = "KVIndexer";
 
 /// A field: its name, number and type, the name of its message or enumeration, and whether it may come several times.

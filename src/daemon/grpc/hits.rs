@@ -1,4 +1,4 @@
-//! Counts of how often blocks were looked up.
+//! Hit counts: the number of look-ups of each block.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

@@ -1,6 +1,6 @@
 //! Questions, reports and answers of `kv_indexer.v1`. Fields that kvatlas does not need are not declared; decoding skips them.
 
-/// The tier in which a block lies.
+/// Tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum TierType {

@@ -34,7 +34,7 @@ const BLOCKS_MAX: u32 = 64 << 10;
 /// The tiers of an answer, the nearest first. Blocks beyond the disk count as blocks on the disk.
 const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
-/// Answers the questions of SGLang's routers.
+/// Answerer of the questions of SGLang's routers.
 pub(super) struct Questions {
     pub(super) source: Arc<Source>,
     /// Namespace that is searched. `None` means all namespaces with SGLang's hashes.
@@ -68,9 +68,9 @@ struct Certain {
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
     is_exact: bool,
-    /// Number of blocks that were looked for.
+    /// Number of blocks of the prompt that were looked for.
     asked: u32,
-    /// One of the searched namespaces.
+    /// One of the namespaces that were searched.
     namespace: Option<NamespaceName>,
 }
 
@@ -310,7 +310,7 @@ impl Questions {
         Err(self.refused(&refusal.unwrap_or_else(unknown)))
     }
 
-    /// Returns the names of the namespaces to search.
+    /// Returns the names of the namespaces that must be searched.
     fn asked(&self) -> Vec<NamespaceName> {
         match (&self.namespace, &*self.source) {
             (Some(name), _) => vec![name.clone()],

@@ -98,7 +98,7 @@ where
 }
 
 impl Door {
-    /// Answers a request, and counts it.
+    /// Answers a gRPC request, and counts it.
     pub(super) async fn serve(
         self: Arc<Self>,
         request: Request<AxumBody>,

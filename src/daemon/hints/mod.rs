@@ -24,7 +24,7 @@ use kvatlas_telemetry::labels::HintDrop;
 pub(crate) use table::KeptHint;
 use table::{HintTable, cost};
 
-/// The hints of all namespaces.
+/// Hints of all namespaces. A hint says that a router has sent a request to a holder.
 pub(crate) struct Hints {
     /// Shard of the daemon, if it has one. Hints about workers of other shards are ignored.
     shard: Option<Shard>,
@@ -58,7 +58,7 @@ impl Hints {
         self.metrics.dropped(HintDrop::Undecodable, 1, error);
     }
 
-    /// Counts hints for a namespace that is not known.
+    /// Counts hints for a namespace that the daemon does not know.
     pub(crate) fn unknown_namespace(&self, name: &NamespaceName, hints: usize) {
         self.metrics
             .dropped(HintDrop::UnknownNamespace, hints as u64, name);

@@ -24,7 +24,7 @@ pub(super) fn cost(blocks: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct KeptHint {
     pub(crate) holder: HolderId,
-    /// The prompt's blocks, as lineage hashes.
+    /// Hashes of the prompt's blocks, as lineage hashes.
     pub(crate) prompt: QueryKey,
     ends: Instant,
     /// Number of the hint; later hints have higher numbers.
@@ -33,7 +33,7 @@ pub(crate) struct KeptHint {
 }
 
 impl KeptHint {
-    /// Number of the prompt's blocks.
+    /// Returns the number of blocks in the hint's prompt.
     pub(crate) fn len(&self) -> usize {
         self.blocks().len()
     }
@@ -76,12 +76,12 @@ pub(super) struct HintTable {
 }
 
 impl HintTable {
-    /// Approximate bytes of all hints.
+    /// Returns the approximate size of all hints, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Number of hints.
+    /// Returns the number of hints.
     pub(super) fn len(&self) -> usize {
         self.hints.len()
     }
@@ -284,7 +284,7 @@ mod tests {
             steps in prop::collection::vec((0_u32..6, 0_u64..4, 0_usize..9, 0_u64..5), 1..60),
             asked in (0_u64..4, 0_usize..12),
         ) {
-            /// Number of leading blocks that all branches share.
+            /// Number of leading blocks that the prompts of all branches share.
             const SHARED: usize = 3;
             let begun = Instant::now();
             let (mut table, mut now, ttl) = (HintTable::default(), begun, Duration::from_secs(10));

@@ -11,7 +11,7 @@ const BY_MINUTE_S: u64 = 24 * 60 * 60;
 /// Maximum number of changes kept for a holder. If a holder changes often, its history covers a shorter time.
 const CHANGES_MAX: usize = 256;
 
-/// A holder's state.
+/// State of a holder at one time, for the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HistoryState {
     /// Holder exists, with these reasons for doubt. No reason means exact.
@@ -55,7 +55,7 @@ pub(crate) struct StateChange {
     pub(crate) state: HistoryState,
 }
 
-/// A holder's changes, the oldest first.
+/// Changes of one holder's state, the oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Changes(VecDeque<StateChange>);
 

@@ -13,7 +13,7 @@ use super::changes::HistoryState;
 
 /// Version of the file format.
 const VERSION: u64 = 1;
-/// Length of the hash, in bytes.
+/// Length of the hash after the history, in bytes.
 const HASH_BYTES: usize = 8;
 /// Maximum length of a file that is read, in bytes. The bounds on the history allow no longer file.
 pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -33,7 +33,7 @@ pub(crate) enum HistoryError {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory {
     v: u64,
-    /// Time of saving, in seconds since the Unix epoch.
+    /// Time at which the history was saved, in seconds since the Unix epoch.
     saved_s: u64,
     holders: Vec<SavedHolder>,
 }

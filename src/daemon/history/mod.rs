@@ -54,7 +54,7 @@ struct HolderHistory {
     seen: u64,
 }
 
-/// A change of state, as the admin listener shows it.
+/// Change of a holder's state, as the admin listener shows it.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShownChange {
     at_us: u64,

@@ -68,7 +68,7 @@ struct HeldBody {
     given_up: CancellationToken,
 }
 
-/// Guard of one body's room. Dropping it frees the room.
+/// Guard of the room that is reserved for one body. Dropping it frees the room.
 struct BodyRoom {
     held: Arc<Mutex<BodyReservations>>,
     number: u64,

@@ -31,7 +31,7 @@ pub(super) struct QueryJson {
     token_ids: Option<Vec<u32>>,
     block_hashes: Option<Vec<BlockHash>>,
     seq_hashes: Option<Vec<SequenceHash>>,
-    /// Older name of `seq_hashes`.
+    /// Hashes of the query, under an older name of `seq_hashes`.
     block_hash: Option<Vec<SequenceHash>>,
     lora_name: Option<String>,
     lora_id: Option<i64>,
@@ -166,7 +166,7 @@ impl QueryJson {
     }
 }
 
-/// The two routes of a query: by tokens or by hashes.
+/// Form of a query, which decides its route: by tokens or by hashes.
 #[derive(Clone, Copy)]
 enum By {
     Tokens,
@@ -309,7 +309,7 @@ pub(super) fn label_of(namespace: &NamespaceName) -> String {
     }
 }
 
-/// Returns `{"status": "ok"}`.
+/// Returns the body `{"status": "ok"}`.
 pub(super) fn status_ok() -> Value {
     json!({ "status": "ok" })
 }

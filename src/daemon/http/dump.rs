@@ -90,7 +90,7 @@ struct EventJson {
     lineage_hashes: Vec<String>,
 }
 
-/// A piece of the answer.
+/// Piece of the answer to `GET /dump`.
 enum Piece {
     Text(Bytes),
     /// End of a complete answer. An answer without this piece was cut short.

@@ -38,10 +38,10 @@ pub(crate) enum HttpRefusal {
     /// Type of the body is not JSON. Bodies of other types are refused, because any web page may send them.
     #[error("send the header Content-Type: application/json")]
     MediaType,
-    /// Route does not exist.
+    /// No route has this path.
     #[error("there is no such route; GET /openapi.json has them all")]
     NoRoute,
-    /// Route takes another HTTP method.
+    /// Route takes another HTTP method. The value is the method that it takes.
     #[error("this route takes {allowed} only")]
     Method { allowed: &'static str },
     /// Thing that the request names does not exist.

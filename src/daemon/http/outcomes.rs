@@ -34,7 +34,7 @@ struct OutcomeReportAnswer {
     gathered: Option<Gathered>,
 }
 
-/// Takes the report of outcomes in `POST /v1/outcomes`.
+/// Takes the report of outcomes that is the body of `POST /v1/outcomes`.
 pub(super) async fn outcomes(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,

@@ -33,7 +33,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Parts of the process that the routes use.
 pub struct HttpParts {
-    /// Index. `None` in a process that only runs a bridge.
+    /// Index of the daemon. `None` in a process that only runs a bridge.
     pub(crate) index: Option<Index>,
     /// Bridge that follows engines. `None` if no bridge runs in this process.
     pub engines: Option<Arc<dyn EngineRegistry>>,
@@ -47,7 +47,7 @@ pub struct HttpParts {
     pub receiving_bytes_max: usize,
     /// Maximum time for a request's body to arrive.
     pub request_timeout: Duration,
-    /// Opens trace spans. `None` if no collector is configured.
+    /// Tracer that opens trace spans. `None` if no collector is configured.
     pub(crate) tracer: Option<Tracer>,
 }
 

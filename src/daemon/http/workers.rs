@@ -38,7 +38,7 @@ struct Listener {
     last_error: Option<String>,
 }
 
-/// One worker, with all its ranks.
+/// One worker with all its ranks, as `GET /workers` shows it.
 #[derive(Debug, Serialize)]
 struct WorkerJson {
     instance_id: InstanceId,
@@ -67,7 +67,7 @@ struct WorkerJson {
 }
 
 impl WorkerJson {
-    /// Makes the entry of an instance without ranks.
+    /// Returns the entry of a worker that has no ranks yet.
     fn new(
         (model, instance): (&ModelKey, &str),
         source: &'static str,

@@ -151,7 +151,7 @@ pub(super) struct OpenStep {
     begun_at: u64,
 }
 
-/// Moment at which a search begins.
+/// Moment at which a search begins. At the search's end, it tells which holders were seen in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SearchMark {
     changes: u64,
@@ -229,7 +229,7 @@ impl NamespaceFlow {
 }
 
 impl RecentSteps {
-    /// Forgets the oldest step that has ended.
+    /// Forgets the oldest remembered step that has ended.
     fn forget_oldest(&mut self) {
         let oldest = self.steps.iter().position(|step| step.ended_at.is_some());
         let forgotten = oldest.and_then(|index| self.steps.remove(index));

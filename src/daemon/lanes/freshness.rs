@@ -133,7 +133,7 @@ impl Freshness {
 #[derive(Debug)]
 pub(crate) struct FreshnessReading<'f> {
     freshness: &'f Freshness,
-    /// Moment of the measurement, by [`now_us`].
+    /// Time of the measurement, by [`now_us`].
     pub(crate) now_us: u64,
     /// Age of the oldest event that was known and not applied, in microseconds. 0 if there was no such event.
     pub(crate) behind_us: u64,

@@ -92,7 +92,7 @@ impl HeldBatches {
         self.doubts = DegradedReasons::default();
     }
 
-    /// Notes a reason for doubt.
+    /// Adds a reason for doubt that has come since the resync began.
     pub(super) fn note_doubt(&mut self, reason: DegradedReason) {
         self.doubts = self.doubts.with(reason);
         if is_of_dropped(reason) {

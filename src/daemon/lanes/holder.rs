@@ -48,7 +48,7 @@ pub(crate) struct Context<'a> {
     pub(super) tally: &'a BatchTally,
 }
 
-/// One holder of a lane.
+/// Holder on its lane: the state of its blocks, its batch numbers, and its resync.
 pub(crate) struct Holder {
     pub(super) writer: HolderWriter,
     pub(super) metrics: Arc<EventMetrics>,
@@ -497,7 +497,7 @@ impl Holder {
             .holder_degraded(reason, self.worker(), self.writer.record().id.rank);
     }
 
-    /// Removes the holder from the index.
+    /// Removes the holder from the index, and drops it.
     pub(super) fn retire(self) {
         self.writer.retire();
     }

@@ -29,7 +29,7 @@ pub(crate) enum Job {
     Batches(BatchesJob),
     /// Put the holders of a worker in doubt, because messages were dropped at this place in the queue.
     Lost(LostJob),
-    /// Take over a frame of a snapshot.
+    /// Restore from a frame of a snapshot.
     Restore(Box<RestoreJob>),
     /// Store the blocks that one part of a snapshot's forest has of the lane's holders.
     RestoreForest(Arc<ForestChunk>),
@@ -172,7 +172,7 @@ pub(crate) enum HolderCommand {
     Doubt,
 }
 
-/// A command about a worker of the lane.
+/// Operator's command for the holders of one worker of the lane.
 pub(crate) struct CommandJob {
     pub(super) worker: WorkerKey,
     /// Rank whose holder the command is for. `None` means all ranks.
@@ -183,7 +183,7 @@ pub(crate) struct CommandJob {
     pub(super) in_flight: InFlight,
 }
 
-/// A step of the resync of a worker of the lane.
+/// Step of a resync for a holder of one worker of the lane.
 #[derive(Debug)]
 pub(crate) struct ResyncJob {
     pub(super) holder: HolderKey,

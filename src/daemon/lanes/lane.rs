@@ -259,7 +259,7 @@ impl Lane {
         Ok((key, holder.map_err(NoHolder::NoRoom)?))
     }
 
-    /// Registers a holder in the index.
+    /// Registers a new holder in the index.
     fn register(
         &self,
         namespace: &Namespace,
@@ -299,7 +299,7 @@ impl Lane {
         }
     }
 
-    /// Removes a holder whose publisher has said goodbye.
+    /// Removes a holder whose publisher has said goodbye, and remembers the goodbye.
     pub(super) fn take_leave(&mut self, key: &HolderKey) {
         if let Some(holder) = self.holders.remove(key) {
             self.retire_left(key.clone(), holder);

@@ -13,7 +13,7 @@ use kvatlas_telemetry::EventMetrics;
 
 use super::flow::{Flows, NamespaceFlow};
 
-/// A worker within a namespace.
+/// Worker, named by its namespace and its own name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WorkerKey {
     pub(crate) namespace: NamespaceName,
@@ -28,14 +28,14 @@ pub(super) fn ranks_of(worker: &WorkerKey) -> RangeInclusive<HolderKey> {
     (worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX)
 }
 
-/// A lane's number.
+/// Number of a lane, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LaneId(pub(crate) usize);
 
 /// Line (queue) of one worker's jobs at its lane.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Number that distinguishes the line from others.
+    /// Number that distinguishes this line from all other lines.
     pub(super) number: u64,
     flow: Arc<NamespaceFlow>,
     in_flight: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Payloads of several messages in one piece of memory.
+//! Storage for the payloads of several messages in one piece of memory.
 
 /// Number of bytes for the length in front of each payload.
 const LENGTH_BYTES: usize = size_of::<u32>();

@@ -36,10 +36,10 @@ const JOB_BYTES_MAX: usize = 16 * 1024;
 /// Reason why the pool cannot do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A lane's thread could not be started.
+    /// Starting the thread of a lane failed.
     #[error("cannot start a lane: {0}")]
     Spawn(#[from] std::io::Error),
-    /// A lane has stopped.
+    /// Lane has stopped.
     #[error("a lane has stopped")]
     LaneStopped,
 }
@@ -135,7 +135,7 @@ pub(crate) fn log_lane_stopped() {
 }
 
 impl LanePool {
-    /// Starts the lanes' threads.
+    /// Starts the pool, that is, the threads of all lanes.
     pub fn start(settings: &LaneSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
         let lane_count = settings.lanes.max(1);
         let flows = Arc::new(Flows::new(lane_count));
@@ -199,7 +199,7 @@ impl LanePool {
         Arc::clone(&self.freshness)
     }
 
-    /// Waits until a holder begins to wait for missing batches.
+    /// Waits until any holder begins to wait for missing batches.
     pub(crate) async fn doubted(&self) {
         self.doubts.notified().await;
     }

@@ -44,7 +44,7 @@ pub(crate) trait LineJob: Sized {
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
 
-/// Error of a queue whose lane has stopped.
+/// Error that the queue's lane has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneStopped;
 
@@ -70,7 +70,7 @@ struct LineQueue<J> {
     turn_us: u64,
 }
 
-/// Jobs between two control jobs.
+/// Jobs between two control jobs, with the control job that ends them.
 struct Era<J> {
     outstanding: usize,
     /// Control job at the end of the era; `None` in the last era.
@@ -83,7 +83,7 @@ struct Control<J> {
     is_fence: bool,
 }
 
-/// Size of dropped jobs, in bytes and messages.
+/// Size of dropped jobs: their bytes and their messages.
 struct DropSize {
     bytes: usize,
     messages: usize,
@@ -123,7 +123,7 @@ struct QueueShared<J> {
     /// Maximum number of messages of one turn, unless the turn is a single job.
     turn_messages_max: usize,
     backlog: Backlog,
-    /// The lane's number.
+    /// Number of the lane to which the queue belongs.
     lane: usize,
 }
 

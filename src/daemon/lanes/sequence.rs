@@ -105,7 +105,7 @@ pub(crate) enum BatchAdmission {
 }
 
 impl BatchAdmission {
-    /// Whether the batch's events are to be applied.
+    /// Whether the batch's events must be applied.
     pub(super) fn applies(self) -> bool {
         matches!(self, Self::Next | Self::Gap { .. } | Self::NewEpoch { .. })
     }

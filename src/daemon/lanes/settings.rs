@@ -43,7 +43,7 @@ pub(crate) struct LaneLimits {
 }
 
 impl LaneLimits {
-    /// Returns the bounds that a configuration sets.
+    /// Returns the bounds from a configuration.
     pub(crate) fn of_config(config: &Config) -> Self {
         Self {
             wire: event_limits(config),
@@ -173,7 +173,7 @@ pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
     }
 }
 
-/// Bounds on messages on events subjects.
+/// Returns the bounds on messages on events subjects.
 fn event_limits(config: &Config) -> WireLimits {
     WireLimits {
         message_bytes_max: config.events.max_message_bytes,

@@ -75,21 +75,21 @@ pub(super) enum PublisherState {
     Mute,
 }
 
-/// News of a publisher's answers.
+/// News about whether a publisher answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PublisherChange {
-    /// Answer came.
+    /// Publisher has answered.
     Answered,
-    /// No answer came. Asking again may help.
+    /// Publisher has not answered. Asking again may help.
     Failed,
-    /// No answer came, and none will come.
+    /// Publisher has not answered, and will not answer.
     Refused,
     /// Publisher may be asked again, because a new epoch has begun or an operator wishes it.
     Reconsidered,
 }
 
 impl PublisherState {
-    /// Returns the state after `change`.
+    /// Returns the state of the publisher after `change`.
     #[must_use]
     pub(super) fn after(self, change: PublisherChange) -> Self {
         match (self, change) {

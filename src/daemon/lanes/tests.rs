@@ -1,4 +1,4 @@
-//! Tests of the pool with real lanes.
+//! Tests of the pool of lanes, with real lanes.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -87,7 +87,7 @@ impl Daemon {
         self.grpc_address
     }
 
-    /// Waits until an operator tells the daemon to stop.
+    /// Waits until an operator's command tells the daemon to stop.
     pub async fn told_to_stop(&self) {
         self.drain.cancelled().await;
     }
@@ -105,7 +105,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until queries are served.
+    /// Waits until the daemon serves queries.
     pub async fn ready(&self) {
         const INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
         while !self.readiness.report().is_ready() {

@@ -11,7 +11,7 @@ pub enum NamespaceError {
     /// Name of the namespace is not valid.
     #[error("namespaces.{name}: {source}")]
     Name {
-        /// Invalid name.
+        /// Name that is not valid.
         name: String,
         /// Reason why the name is not valid.
         source: NameError,

@@ -72,7 +72,7 @@ pub(super) struct HolderWatch {
 }
 
 impl HolderWatch {
-    /// Makes a watch that has seen nothing yet.
+    /// Makes a watch that has not looked at any holder yet.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             inexact: HashMap::new(),

@@ -112,7 +112,7 @@ struct KeptOutcomes {
     holders: HashMap<NamespaceName, HashMap<HolderId, HolderOutcomes>>,
 }
 
-/// The outcomes of one holder.
+/// Outcomes of the requests that went to one holder.
 struct HolderOutcomes {
     /// Sums of the last one to two minutes. Only exact answers are included, because an answer in doubt promises
     /// nothing.
@@ -263,7 +263,7 @@ impl Outcomes {
         true
     }
 
-    /// Forgets holders that the index no longer knows.
+    /// Forgets the outcomes of holders that the index no longer knows.
     pub(crate) fn forget_gone(&self) {
         self.kept.lock().holders.retain(|name, holders| {
             let namespace = self.namespaces.get(name);

@@ -80,7 +80,7 @@ impl Window {
         self.current.add(outcome);
     }
 
-    /// Returns the sum of both spans.
+    /// Returns the sums over both spans of the window.
     pub(super) fn sum(&mut self, now: Instant) -> PromiseTally {
         self.move_to(now);
         self.current.plus(self.before)

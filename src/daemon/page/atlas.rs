@@ -46,13 +46,13 @@ pub(super) struct Branch {
 /// Hottest prefixes of a namespace at one moment.
 #[derive(Debug, Serialize)]
 pub(super) struct Atlas {
-    /// Sum of all weights.
+    /// Sum of the weights of all prefixes.
     pub(super) total: u64,
     /// Seconds that the sample of queries covers. `None` if the weights are not from a sample.
     pub(super) seconds: Option<u64>,
     /// Whether the walk over the index ended at a bound.
     pub(super) partial: bool,
-    /// Number of nodes that were left out as too light.
+    /// Number of nodes that were left out because their weight is too small.
     pub(super) left_out: usize,
     pub(super) block_size: u32,
     pub(super) nodes: Vec<Node>,
@@ -112,7 +112,7 @@ impl Atlas {
         }
     }
 
-    /// Returns the node whose last block is `block`.
+    /// Returns the node whose last block is `block`, if there is one.
     pub(super) fn node(&self, block: PositionalLineageHash) -> Option<&Node> {
         let ends_with = |node: &&Node| node.prefix().last() == Some(&block);
         self.nodes.iter().find(ends_with)

@@ -143,7 +143,7 @@ impl PageRefusal {
 }
 
 impl Page {
-    /// Creates the page, with answers from `answerer`.
+    /// Makes the page. It takes its answers to queries from `answerer`.
     pub(crate) fn new(
         answerer: Answerer,
         readiness: Arc<Readiness>,

@@ -62,7 +62,7 @@ pub(super) struct PastRates {
 pub(super) struct Sparks<'p> {
     /// Maximum number of bars of a namespace.
     bars: usize,
-    /// Number of seconds that one bar covers.
+    /// Length of the time that one bar covers, in seconds.
     seconds: u64,
     namespaces: HashMap<&'p str, &'p VecDeque<Bar>>,
 }

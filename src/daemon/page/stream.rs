@@ -85,7 +85,7 @@ struct PageFrame<'a> {
     /// Present time, in microseconds since the Unix epoch.
     now_us: u64,
     ready: bool,
-    /// Reasons why the daemon is not ready.
+    /// Reasons why the daemon is not ready, as texts.
     reasons: Vec<String>,
     /// Name of the readiness latch that the daemon waits for. `None` if the daemon is ready or stopping.
     awaited: Option<&'static str>,
@@ -123,7 +123,7 @@ struct PageNamespace {
 }
 
 impl Page {
-    /// Returns a response that streams frames.
+    /// Returns a response that streams frames, one every second.
     pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, PageRefusal> {
         let permit = permit(&self.streams)?;
         Ok(stream(async move |out: StreamOutput| {

@@ -86,7 +86,7 @@ impl Answerer {
         }
     }
 
-    /// Reads a request on a query subject.
+    /// Reads a request that came on a query subject.
     pub(super) fn read_query(
         &self,
         subject: &str,
@@ -153,7 +153,7 @@ impl Answerer {
         self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
     }
 
-    /// Returns the bounds on requests.
+    /// Returns the present bounds on requests.
     pub(crate) fn limits(&self) -> WireLimits {
         WireLimits::clone(&self.limits.now())
     }

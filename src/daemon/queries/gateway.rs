@@ -43,7 +43,7 @@ pub(super) struct GatewaySettings {
     pub(super) missing: Arc<MissingShards>,
 }
 
-/// Answers requests by asking the shards, on one connection.
+/// Gateway on one connection. It answers requests by asking the shards.
 pub(crate) struct Gateway {
     served: ServedRequests,
     under_way: TaskTracker,
@@ -51,7 +51,7 @@ pub(crate) struct Gateway {
     connected: Connected,
 }
 
-/// Parts that all requests in progress share.
+/// Parts that all requests in progress on a connection share.
 struct Parts {
     asker: ShardAsker,
     responder: Responder,

@@ -232,11 +232,11 @@ type Rejoining = Pin<Box<dyn Future<Output = Result<Requests, SubscribeError>> +
 
 /// Result of [`LastingRequests::next`].
 pub(super) enum NextRequest {
-    /// Request came, with its kind.
+    /// Request that came, with its kind.
     Request(Asked, Message),
-    /// Server has confirmed the subscriptions again.
+    /// Notice that the server has confirmed the subscriptions again.
     Rejoined,
-    /// Client is closed.
+    /// Notice that the client is closed.
     Closed,
 }
 

@@ -44,7 +44,7 @@ pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> 
     theirs.iter().filter(is_behind).count()
 }
 
-/// Answers a request for one page of the roster.
+/// Answers another replica's request for one page of the roster.
 pub(super) fn answer(
     namespaces: &Namespaces,
     trust: &StreamTrust,

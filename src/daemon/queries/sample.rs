@@ -18,7 +18,7 @@ use kvatlas_core::index::{Namespace, QueryChain};
 use kvatlas_core::wire::NamespaceName;
 use kvatlas_telemetry::labels::AnswerState;
 
-/// Maximum number of queries that are kept.
+/// Maximum number of queries that the sample keeps.
 const QUERIES_MAX: usize = 2048;
 /// Maximum number of leading blocks that are kept of a query.
 pub(crate) const BLOCKS_MAX: usize = 256;
@@ -27,7 +27,7 @@ const BLOCKS_TOTAL_MAX: usize = 1 << 18;
 /// Minimum time between two queries that are kept.
 const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Query that the sample keeps.
+/// Query in the sample.
 #[derive(Debug, Clone)]
 pub(crate) struct SampledQuery {
     /// Time at which the query was answered.

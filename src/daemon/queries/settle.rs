@@ -39,7 +39,7 @@ pub(super) struct Settling {
     pub(super) roster_subject: String,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
-    /// Maximum time for settling (`ready.settle_ms`).
+    /// Maximum time to wait for settling (`ready.settle_ms`).
     pub(super) patience: Duration,
 }
 
@@ -54,7 +54,7 @@ enum OtherRoster {
 }
 
 impl Settling {
-    /// Waits until it is time to take queries.
+    /// Waits until it is time for this replica to take queries.
     pub(super) async fn settle(self) {
         let deadline = Instant::now() + self.patience;
         let mut silence_end = Instant::now() + SILENCE_MAX;

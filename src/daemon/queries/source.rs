@@ -18,13 +18,13 @@ use kvatlas_process::broker::ConnectError;
 
 use super::{Answerer, AnyReply, Found, ShardAsker};
 
-/// Error of connecting a listener to the shards.
+/// Reason why a listener cannot get answers from the shards.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// Connecting to NATS failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Connection cannot be used.
+    /// Connection to the shards cannot be used.
     #[error("the connection to the shards: {0}")]
     Shards(#[from] ClientError),
 }

@@ -68,7 +68,7 @@ impl Connector {
         }
     }
 
-    /// Makes the first connection.
+    /// Makes the first connection on which requests come.
     pub(super) async fn connect(&self) -> Result<Connected, ConnectError> {
         self.connect_to(&self.nats).await
     }

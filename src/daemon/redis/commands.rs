@@ -240,7 +240,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Checks a password. The user's name is ignored.
+    /// Checks a client's password. The user's name is ignored.
     fn show(&self, session: &mut RedisSession, password: &[u8]) -> Done {
         let token = self.commands.token.as_ref();
         match token.is_none_or(|token| is_same(password, token.expose().as_bytes())) {

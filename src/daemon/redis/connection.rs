@@ -306,7 +306,7 @@ impl RedisConnection<'_> {
         entered.map_err(|error| format!("ERR {}", error.text))
     }
 
-    /// Writes the replies that have been made so far.
+    /// Writes the replies that have been made so far to the client.
     async fn write(&mut self) -> io::Result<()> {
         if self.replies.bytes().is_empty() {
             return Ok(());

@@ -18,7 +18,7 @@ const ENTRY_BYTES: usize = 192;
 /// Maximum number of entries of one key.
 const PER_KEY_MAX: usize = 1024;
 
-/// Guesses of all routers.
+/// Guesses of all routers: entries that say where blocks will be.
 pub(super) struct Guesses {
     kept: Mutex<KeptGuesses>,
     time_to_live: Duration,
@@ -42,7 +42,7 @@ struct Guess {
 }
 
 impl KeptGuesses {
-    /// Forgets the guess with this number.
+    /// Forgets the guess with the number `number`.
     fn forget(&mut self, number: u64) {
         let Some((_, key)) = self.ends.remove(&number) else {
             return;
@@ -132,7 +132,7 @@ impl Guesses {
         })
     }
 
-    /// Removes a guess. Returns whether there was such a guess.
+    /// Removes a guess. Returns whether the guess existed.
     pub(super) fn remove(&self, key: u64, field: &[u8], now: Instant) -> bool {
         self.with(now, |kept| {
             let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);

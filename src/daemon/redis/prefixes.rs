@@ -90,7 +90,7 @@ pub(super) struct PromptChain {
 }
 
 impl PromptChain {
-    /// Ends the prompt. The next keys belong to another prompt.
+    /// Ends the prompt of the connection. The next keys belong to another prompt.
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
         self.is_held = false;

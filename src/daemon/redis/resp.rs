@@ -31,7 +31,7 @@ pub(super) enum ProtocolError {
 pub(super) struct ParsedCommand<'a> {
     /// Name and arguments of the command. A command without words must be ignored.
     pub(super) words: Vec<&'a [u8]>,
-    /// Length of the encoded command, in bytes.
+    /// Number of bytes that the encoded command takes up.
     pub(super) bytes: usize,
 }
 

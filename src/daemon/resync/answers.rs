@@ -71,7 +71,7 @@ impl ResyncMessage {
 /// Answers that attempts expect, by the token in their reply subjects.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Prefix of all reply subjects.
+    /// Prefix of the reply subjects of all attempts.
     prefix: String,
     /// Bounds on one answer.
     limits: AnswerLimits,
@@ -212,7 +212,7 @@ pub(super) struct AnswersSource {
 }
 
 impl AnswersSource {
-    /// Returns the subject of the subscription.
+    /// Returns the subject of the subscription to all answers.
     pub(super) fn subject(answers: &Answers) -> String {
         format!("{}*", answers.prefix)
     }

@@ -7,12 +7,12 @@ use kvatlas_core::wire::{
 };
 use kvatlas_telemetry::labels::ResyncFailure;
 
-/// Bounds on one answer.
+/// Bounds on one answer of a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnswerLimits {
     /// Maximum size of the payloads of all chunks together, in bytes.
     pub(super) bytes_max: usize,
-    /// Maximum number of chunks.
+    /// Maximum number of chunks in one answer.
     pub(super) chunks_max: u32,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Evidence {
 /// State of an answer after a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AnswerProgress {
-    /// More chunks follow.
+    /// More chunks of the answer follow.
     More,
     /// Chunk belongs to an epoch that has ended, and is ignored.
     Outdated,
@@ -44,7 +44,7 @@ pub(super) enum AnswerProgress {
 pub(super) struct Assembly {
     request: ResyncRequest,
     evidence: Evidence,
-    /// The settings of the namespace.
+    /// Settings of the namespace to which the holder belongs.
     settings: NamespaceSettings,
     limits: AnswerLimits,
     wire: WireLimits,
@@ -92,12 +92,12 @@ impl Assembly {
         self.bytes
     }
 
-    /// Whether a chunk of an ended epoch has come.
+    /// Whether a chunk of an epoch that has ended has come.
     pub(super) fn has_seen_outdated(&self) -> bool {
         self.has_seen_outdated
     }
 
-    /// Takes the next message on the reply subject.
+    /// Takes the next message that came on the reply subject, as a chunk of the answer.
     pub(super) fn take(&mut self, payload: &[u8]) -> Result<AnswerProgress, ResyncFailure> {
         self.chunks = self.chunks.saturating_add(1);
         self.bytes = self.bytes.saturating_add(payload.len());

@@ -23,9 +23,9 @@ use super::slots::ResyncSlot;
 pub(super) struct ResyncSettings {
     /// Maximum number of publishers that are asked at the same time.
     pub(super) concurrency: usize,
-    /// Maximum time for an answer.
+    /// Maximum time to wait for a publisher's answer.
     pub(super) timeout: Duration,
-    /// Bounds on an answer.
+    /// Bounds on an answer of a publisher.
     pub(super) answer: AnswerLimits,
     /// Pauses between attempts to resync one holder.
     pub(super) backoff: Backoff,
@@ -67,7 +67,7 @@ pub(super) struct ResyncerParts {
     pub(super) trust: Arc<StreamTrust>,
 }
 
-/// One attempt to resync one holder.
+/// Attempt to resync one holder.
 pub(super) struct Attempt {
     pub(super) parts: Arc<ResyncerParts>,
     pub(super) settings: Arc<ResyncSettings>,

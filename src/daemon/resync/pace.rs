@@ -15,12 +15,12 @@ use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::queue::Prospect;
 
-/// Record of consecutive failed attempts.
+/// Record of consecutive failed attempts to resync a holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Failures {
     count: u32,
     last: ResyncFailure,
-    /// Time before which no further attempt begins.
+    /// Time before which no further attempt may begin.
     not_before: Instant,
 }
 
@@ -107,7 +107,7 @@ impl Attempts {
         }
     }
 
-    /// Notes that an attempt failed at `now`.
+    /// Notes that an attempt failed at `now`, and sets the pause before the next one.
     pub(super) fn fail(&mut self, now: Instant, failure: ResyncFailure, backoff: &Backoff) {
         self.state = self.state.failed(now, failure, backoff);
     }

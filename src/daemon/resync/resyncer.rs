@@ -92,7 +92,7 @@ struct Resyncer {
     gauges: ResyncGauges,
 }
 
-/// Outcome of an attempt to resync a holder.
+/// Result of an attempt to resync a holder.
 struct AttemptOutcome {
     holder: HolderKey,
     result: Result<(), ResyncFailure>,

@@ -15,7 +15,7 @@ const SILENCE_MAX: Duration = Duration::from_millis(250);
 /// Maximum number of silent publishers that are waited for without a slot, as a multiple of the number of slots.
 const SILENT_PER_SLOT: usize = 256;
 
-/// All slots of a daemon.
+/// All slots of a daemon. A slot lets one publisher answer.
 #[derive(Debug, Clone)]
 pub(super) struct ResyncSlots {
     answering: Arc<Semaphore>,
@@ -50,7 +50,7 @@ impl ResyncSlots {
         })
     }
 
-    /// Returns the number of slots that are taken.
+    /// Returns the number of slots in use.
     pub(super) fn taken(&self) -> usize {
         self.count.saturating_sub(self.answering.available_permits())
     }

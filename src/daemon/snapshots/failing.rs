@@ -10,7 +10,7 @@ pub(crate) struct SnapshotFailing(Mutex<Option<FailingSnapshots>>);
 /// Failure of consecutive snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct FailingSnapshots {
-    /// Error of the newest snapshot.
+    /// Error of the newest failed snapshot.
     pub(crate) error: String,
     /// Time of the first failed snapshot, in microseconds since the Unix epoch.
     pub(crate) since_us: u64,

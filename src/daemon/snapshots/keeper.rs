@@ -49,7 +49,7 @@ pub enum SnapshotStartError {
     /// Newest snapshot cannot be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    /// Reading the snapshot was interrupted.
+    /// Task that reads the snapshot was interrupted.
     #[error("reading the snapshot was interrupted: {0}")]
     Interrupted(#[from] tokio::task::JoinError),
 }

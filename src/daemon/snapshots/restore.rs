@@ -42,7 +42,7 @@ pub enum RestoreError {
     /// Directory cannot be read.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Lane has stopped.
+    /// Lane that takes over holders has stopped.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
@@ -190,9 +190,9 @@ impl Restorer {
 /// Holders of a snapshot file that is being applied.
 #[derive(Debug, Default)]
 struct Restoring {
-    /// Holder whose frame came last.
+    /// Holder of the last holder frame.
     holder: Option<HolderFrame>,
-    /// Holders whose blocks come in forests.
+    /// Holders of the file whose blocks come in forests.
     in_forest: Vec<HolderFrame>,
 }
 

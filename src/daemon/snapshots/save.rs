@@ -22,7 +22,7 @@ pub enum SaveError {
     /// File could not be written.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Lane has stopped.
+    /// Lane that dumps holders has stopped.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// Writing failed in the middle of the file.
@@ -59,7 +59,7 @@ pub struct Saved {
     pub bytes: u64,
     /// Totals of the snapshot's content.
     pub totals: SnapshotTotals,
-    /// Time that writing took.
+    /// Time that writing the snapshot took.
     pub elapsed: Duration,
     /// Error that kept outdated snapshots from being removed. `None` if they were removed.
     pub prune_error: Option<DirectoryError>,

@@ -54,7 +54,7 @@ const RETRIES: Backoff = Backoff {
 /// Source that receives events through a subscription, and hands them to the lanes.
 pub(crate) struct CoreNatsSource {
     pub(super) client: Client,
-    /// Subject of all events.
+    /// Subject of the subscription: the subject of all events.
     pub(super) subject: String,
     pub(super) pool: Arc<LanePool>,
     pub(super) trust: Arc<StreamTrust>,

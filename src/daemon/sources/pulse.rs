@@ -36,11 +36,11 @@ pub(super) struct Pulse {
 /// Result of [`Pulse::beat`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beat {
-    /// Pulse was sent.
+    /// Pulse has just been sent.
     Sent,
     /// Pulse came back. The value is the time at which it was sent, in microseconds.
     Felt(u64),
-    /// Message came that is not the pulse under way.
+    /// Message that is not the sent pulse came on the pulse's subject.
     Other,
 }
 

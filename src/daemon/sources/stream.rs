@@ -1,4 +1,4 @@
-//! The JetStream stream that keeps the events.
+//! The JetStream stream in which the server keeps the events.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use crate::lanes::StreamPosition;
 
 /// Time without a message after which the server is asked. Also the interval between further requests.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Time that the server may take to answer.
+/// Maximum time for the server to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Number of a stream's last message, as the server reports it from time to time.

@@ -1,6 +1,6 @@
 //! The `traceparent` header, which makes a request part of a trace.
 
-/// Name of the header, in NATS and in HTTP.
+/// Name of the header that makes a request part of a trace. It is the same in NATS and in HTTP.
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
 /// Trace to which a request belongs, and the span that sent the request.

@@ -17,13 +17,13 @@ const TEXT_CHARACTERS_MAX: usize = 256;
 /// Role of the process in the exchange that a span describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpanKind {
-    /// Process answers a request.
+    /// Span describes the answering of a request.
     Server,
-    /// Process receives a message.
+    /// Span describes the receiving of a message.
     Consumer,
 }
 
-/// Value of an attribute.
+/// Value of a span's attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Attribute {
     Text(String),
@@ -105,12 +105,12 @@ struct Opened {
 }
 
 impl OpenSpan {
-    /// Adds an attribute with a text, cut to 256 characters.
+    /// Adds an attribute whose value is a text, cut to 256 characters.
     pub(crate) fn note(&mut self, key: &'static str, text: &str) {
         self.set(key, Attribute::Text(cut(text)));
     }
 
-    /// Adds an attribute with a number.
+    /// Adds an attribute whose value is a number.
     pub(crate) fn count(&mut self, key: &'static str, number: u64) {
         self.set(key, Attribute::Number(number));
     }

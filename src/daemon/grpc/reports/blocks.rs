@@ -1,4 +1,4 @@
-//! Blocks that one worker has by its reports, tier by tier.
+//! Blocks that one worker has according to its reports, tier by tier.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ impl TierPlace {
 pub(super) struct WorkerBlock {
     /// Number of tokens in the block. 0 if no report has told the number.
     pub(super) tokens: u32,
-    /// Tiers that have the block, as bits.
+    /// Tiers that have the block, as bits (bit 0 is the device).
     tiers: u8,
     /// Components of the cache that each tier has of the block, as bits. 0 if no report has named components.
     components: [u8; 3],
@@ -101,7 +101,7 @@ impl WorkerBlocks {
         self.in_parts > 0
     }
 
-    /// Memory of the map, in bytes.
+    /// Returns the memory of the map of blocks, in bytes.
     pub(super) fn bytes(&self) -> usize {
         places(self.held.capacity()) * PLACE_BYTES
     }

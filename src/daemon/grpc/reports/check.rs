@@ -14,7 +14,7 @@ const TEXT_BYTES_MAX: usize = 256;
 /// Maximum number of workers that can be reported.
 pub(super) const WORKERS_MAX: usize = 4096;
 
-/// Reason why a report is not taken.
+/// Reason why a report about a worker's blocks is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(in super::super) enum BlockReportError {
     /// Text is too long, or has control characters. The value is the text's name.
@@ -32,11 +32,11 @@ pub(in super::super) enum BlockReportError {
     /// List that has one entry for each hash has another length than the list of hashes.
     #[error("{list} has {given} entries: none, or one for each of the {hashes} hashes")]
     Unaligned {
-        /// Name of the list.
+        /// Name of the list whose length is wrong.
         list: &'static str,
-        /// Length of the list.
+        /// Length of that list.
         given: usize,
-        /// Number of hashes.
+        /// Number of hashes, which the length should equal.
         hashes: usize,
     },
     /// Batch has too many actions or hashes.

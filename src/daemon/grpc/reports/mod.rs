@@ -68,7 +68,7 @@ struct Checkpoint {
     seq: u64,
 }
 
-/// State of a reported worker.
+/// State of a worker that reports its blocks over gRPC.
 #[derive(Debug)]
 struct ReportedWorker {
     /// Address to which requests for the worker go. Empty if no report has named it.
@@ -133,7 +133,7 @@ impl ReportedWorkers {
     }
 }
 
-/// A worker that has leading blocks of a prompt.
+/// Worker that has leading blocks of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedMatch {
     pub(super) worker: String,
@@ -145,7 +145,7 @@ pub(super) struct ReportedMatch {
 /// Certainty about the state of all workers that report over gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Coverage {
-    /// Whether the state of at least one worker is certain.
+    /// Whether the state of at least one reporting worker is certain.
     pub(super) knows_some: bool,
     /// Whether the state of every worker is certain. True if there are no workers.
     pub(super) is_exact: bool,

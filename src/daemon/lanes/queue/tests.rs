@@ -1,4 +1,4 @@
-//! Tests of the queue, without a lane.
+//! Tests of a lane's queue, without a lane.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Block sizes that batches tell.
+//! Tests of the block sizes that batches tell.
 
 use super::*;
 
@@ -11,7 +11,7 @@ pub(super) struct Sent {
     pub(super) events: Vec<Event>,
 }
 
-/// Returns a batch that stores blocks.
+/// Returns a batch that stores blocks, with the block size `told` if there is one.
 pub(super) fn stores(worker: &'static str, epoch: u64, told: Option<u32>, first: u64) -> Sent {
     let hashes = (first..first + 3).map(SequenceHash).collect();
     Sent {

@@ -50,7 +50,7 @@ impl Answer {
         }
     }
 
-    /// Counts the answer. Making it took `elapsed`.
+    /// Counts the answer in the metrics. Making the answer took `elapsed`.
     pub(in super::super) fn count(&self, metrics: &QueryMetricsByNamespace, elapsed: Duration) {
         let prompts = self.reply.iter().flat_map(AnyReply::prompts);
         metrics.count(&self.namespace, self.kind, 1, elapsed, prompts);

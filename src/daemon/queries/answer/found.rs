@@ -42,7 +42,7 @@ pub(crate) struct FoundHolder {
 pub(crate) struct Found {
     /// Number of tokens in a block of the namespace.
     pub(crate) block_size: u32,
-    /// Number of the prompt's blocks.
+    /// Number of blocks in the prompt of the query.
     pub(crate) asked_blocks: u32,
     /// Holders that have at least the first block of the prompt.
     pub(crate) holders: Vec<FoundHolder>,
