@@ -264,8 +264,8 @@ mod tests {
         namespaces.get_or_create(&name, None).unwrap()
     }
 
-    /// Counts answers about the namespace: `exact` ones, `finding` inexact ones that list the holder as not exact, and
-    /// `inexact` inexact ones that do not.
+    /// Counts answers about the namespace. The numbers are of three kinds: exact answers (`exact`), inexact answers
+    /// that list the holder as not exact (`finding`), and other inexact answers (`inexact`).
     fn answer(namespace: &Namespace, holder: &HolderWriter, exact: u64, finding: u64, inexact: u64) {
         (0..exact).for_each(|_| namespace.answers.count(true));
         (0..finding + inexact).for_each(|_| namespace.answers.count(false));

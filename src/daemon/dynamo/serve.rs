@@ -164,7 +164,7 @@ fn instance(component: &DynamoComponent, seed: &str) -> Instance {
 
 /// State that all requests of Dynamo's routers share, over NATS and over TCP.
 struct Service {
-    /// Tenant of each component that has one. The key is that of [`tenant_key`].
+    /// Tenant of each component that has one. The keys come from [`tenant_key`].
     tenants: HashMap<String, String>,
     /// Subjects of the wire contract. No acknowledgement is sent to such a subject.
     subjects: Subjects,
