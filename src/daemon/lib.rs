@@ -7,7 +7,7 @@
 //! | [`lanes`] | from a message to a change of the index | |
 //! | `resync` | asks publishers for missing batches | `lanes` |
 //! | `queries` | from a request to its reply | `lanes`, `outcomes`, `hints` |
-//! | `outcomes` | whether requests find what answers promised | |
+//! | `outcomes` | whether requests find the blocks that answers promised | |
 //! | `hints` | where routers say that they have sent requests | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
@@ -34,7 +34,7 @@
 //! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
 //!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It
 //!    adds the *generation* of the stream, a number that changes when messages are lost. So messages from before a loss
-//!    are told from later ones.
+//!    are distinguished from later messages.
 //! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive),
 //!    reads the namespace and the worker from the subject:
 //!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). Further messages on the same subject
@@ -62,8 +62,9 @@
 //! | `core/index` | counted as one: `writer.rs`, `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/` |
 //!
 //! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry`
-//! count, and `lanes/position.rs` notes how far the stream has been handed over. `core/wire/reader/fast.rs` reads short
-//! keys and numbers, and passes over keys that the contract does not know. At a bound,
+//! count, and `lanes/position.rs` notes the position up to which the stream has been handed over.
+//! `core/wire/reader/fast.rs` reads short keys and numbers, and passes over keys that the contract does not know. At a
+//! bound,
 //! `core/index/capacity.rs` takes part too.
 //!
 //! # The way of one query

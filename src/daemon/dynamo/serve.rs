@@ -306,8 +306,8 @@ async fn end(stream: &mut TcpStream) -> io::Result<()> {
     timeout(END_PATIENCE, read_to_end(stream)).await?
 }
 
-/// Reads until the router ends the connection, and discards what was read. The router sends only requests to end the
-/// stream, and the stream ends in any case.
+/// Reads until the router ends the connection, and discards what was read. The router sends nothing but requests to end
+/// the stream, which ends in any case.
 async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}

@@ -62,7 +62,7 @@ pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenErr
 /// Scheme that stands before the token, compared without regard to case (RFC 9110, 11.1).
 const SCHEME: &[u8] = b"Bearer ";
 
-/// Whether a request has the right token. True if no token is needed.
+/// Whether a request has the right token. Always true if `token` is `None`, since no token is needed then.
 pub(crate) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
     let Some(token) = token else {
         return true;

@@ -41,7 +41,7 @@ impl Lower {
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
     }
 
-    /// Whether a contest is over at `listening_us`: the other publisher has been silent for 3 seconds.
+    /// Whether a contest is over at `listening_us`, that is, whether the other publisher has been silent for 3 seconds.
     fn is_over(&self, listening_us: u64) -> bool {
         self.batches > 0 && listening_us.saturating_sub(self.last_us) >= SILENT_US
     }

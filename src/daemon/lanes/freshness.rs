@@ -11,7 +11,8 @@
 //! The pulse is a message that the daemon sends to itself on the connection of the events. When the pulse comes back, everything
 //! that the broker had sent before has been handed to the lanes.
 //!
-//! The pulse also tells a daemon that was stopped, or a machine that was suspended, that it has not read its sockets for a while.
+//! The pulse also tells a daemon that was stopped, or a machine that was suspended, that the daemon has not read its
+//! sockets for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

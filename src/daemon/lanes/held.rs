@@ -11,7 +11,7 @@ use super::sequence::ReceivedBatch;
 /// Bounds on held batches.
 #[derive(Debug, Clone)]
 pub(super) struct HoldingLimits {
-    /// Whether batches are held at all. They are not without resyncs, because nobody would ask for the missing batches.
+    /// Whether batches are held at all. If resyncs are off, none are held, because nobody would ask for the missing batches.
     pub(super) is_enabled: bool,
     /// Maximum size of the batches that one holder holds, in bytes. A single batch may be larger. Each batch counts 256
     /// bytes more than its payload.

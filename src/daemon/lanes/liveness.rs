@@ -40,8 +40,8 @@ pub(super) struct ListeningClock {
 }
 
 impl ListeningClock {
-    /// Maximum time that one look adds to the clock, in microseconds. A daemon that looks less often was not listening
-    /// in between.
+    /// Maximum time that one look adds to the clock, in microseconds. If more time has passed since the last look, the
+    /// daemon was not listening for the rest of it.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
     /// Adds the time since the last look, if messages could be received. `now_us` is the time on another clock, in

@@ -17,8 +17,8 @@ pub(crate) struct LostJob {
     pub(super) sender: Arc<Sender>,
     /// Newest dropped batch of each rank, without its events.
     pub(super) newest: Vec<EventBatch>,
-    /// Whether more was dropped than `newest` shows: a message that cannot be read, a batch of a rank beyond the bound,
-    /// or a restart of the numbering.
+    /// Whether more was dropped than `newest` shows, for one of three reasons: a message cannot be read, a batch is of
+    /// a rank beyond the bound, or the numbering restarted.
     pub(super) has_unknown: bool,
 }
 

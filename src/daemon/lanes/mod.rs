@@ -26,7 +26,7 @@
 //! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; counts of both |
 //! | `standing.rs` | the states of a holder's blocks and of its publisher, with their tables of transitions |
 //! | `contest.rs` | two publishers that claim one holder |
-//! | `position.rs` | how far the stream has been handed over |
+//! | `position.rs` | the position up to which the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
 //! | `phase.rs` | the phases of a holder's resync, with their table of transitions |
 //! | `unheld.rs` | the registry of publishers without a holder, with the reasons |

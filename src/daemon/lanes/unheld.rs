@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|
 //! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no own entry | its holder, goodbye or long silence |
 //! | [`Strays`] | namespace that does not exist | 64 names | the entry is not shown | its namespace, or 300 seconds of silence |
-//! | [`Unreadable`] | worker | none, a Bloom filter | others are doubted for nothing | 60 seconds |
+//! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the first is forgotten | 60 seconds |
 //!
 //! [`RefusedHolders`] is part of the index, one for each namespace. Beyond its bound, answers stay inexact

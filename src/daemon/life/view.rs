@@ -85,7 +85,7 @@ impl DaemonView {
         self.outcomes.forget_gone();
     }
 
-    /// Counts the answers since the last call, and how many of them were not exact. These counts are the cost of doubts.
+    /// Reads the numbers of all answers and of inexact answers since the last call. These numbers are the cost of doubts.
     pub(super) fn note_costs(&self, now: Instant) {
         let namespaces = self.namespaces.all();
         self.costs

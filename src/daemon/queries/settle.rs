@@ -28,8 +28,8 @@ const PAGE_PATIENCE: Duration = Duration::from_secs(1);
 const ROSTER_HOLDERS_MAX: usize = 1 << 20;
 /// Maximum size of all pages of a roster together, in bytes.
 const ROSTER_BYTES_MAX: usize = 128 << 20;
-/// Time without a roster after which the other replica no longer counts as serving. It may have ended without the
-/// broker having noticed.
+/// Time without a roster after which the other replica no longer counts as serving. That replica may have ended without
+/// the broker noticing.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Parts that a starting replica needs to compare rosters.

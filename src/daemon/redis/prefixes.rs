@@ -33,7 +33,7 @@ const COMPARED: &str =
 struct Pod {
     /// Numbers of leading blocks: on the device, on device and host together, and in all tiers together.
     depths: [u32; TIERS.len()],
-    /// Field that says that the pod holds a block, for each tier, encoded as in a reply.
+    /// Fields that say that the pod holds a block, one for each tier, encoded as in a reply.
     fields: [Vec<u8>; TIERS.len()],
 }
 

@@ -113,7 +113,7 @@ pub enum ObjectStoreError {
 pub struct SnapshotStore {
     pub(super) jetstream: Context,
     pub(super) config: ObjectStoreConfig,
-    /// Number of snapshots that are kept in the bucket, the newest ones; at least 1.
+    /// Number of the newest snapshots that are kept in the bucket; at least 1.
     pub(super) keep: usize,
     pub(super) deployment: Deployment,
     pub(super) claim: Claim,

@@ -12,8 +12,8 @@
 //!   again, a first request must show that the new consumer can be read.
 //! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages that
 //!   were read before. So a consumer begins with the last message that was read, and checks that it is still the same.
-//! - Messages can be gone for good: the stream's limits dropped them, or another stream took its name. This begins a
-//!   new generation of the stream, as a loss with core NATS does.
+//! - Messages can be gone for good: the stream's limits dropped them, or another stream has replaced the stream under
+//!   the same name. This begins a new generation of the stream, as a loss with core NATS does.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -341,7 +341,7 @@ impl BlockReports {
         Ok(ReplaceExternalKvSnapshotResponse { applied_seq })
     }
 
-    /// Whether a worker's state is certain: it has a snapshot, and has not been silent for too long.
+    /// Whether a worker's state is certain, that is, whether its snapshot has come and it has not been silent for too long.
     fn is_certain(&self, worker: &ReportedWorker, now: Instant) -> bool {
         worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }

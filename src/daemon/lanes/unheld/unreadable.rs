@@ -2,7 +2,8 @@
 //! case nothing else shows that a batch was lost.
 //!
 //! The workers are kept in a Bloom filter: each worker leaves four marks in a table of fixed size, so no worker is
-//! forgotten early. If other workers have left all marks of a worker, that worker is put in doubt without cause.
+//! forgotten early. If other workers have by chance left the same four marks as a worker would, that worker is put in
+//! doubt without cause.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};

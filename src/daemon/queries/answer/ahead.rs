@@ -42,7 +42,7 @@ impl<'n> DoubtFacts<'_, 'n> {
 }
 
 impl Answerer {
-    /// Adds to `reply` the holders of the same prompt whose engines look ahead, if there are any.
+    /// Adds to `reply` the holders that have blocks of the same prompt and whose engines look ahead, if there are any.
     pub(super) fn add_ahead(&self, doubts: &DoubtFacts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
         let key = doubts.key_ahead();
         let Some(mut chain) = key.as_deref().and_then(|key| doubts.chain_ahead(key)) else {
