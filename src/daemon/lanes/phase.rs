@@ -1,10 +1,12 @@
 //! Phases of a holder's resync, and the calls that lead from one phase to another. A cell is the phase after the call:
 //!
-//! | phase | `hold` | `ask` | `end` | `end` of another resync | `release` |
+//! | phase | `hold` | `ask` | `end` | `end` of another | `release` |
 //! |---|---|---|---|---|---|
 //! | `Flowing` | `Waiting` | `Asking` | `Flowing` | `Flowing` | `Flowing` |
 //! | `Waiting` | `Waiting` | `Asking` | `Waiting` | `Waiting` | `Flowing`, let go |
 //! | `Asking` | `Asking` | `Asking` | `Flowing`, let go | `Asking` | `Flowing`, let go |
+//!
+//! The column "`end` of another" is the end of a resync that is not the present one.
 //!
 //! Batches are held in the phases `Waiting` and `Asking`. If a cell says "let go", the call returns the held batches. A
 //! batch for which there is no room changes nothing.
