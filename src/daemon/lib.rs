@@ -62,7 +62,7 @@
 //! | `core/index` | counted as one: `writer.rs`, `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/` |
 //!
 //! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry`
-//! count, and `lanes/position.rs` notes the position up to which the stream has been handed over.
+//! count, and `lanes/position.rs` notes the last message of the stream that was handed over.
 //! `core/wire/reader/fast.rs` reads short keys and numbers, and passes over keys that the contract does not know. At a
 //! bound,
 //! `core/index/capacity.rs` takes part too.

@@ -119,8 +119,9 @@ impl NamespaceFlow {
 /// The steps of a namespace. A *step* is a batch that must be seen whole or not at all. A search in the middle of a step sees a
 /// state that the holder never had.
 ///
-/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. If a search finds
-/// the same count at its beginning and its end, and no step open at its beginning, it has seen no batch in parts.
+/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search has seen
+/// no batch in parts if two conditions hold: the count is the same at its beginning and its end, and no step is open at
+/// its beginning.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     changes: AtomicU64,

@@ -1,7 +1,7 @@
 //! The lanes' part in snapshots: dumping holders, and restoring them from a file.
 //!
-//! The pool sends each frame of a file to the lane of the frame's holder, and each request for a dump to the lane that
-//! is to be dumped. The lane does this work between two batches of the holder.
+//! The pool sends each frame of a file to the lane of the frame's holder. It sends a request for a dump to the lane
+//! whose holders are wanted. The lane does this work between two batches of the holder.
 
 use std::ops::Bound;
 use std::sync::Arc;
