@@ -236,8 +236,8 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// Waits for a turn among the namespace's large answers, if this answer is large. Returns the turn. Refuses an
-    /// answer with more than `BLOCKS_MAX` blocks.
+    /// Registers this answer to wait for its turn, if it is one of the namespace's large answers. Refuses an answer
+    /// with more than `BLOCKS_MAX` blocks.
     fn heavy(
         &self,
         certain: &Certain,

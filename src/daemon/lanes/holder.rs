@@ -321,7 +321,7 @@ impl Holder {
         self.writer.status().cursor.store(start);
     }
 
-    /// Withdraws the reasons for doubt after the holder was cleared, if there are any.
+    /// Withdraws the reasons for doubt, as [`Self::replace_reasons`] does, because the holder was cleared.
     fn forgive(&mut self, context: Context<'_>) {
         if !self.writer.status().own_reasons().is_empty() {
             self.replace_reasons(context);

@@ -145,7 +145,7 @@ impl Source {
     }
 
     /// Whether [`Self::names`] has every namespace, that is, whether every publisher has had the time to be heard of. A
-    /// gateway cannot tell. It takes the names from all shards that answer for complete.
+    /// gateway cannot tell. It counts the names from all answering shards as complete.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
             Self::Here(index) => index.answerer.trust().is_listed(),

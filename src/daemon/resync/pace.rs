@@ -75,8 +75,8 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Whether an attempt may begin at `now`, while the holder is in `epoch`. The pause after a failure is skipped in
-    /// one case. No publisher was subscribed at the last attempt, and a new epoch shows that one is running now.
+    /// Whether an attempt may begin at `now`, while the holder is in `epoch`. The pause after a failure is skipped if
+    /// no publisher was subscribed at the last attempt, and a new epoch shows that one is running now.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         match self.state {
             AttemptState::Untried => true,

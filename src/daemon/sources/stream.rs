@@ -30,7 +30,7 @@ pub(super) enum StreamError {
         /// Error of the client library.
         source: GetStreamError,
     },
-    /// Server did not create the stream.
+    /// Creating the missing stream failed.
     #[error(
         "cannot create the stream {name}: {source}; see events.stream_max_bytes and events.stream_replicas"
     )]
