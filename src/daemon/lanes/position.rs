@@ -1,4 +1,4 @@
-//! How far the events stream has been handed to the lanes.
+//! Position in the events stream up to which messages have been handed to the lanes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::snapshot::StreamCursor;
 
-/// The last message of the events stream that the lanes have been handed; `None` without JetStream.
+/// Last message of the events stream that has been handed to the lanes; `None` without JetStream.
 ///
 /// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so
 /// every message up to the position is part of the snapshot.
@@ -49,7 +49,7 @@ impl StreamPosition {
         self.cursor.lock().clone()
     }
 
-    /// Sets the position from which the stream is followed.
+    /// Sets the position after which messages are read from the stream.
     pub fn set(&self, cursor: StreamCursor) {
         *self.cursor.lock() = Some(cursor);
     }
@@ -71,8 +71,8 @@ impl StreamPosition {
         }
     }
 
-    /// Moves the position to message `sequence` of the stream, which has this digest. The digest is `None` if that message was
-    /// not read.
+    /// Moves the position to message `sequence` of the stream. `digest` is the digest of that message, or `None` if the
+    /// message was not read.
     pub(crate) fn advance(&self, sequence: u64, digest: Option<u64>) {
         if let Some(cursor) = self.cursor.lock().as_mut() {
             (cursor.sequence, cursor.digest) = (sequence, digest);

@@ -1,23 +1,23 @@
-//! Snapshots that fail: why, and since when.
+//! Failure of the newest snapshots: their error, and the time since which they fail.
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// The error of the newest snapshot. `None` if the newest snapshot was written.
+/// Failure of the newest snapshot. `None` if the newest snapshot was written.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotFailing(Mutex<Option<FailingSnapshots>>);
 
-/// Consecutive snapshots that could not be written.
+/// Failure of consecutive snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct FailingSnapshots {
-    /// Error of the newest snapshot.
+    /// Error of the newest failed snapshot.
     pub(crate) error: String,
-    /// Time of the first of these snapshots, in microseconds since the Unix epoch.
+    /// Time of the first failed snapshot, in microseconds since the Unix epoch.
     pub(crate) since_us: u64,
 }
 
 impl SnapshotFailing {
-    /// Notes whether a snapshot was written, or its error. `now_us` is in microseconds since the Unix epoch.
+    /// Notes the result of a snapshot: success, or its error. `now_us` is in microseconds since the Unix epoch.
     pub(super) fn note(&self, written: &Result<(), String>, now_us: u64) {
         let mut failing = self.0.lock();
         let since_us = failing.as_ref().map_or(now_us, |failing| failing.since_us);
@@ -27,8 +27,8 @@ impl SnapshotFailing {
         });
     }
 
-    /// Returns the error while snapshots cannot be written. `None` if the newest snapshot was written, or if there was no
-    /// snapshot yet.
+    /// Returns the failure while snapshots cannot be written. `None` if the newest snapshot was written, or if there
+    /// was no snapshot yet.
     pub(crate) fn now(&self) -> Option<FailingSnapshots> {
         self.0.lock().clone()
     }

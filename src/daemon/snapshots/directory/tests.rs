@@ -1,4 +1,4 @@
-//! Tests of the directory, on a sound disk and on failing ones.
+//! Tests of the snapshot directory, on a sound disk and on failing ones.
 
 use kvatlas_core::snapshot::verify;
 use kvatlas_core::wire::WireLimits;
