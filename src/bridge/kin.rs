@@ -15,7 +15,7 @@ use kvatlas_engines::NamedBlocks;
 
 use super::relay::SharedBlocks;
 
-/// Engines whose blocks have the same hashes in the contract: those of one namespace and block size.
+/// Key of a clan, that is, of engines whose blocks have the same contract hashes: their namespace and block size.
 pub(super) type Clan = (NamespaceName, BlockSize);
 
 /// All engines of a bridge. Clones share them.
