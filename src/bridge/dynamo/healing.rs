@@ -16,7 +16,7 @@ use super::courses::WorkerQuestion;
 use super::questions::Asker;
 use super::records::Records;
 
-/// Most questions that are open at the same time.
+/// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
 /// News for a plane that does not come over its subscription.

@@ -1,4 +1,4 @@
-//! The states of a follower, and what leads from one to another.
+//! States of a follower, and the changes that lead from one state to another.
 //!
 //! State of the connection, by what is learnt of its batches:
 //!
@@ -16,7 +16,8 @@
 //! | `Silent` | `Believed` | `Silent` | `Contradicting` | `Believed` |
 //! | `Contradicting` | `Believed` | `Contradicting` | `Contradicting` | `Believed` |
 //!
-//! State of the batches that only the replay socket has, by what is found; `Overdue` is a look after more than the time that is allowed:
+//! State of the batches that only the replay socket has, by what is found; `Overdue` is a look after more than the time that
+//! is allowed:
 //!
 //! | | `Published` | `Unpublished` | `Overdue` |
 //! |---|---|---|---|
@@ -26,7 +27,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Evidence that the batches of a connection have given so far.
+/// Verdict on the batches of a connection so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
     /// The batches may be those of another process. After a reconnect, that has to be shown first.
@@ -37,7 +38,7 @@ pub(super) enum ConnectionState {
     Proven,
 }
 
-/// News of a connection.
+/// Change that decides the next state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionChange {
     /// The connection is new.
@@ -77,7 +78,7 @@ impl ConnectionState {
 pub(super) struct Useless {
     /// Time at which the socket is asked again.
     pub(super) ask_at: Instant,
-    /// Reason in words for people.
+    /// Text that says why the socket is of no use.
     pub(super) error: String,
 }
 
@@ -92,7 +93,7 @@ pub(super) enum ReplayState {
     Contradicting(Useless),
 }
 
-/// News of a replay socket.
+/// Change that decides the next state of a replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReplayChange {
     /// The socket is about to be asked for everything. The answer decides the next state.
@@ -150,7 +151,7 @@ impl ReplayState {
     }
 }
 
-/// Whether the engine publishes on this connection what its replay socket has.
+/// Whether the batches that the replay socket has are also published on this connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hearing {
     /// The last batch was published on the connection.
@@ -184,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// The name of a state or change, without what it carries.
+    /// Returns the name of a state or change, without its fields.
     fn name(value: &impl std::fmt::Debug) -> String {
         let text = format!("{value:?}");
         text.split('(').next().unwrap().to_owned()

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 /// Version of a beat's form; raised with each change of the form.
 const VERSION: u8 = 1;
-/// Most holders in one beat.
+/// Maximum number of holders in one beat.
 pub(super) const HOLDERS_MAX: usize = 16_384;
-/// Most bytes of a beat: more than [`HOLDERS_MAX`] holders need.
+/// Maximum size of a beat, in bytes: more than [`HOLDERS_MAX`] holders need.
 const BYTES_MAX: usize = HOLDERS_MAX * 24 + 64;
 
-/// One holder in a beat.
+/// Entry of one holder in a beat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FollowedHolder {
     /// Hash of the holder's name.

@@ -1,8 +1,9 @@
 //! The lease: decides which of several bridges speaks for a holder, that is, reports it to daemons.
 //!
-//! All bridges of a group follow the engines. For each holder one bridge speaks to daemons; the others are ready to take over. They agree
-//! by beats (short periodic messages) over NATS, on `PREFIX.v1.bridges.GROUP`: see `table`. A bridge that begins to speak gives daemons all
-//! that it knows of the holder, in a new epoch. So nothing depends on the messages of the bridge that spoke before.
+//! All bridges of a group follow the engines. For each holder one bridge speaks to daemons; the others are ready to take
+//! over. They agree by beats (short periodic messages) over NATS, on `PREFIX.v1.bridges.GROUP`: see `table`. A bridge that
+//! begins to speak gives daemons all that it knows of the holder, in a new epoch. So nothing depends on the messages of the
+//! bridge that spoke before.
 
 mod beat;
 mod table;
@@ -75,7 +76,7 @@ pub(super) struct LeaseShare {
 pub(super) struct Turns(Option<watch::Receiver<Option<u64>>>);
 
 impl Turns {
-    /// Makes the turn of a bridge that has no lease. It never ends.
+    /// Makes the turn of a bridge that has no lease. The turn never ends.
     pub(super) fn always() -> Self {
         Self(None)
     }
@@ -151,8 +152,8 @@ impl Lease {
         Some((share, voice))
     }
 
-    /// Begins to send beats on `subject`, until `stop`. A last beat then tells the other bridges for which holders this one no longer
-    /// speaks.
+    /// Begins to send beats on `subject`, until `stop`. The last beat then tells the other bridges for which holders this
+    /// bridge no longer speaks.
     pub(super) fn start(
         &self,
         nats: Client,

@@ -32,7 +32,7 @@ impl Relay {
         doubts
     }
 
-    /// Tells daemons the doubts, if they differ from those last told.
+    /// Reports the doubts to daemons, if they differ from the doubts that were last reported.
     pub(super) async fn tell_doubts_if_new(&mut self) -> Result<(), PublisherError> {
         let doubts = self.doubts();
         if doubts == self.told {

@@ -19,7 +19,7 @@ const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
 const MODELS_PATH: &str = "/v1/models";
 
-/// An error instead of a server's description of its engine.
+/// Error that stands in for a server's description of its engine.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The connection, or HTTP on it, failed.
@@ -56,7 +56,7 @@ pub(super) enum AskError {
     /// The server hands on events, and does not tell its model.
     #[error("the server does not tell its model: say which one the engine has, with model=NAME or --model")]
     Untold,
-    /// An answer by which the engine cannot be followed.
+    /// The server's answer does not allow the engine to be followed.
     #[error(transparent)]
     Answer(#[from] ServerAnswerError),
 }
