@@ -1,4 +1,6 @@
 //! Lanes: the state of one group of layers, that is, the engine's names, and how many copies each tier has of a block.
+//!
+//! A copy on the device is uncertain if the event that added it may be a mere report of a block that was held before.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -14,12 +16,12 @@ use super::tiers::{TIERS, TierIndex};
 struct Name {
     slot: ChainSlot,
     copies: [u16; TIERS],
-    /// Number of the copies on the device that may be mere reports.
+    /// Number of copies on the device that may be mere reports of a known block.
     reported: u16,
 }
 
 impl Name {
-    /// Whether there are copies on the device, and no copy there is certain.
+    /// Whether the device has copies, all of which are uncertain.
     fn is_unclear(&self) -> bool {
         let [on_device, ..] = self.copies;
         on_device > 0 && self.reported >= on_device
@@ -48,25 +50,25 @@ pub(super) enum Taken {
 /// The names of one block.
 #[derive(Debug, Clone, Copy, Default)]
 struct BlockNameCounts {
-    /// Number of names that have a copy in each tier.
+    /// For each tier, the number of the block's names that have a copy there.
     names_in: [u16; TIERS],
     /// The name that was added last. It may be gone, or stand for another block by now.
     last: u64,
 }
 
-/// The names of one group.
+/// The block names of one group of layers.
 #[derive(Debug, Default)]
 pub(super) struct GroupLane {
     names: HashMap<u64, Name>,
     /// The names of each block, by the index of its slot.
     held: Vec<BlockNameCounts>,
-    /// Number of names beyond the first name of each block.
+    /// Number of extra names, that is, of names beyond the first name of each block.
     aliases: usize,
-    /// Number of names on the device beyond the first name of each block there.
+    /// Number of extra names on the device, that is, of names beyond the first name of each block there.
     device_aliases: usize,
-    /// Number of names that have a copy in each tier.
+    /// For each tier, the number of names that have a copy there.
     names_in: [usize; TIERS],
-    /// Number of names that have copies on the device, none of which is certain.
+    /// Number of names whose copies on the device are all uncertain.
     unclear: usize,
 }
 
@@ -120,14 +122,14 @@ impl GroupLane {
         self.names_in = [0; TIERS];
     }
 
-    /// Number of names whose copies on the device may all be mere reports. The device may no longer have the blocks of these
-    /// names.
+    /// Number of block names whose every copy on the device may be a mere report of a known block. The device may no longer
+    /// have the blocks of these names.
     pub(super) fn unclear(&self) -> usize {
         self.unclear
     }
 
-    /// Notes that the copy on the device that was added last may be a mere report. A name's first copy is genuine: the name
-    /// was not known before.
+    /// Notes that the copy of `name` on the device that was added last may be a mere report of a known block. A name's first
+    /// copy is genuine: the name was not known before.
     pub(super) fn doubt_copy(&mut self, name: u64) {
         if let Some(name) = self.names.get_mut(&name) {
             let was_unclear = name.is_unclear();

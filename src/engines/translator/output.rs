@@ -7,7 +7,7 @@ use crate::reason::ReasonCounts;
 
 use super::block::Block;
 
-/// Most blocks of one event: an eighth of a megabyte.
+/// Maximum number of blocks in one event: an eighth of a megabyte of hashes.
 const EVENT_BLOCKS_MAX: usize = 16_384;
 
 /// Events of one tier, for one batch of the contract.
@@ -42,7 +42,7 @@ pub(crate) struct TranslationMark {
     events: usize,
 }
 
-/// Most lists that are kept for further events.
+/// Maximum number of lists that are kept for further events.
 const SPARE_MAX: usize = 1024;
 
 impl Translation {
@@ -171,8 +171,8 @@ impl Translation {
         }
     }
 
-    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event there, before later events
-    /// of the tier.
+    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event at that place, before
+    /// later events of the tier.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,

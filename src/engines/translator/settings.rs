@@ -31,7 +31,7 @@ pub struct TranslatorSettings {
     pub mode: HashMode,
     /// The chains of the hash scheme in which hashes are computed; `None` for the contract's.
     pub chains: Option<SchemeChains>,
-    /// Most names that are kept. With several groups of layers, a block has a name in each.
+    /// Maximum number of block names that are kept. With several groups of layers, a block has a name in each group.
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
     pub lora_names: HashMap<u64, String>,

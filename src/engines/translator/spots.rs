@@ -95,7 +95,8 @@ impl SmallBlockName {
     }
 }
 
-/// One small block of a block of the contract, in the doubly linked list of the small blocks with the same spot.
+/// One small block of a block of the contract, as an element of the doubly linked list of all small blocks with the same
+/// spot.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     spot: Option<PrefixSpot>,
@@ -215,7 +216,7 @@ impl Spots {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
-    /// Whether a small block at this place doesn't matter, or has a spot.
+    /// Whether the small block at this place has a known spot, or doesn't matter.
     pub(super) fn knows(&self, at: Within) -> bool {
         u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
     }
@@ -318,7 +319,7 @@ impl Spots {
         is_held
     }
 
-    /// Takes a cell out of its list, if it is in one.
+    /// Removes a cell from the list that it is in, if any.
     fn unlink(&mut self, cell: usize) {
         let Some(place) = self.cells.get_mut(cell) else {
             return;
