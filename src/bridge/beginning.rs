@@ -1,4 +1,4 @@
-//! The beginning of following an engine: from nothing, or from the state that a bridge has kept of the engine.
+//! The beginning of following an engine: from nothing, or from the state that an earlier bridge has saved.
 
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl Inner {
         reading.await.map_err(|error| error.to_string())
     }
 
-    /// Returns the largest size of an engine's kept state, in bytes.
+    /// Returns the maximum size of an engine's saved state, in bytes.
     fn state_bytes_max(&self) -> u64 {
         let republish = self.options.republish.as_ref();
         engine_bytes_max(

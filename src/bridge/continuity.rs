@@ -36,7 +36,7 @@ impl HeardBatch {
     }
 }
 
-/// The verdict on a published batch.
+/// Verdict on a published batch, from its number and its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Published {
     /// The batch continues the count of the applied batches.
@@ -72,14 +72,14 @@ pub(super) enum Replayed {
 pub(super) struct Continuity {
     /// The last batches that were applied, in the order of their numbers.
     recent: VecDeque<RecentBatch>,
-    /// Largest batch number that came by replay. Batches up to this number may still arrive on the connection.
+    /// Highest batch number that came by replay. Batches up to this number may still arrive on the connection.
     replayed: Option<u64>,
     /// The last number that was published on this connection.
     #[serde(skip)]
     published: Option<u64>,
     /// Number of the last batch that the replay socket has given.
     confirmed: Option<u64>,
-    /// Largest number that the first batch of a process can have.
+    /// Highest number that the first batch of a process can have.
     #[serde(skip)]
     first_max: u64,
     /// Change counter: number of changes so far that are worth keeping on disk.

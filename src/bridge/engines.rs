@@ -50,7 +50,7 @@ use servers::AskedServer;
 /// Settings of a bridge.
 #[derive(Debug, Clone)]
 pub struct BridgeOptions {
-    /// Settings of following engines.
+    /// Settings for following engines.
     pub follow: FollowOptions,
     /// Settings of the publishers to daemons. The settings of a namespace come from its engine.
     pub publisher: PublisherOptions,
@@ -68,7 +68,8 @@ pub struct BridgeOptions {
     pub clock: BridgeClock,
     /// Directory, or place in JetStream, in which the state of engines is kept; `None` if none is kept.
     pub state: Option<StateDirectory>,
-    /// Lease by which bridges that follow the same engines agree which bridge reports them; `None` if the bridge is alone.
+    /// Lease by which bridges that follow the same engines agree which bridge reports them; `None` if the bridge shares no
+    /// engine with others.
     pub lease: Option<LeaseOptions>,
     /// Sockets at which engines' events are republished; `None` if events are not republished.
     pub republish: Option<RepublishOptions>,
@@ -326,7 +327,7 @@ impl Bridge {
         }
     }
 
-    /// Stops following all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once.
+    /// Stops following all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders immediately.
     /// Without it, daemons keep the holders until another bridge reports them, or until they are stale.
     pub async fn stop(&self, says_goodbye: bool) {
         {
@@ -449,7 +450,7 @@ impl Bridge {
         &self.inner.subjects
     }
 
-    /// Tells whether the bridge may connect to an engine on `host`: a given engine is on it, or the operator allows it.
+    /// Whether the bridge may connect to an engine on `host`, because a given engine is on it or the operator allows it.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }

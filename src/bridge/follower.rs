@@ -30,7 +30,7 @@ use asking::Verified;
 use identity::Identity;
 use standing::{ConnectionChange, ConnectionState, Hearing, ReplayChange, ReplayState, Useless};
 
-/// Settings of following engines.
+/// Settings for following engines.
 #[derive(Debug, Clone)]
 pub struct FollowOptions {
     /// Maximum time to make a connection, and to wait for each message of a replay.
@@ -47,7 +47,7 @@ pub struct FollowOptions {
     pub blocks_max: usize,
     /// Time out of sight after which a new process at an engine's sockets no longer counts as that engine.
     pub give_up_after: Duration,
-    /// The ports at which workers of Dynamo answer.
+    /// Ports at which the bridge receives the answers of Dynamo's workers.
     pub answer_ports: AnswerPorts,
 }
 
@@ -91,7 +91,7 @@ pub(super) enum FollowError {
     /// A socket of the engine failed.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }

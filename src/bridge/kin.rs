@@ -51,8 +51,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Asks the other engines which blocks `names` stand for. The caller must not hold a lock on the engine's own blocks, because
-    /// two engines may ask each other at once.
+    /// Asks the other engines which blocks `names` stand for. The caller must not hold a lock on the engine's own blocks,
+    /// because two engines may ask each other at the same time.
     pub(super) async fn ask(&self, own: &Arc<SharedBlocks>, mut names: Vec<u64>) -> Vec<NamedBlocks> {
         let others: Vec<_> = {
             let members = self.kin.members.lock();

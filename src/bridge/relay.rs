@@ -435,7 +435,7 @@ impl Relay {
         })
     }
 
-    /// Notes that batches of the engine are lost for good, or of no use, for this reason.
+    /// Notes that batches of the engine are lost for good, or cannot be used, for this reason.
     pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         self.note_doubt(reason).await
@@ -478,7 +478,7 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight, for now: heartbeats are sent for `time`. Each further call prolongs that.
+    /// Puts the engine in sight: heartbeats are sent for `time`. Each further call prolongs that.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;

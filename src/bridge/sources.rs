@@ -35,7 +35,7 @@ pub(super) enum FollowedSourceError {
     /// The connection was ended, because a message was beyond a bound.
     #[error(transparent)]
     Cut(Box<dyn Error + Send + Sync>),
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
@@ -49,7 +49,7 @@ impl From<SocketError> for FollowedSourceError {
     }
 }
 
-/// A source of one kind, with the state that it needs.
+/// Source of events of one kind, with the state that is needed to follow it.
 pub(super) trait FollowedSource: Send {
     /// Follows the source over one connection, until the connection breaks. Sets `failures` to 0 once it is connected.
     fn follow(
@@ -65,7 +65,7 @@ pub(super) trait FollowedSource: Send {
     fn into_holders(self) -> Holders;
 }
 
-/// Follows one source.
+/// Task that follows one source.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
     /// Server that reported the source; `None` if the source was given directly. After each new connection, the server has

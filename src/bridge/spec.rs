@@ -36,7 +36,7 @@ pub enum SpecError {
     Flag {
         /// The flag's value.
         text: String,
-        /// The fault, in words.
+        /// Text that says what is wrong.
         reason: String,
     },
     /// The file cannot be read.
@@ -44,7 +44,7 @@ pub enum SpecError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// The fault, in words.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The file is larger than any list of engines.
@@ -58,7 +58,7 @@ pub enum SpecError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// The fault and its place, in words.
+        /// Text that says what is wrong, and where.
         reason: String,
     },
 }

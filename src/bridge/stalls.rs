@@ -53,7 +53,7 @@ pub(super) struct PendingLook {
 #[derive(Debug)]
 pub(super) struct StallWatch {
     clock: BridgeClock,
-    /// Shortest time between two signs of life of the task that counts as a stall.
+    /// Minimum time between two signs of life of the task that counts as a stall.
     pause_max: Duration,
     /// Time at which the task was last seen to run.
     awake_at: Instant,

@@ -25,7 +25,7 @@ use super::holders::Holders;
 use super::server::OriginServer;
 use super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 
-/// Error after which a stream of frames cannot go on.
+/// Error that ends a stream of frames.
 #[derive(Debug, thiserror::Error)]
 enum FrameStreamError {
     /// The number of a frame does not follow the number before.
@@ -35,7 +35,7 @@ enum FrameStreamError {
         rank: Rank,
         /// Number that was expected.
         due: u64,
-        /// Number that came.
+        /// Number that the frame had.
         got: u64,
     },
     /// A chunk of a snapshot does not follow the chunk before.
@@ -46,7 +46,7 @@ enum FrameStreamError {
         /// Index of the chunk that was expected.
         due: u32,
     },
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }

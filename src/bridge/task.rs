@@ -21,11 +21,11 @@ enum Woken {
     Published(Numbered),
     /// No message waits to be read, so the batches read so far are reported together.
     Idle,
-    /// The time to look has come, unless something has arrived meanwhile.
+    /// The time to check the engine has come, unless a message has arrived in the meantime.
     Tick,
 }
 
-/// Follows one engine.
+/// Task that follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
     /// Server that reported the engine; `None` if the engine was given directly. After each new connection, the server has

@@ -42,7 +42,7 @@ pub(super) enum PollError {
     /// The endpoint is no HTTP address.
     #[error("{0} is not http://HOST:PORT")]
     Endpoint(String),
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
@@ -74,7 +74,7 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError>
     Ok(address)
 }
 
-/// Asks one server.
+/// Client that asks one server for its events.
 struct Poller {
     address: ServerAddress,
     patience: Duration,
@@ -125,9 +125,9 @@ enum Numbers {
     Whole,
     /// Some numbers are missing.
     Holes,
-    /// The numbers count anew, from 0 and without a hole.
+    /// The numbers begin again at 0, without a hole.
     Restarted,
-    /// The numbers count anew, and some are missing.
+    /// The numbers begin again, and some are missing.
     RestartedWithHoles,
 }
 

@@ -152,7 +152,7 @@ pub struct EngineStored {
     pub lora_id: Option<u64>,
     /// Salt that keeps caches apart. Engines may tell it with the first block of a sequence only.
     pub cache_salt: Option<Span>,
-    /// Objects, ascending by block.
+    /// Objects of the blocks, ascending by block.
     pub objects: Span,
 }
 
@@ -225,7 +225,7 @@ pub struct EngineEvent {
     pub rank: Option<Rank>,
     /// The engine's number of the event, for formats that number events.
     pub id: Option<u64>,
-    /// The change.
+    /// The change that the event reports.
     pub change: EngineChange,
 }
 

@@ -30,7 +30,7 @@ pub struct EventSource {
     /// The address where the publisher sends events, as the engine was configured: a wildcard is kept.
     #[prost(string, tag = "2")]
     pub endpoint: String,
-    /// The topic of its messages.
+    /// The topic of the publisher's messages.
     #[prost(string, tag = "3")]
     pub topic: String,
     /// The address where the publisher replays events; empty if it does not replay.
@@ -131,7 +131,7 @@ pub struct Flushed {
     /// Whether the cache was dropped.
     #[prost(bool, tag = "1")]
     pub success: bool,
-    /// The server's words.
+    /// The server's message about the outcome.
     #[prost(string, tag = "2")]
     pub message: String,
 }

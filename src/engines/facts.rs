@@ -23,8 +23,8 @@ pub enum GroupKind {
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,
-    /// Whether the events leave out something that a request needs. This holds for SGLang's events of a model with windows or
-    /// states, and for vLLM's with hits within blocks.
+    /// Whether the events leave out a fact that decides how much a request can reuse. This holds for SGLang's events of a
+    /// model with windows or states, and for vLLM's with hits within blocks.
     pub is_hybrid: bool,
     /// Whether hits are one block shorter than the cached prefix. That is so for speculative decoding with EAGLE and a KV
     /// connector.

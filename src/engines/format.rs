@@ -30,7 +30,7 @@ impl Format {
         !matches!(self, Self::Mooncake | Self::Dynamo)
     }
 
-    /// Whether a KV connector tells of the blocks beyond the device.
+    /// Whether a KV connector reports the blocks beyond the device.
     pub fn has_connector(self) -> bool {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }

@@ -151,7 +151,7 @@ impl ReasonCounts {
         }
     }
 
-    /// How often `reason` occurred.
+    /// Number of times that `reason` occurred.
     pub fn of(&self, reason: Reason) -> u64 {
         self.0.get(reason as usize).copied().unwrap_or_default()
     }

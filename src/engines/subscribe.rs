@@ -22,7 +22,7 @@ pub struct SubscribeRequest {
     pub start_sequence_number: u64,
 }
 
-/// One frame.
+/// One frame of the stream.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct KvEventFrame {
     #[prost(uint64, tag = "1")]
@@ -45,7 +45,7 @@ pub struct SnapshotChunk {
     /// The chunk's number, from 0.
     #[prost(uint32, tag = "1")]
     pub index: u32,
-    /// How many chunks the snapshot has.
+    /// Number of chunks in the snapshot.
     #[prost(uint32, tag = "2")]
     pub count: u32,
     /// Blocks in the whole snapshot, copies counted.

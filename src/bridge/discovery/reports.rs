@@ -32,7 +32,7 @@ pub struct SourceState {
     expect(dead_code, reason = "no other source can be asked")
 )]
 pub(crate) enum LookError {
-    /// The source cannot look just now.
+    /// The source cannot be asked at the moment.
     #[error("another engine may have its address by now, and where it was found nobody can be asked: {0}")]
     Unanswered(String),
     /// The source no longer knows the engine at this address, and is about to report that.

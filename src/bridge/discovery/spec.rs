@@ -15,7 +15,7 @@ pub struct Discover {
     pub(super) place: DiscoveryPlace,
 }
 
-/// The place where a source looks.
+/// Place where a source looks for engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DiscoveryPlace {
     Dns(DnsPlace),
@@ -100,7 +100,7 @@ impl PodsPlace {
 /// Records of Dynamo's discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DynamoPlace {
-    /// Place of the records.
+    /// Place from which the records are read.
     pub(super) records: Discovery,
     /// URL of the NATS server for event planes over NATS; `None` if it is not given.
     pub(super) nats: Option<String>,

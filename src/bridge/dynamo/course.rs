@@ -26,7 +26,7 @@ const QUIET_INTERVALS: u32 = 5;
 /// Maximum number of intervals ([`Pace`]) between two questions for everything, after answers that left a doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
-/// Times at which workers are asked.
+/// Intervals at which workers are asked.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     /// Pause after a worker's message before the worker is asked whether it has sent more.
@@ -168,7 +168,7 @@ impl Course {
         })
     }
 
-    /// Tells whether all events whose numbers were heard of have been applied.
+    /// Whether all events up to the highest known number have been applied.
     pub(super) fn is_complete(&self) -> bool {
         self.due
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))

@@ -45,7 +45,7 @@ impl PlaneAddress {
     }
 }
 
-/// A question to a worker.
+/// A question to a worker for its events.
 #[derive(Debug)]
 pub(in super::super) struct WorkerQuestion {
     publisher: u64,

@@ -21,7 +21,7 @@ const OPEN_MAX: usize = 16;
 
 /// News for a plane that does not come over its subscription.
 pub(in super::super) enum News {
-    /// Discovery has changed.
+    /// Discovery's records have changed.
     Records(Arc<Records>),
     /// A question has been answered, or has failed.
     Answered(Box<Answered>),

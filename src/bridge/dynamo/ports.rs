@@ -1,4 +1,4 @@
-//! Ports at which workers answer: any that are free, or a few that a firewall lets through.
+//! Ports at which the bridge receives workers' answers: any free ports, or a few ports that a firewall lets through.
 
 use std::str::FromStr;
 use std::sync::Arc;

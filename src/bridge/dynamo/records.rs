@@ -47,7 +47,7 @@ const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
 pub(super) enum Target {
     /// A listener at `HOST:PORT`, and the path of the endpoint there.
     Tcp { address: String, path: String },
-    /// A subject of NATS.
+    /// A subject of NATS on which the worker is asked.
     Nats(String),
 }
 
@@ -86,7 +86,7 @@ pub(in super::super) enum RecordsError {
     TooMany,
 }
 
-/// A key and its value.
+/// Key of a record, and the record's value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
 /// Readers of discovery's records: one task for each place. All that need the records of a place share its task.

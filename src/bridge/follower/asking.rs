@@ -31,7 +31,7 @@ pub(super) enum Verified {
 const ASK_ATTEMPTS: u32 = 3;
 
 impl Follower {
-    /// Asks for everything, when nothing has been applied. Returns whether everything that the socket has is applied:
+    /// Asks for all batches, when none has been applied. Returns `true` once all batches of the socket are applied. Returns
     /// `false` if another process answers, or the answer begins too late.
     pub(super) async fn ask_all(&mut self) -> Result<bool, FollowError> {
         Ok(!matches!(

@@ -16,7 +16,7 @@ pub(super) struct FollowedHolder {
     pub(super) holder: u64,
     /// How well the bridge sees the holder: a number of [`super::Sight`].
     pub(super) sight: u8,
-    /// Epoch in which the bridge speaks for the holder; `None` if it does not speak for it.
+    /// Epoch in which the bridge reports the holder to daemons; `None` if it does not report it.
     pub(super) epoch: Option<u64>,
 }
 

@@ -62,7 +62,7 @@ pub(super) struct Lease {
     table: Arc<Mutex<LeaseTable>>,
 }
 
-/// One holder's entry in the lease: the bridge may speak for the holder until this value is dropped.
+/// One holder's entry in the lease. The bridge may report the holder to daemons until this value is dropped.
 pub(super) struct LeaseShare {
     table: Arc<Mutex<LeaseTable>>,
     holder: u64,
@@ -71,7 +71,7 @@ pub(super) struct LeaseShare {
     turn: watch::Receiver<Option<u64>>,
 }
 
-/// Turns of a bridge, in which it speaks for a holder.
+/// Turns of a bridge, in which it reports a holder to daemons.
 #[derive(Debug, Clone)]
 pub(super) struct Turns(Option<watch::Receiver<Option<u64>>>);
 
@@ -103,7 +103,7 @@ impl Turns {
 }
 
 impl LeaseShare {
-    /// Returns the turns in which this bridge speaks for the holder.
+    /// Returns the turns in which this bridge reports the holder to daemons.
     pub(super) fn turns(&self) -> Turns {
         Turns(Some(self.turn.clone()))
     }
@@ -113,7 +113,7 @@ impl LeaseShare {
         self.sight.store(sight as u8, Ordering::Release);
     }
 
-    /// Whether this bridge speaks for the holder now.
+    /// Whether this bridge now reports the holder to daemons.
     pub(super) fn speaks(&self) -> bool {
         self.turn.borrow().is_some()
     }

@@ -1,9 +1,9 @@
-//! Table of the lease as one bridge knows it: which bridge speaks for which holder. It does no I/O, and callers pass the
-//! time.
+//! Table of the lease as one bridge knows it: which bridge speaks for which holder, that is, reports it to daemons. It does
+//! no I/O, and callers pass the time.
 //!
 //! | event or state | time |
 //! |---|---|
-//! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
+//! | a bridge sends a beat | every [`Times::beat`], and immediately when it begins or ends to speak |
 //! | a bridge's term, for which it may speak | [`Times::term`] from the sending of the last own beat that it has heard |
 //! | other bridges count a bridge as alive | [`Times::silence`] from its last beat that they have heard |
 //! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
@@ -80,7 +80,7 @@ struct Own {
 }
 
 impl Own {
-    /// Returns the epoch in which this bridge speaks for the holder; `None` if it does not speak.
+    /// Returns the epoch in which this bridge reports the holder to daemons; `None` if it does not report it.
     fn claim(&self) -> Option<u64> {
         let known = *self.turn.borrow();
         // Before the publisher has begun its epoch, this is the lowest epoch that it will have.
@@ -101,9 +101,9 @@ struct PeerBridge {
 /// Outcome of [`LeaseTable::decide`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decided {
-    /// Number of holders for which the bridge speaks from now on.
+    /// Number of holders that the bridge reports to daemons from now on.
     pub(super) begun: usize,
-    /// Number of holders for which the bridge no longer speaks.
+    /// Number of holders that the bridge no longer reports to daemons.
     pub(super) ended: usize,
     /// Whether the bridge's own term is over, so that it no longer speaks for any holder.
     pub(super) has_lapsed: bool,
@@ -241,7 +241,7 @@ impl LeaseTable {
         self.is_news
     }
 
-    /// Decides for which holders the bridge speaks at `now`, and tells their publishers.
+    /// Decides which holders the bridge reports to daemons from `now` on, and tells the holders' publishers.
     pub(super) fn decide(&mut self, now: Instant) -> Decided {
         let mut decided = Decided::default();
         let silence = self.times.silence;

@@ -1,8 +1,8 @@
-//! Labels that a bridge adds to those that a holder was given.
+//! Labels that a bridge adds to a holder's given labels.
 
 use kvatlas_core::wire::{LAYERS_LABEL, Profile, TROUBLE_LABEL};
 
-/// Labels that the bridge adds to those that a holder was given.
+/// Labels that the bridge adds to a holder's given labels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct AddedLabels {
     /// Label value that names the kinds of layers beside full attention in the engine's events; `None` without the label.

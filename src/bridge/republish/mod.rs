@@ -65,7 +65,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Settings by which engines' events are republished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepublishOptions {
-    /// Addresses of the sockets.
+    /// Addresses of the sockets that routers connect to.
     pub addresses: Vec<RepublishAddress>,
     /// Whether blocks with a salt, an adapter or an image are published, too.
     pub has_special: bool,
@@ -83,8 +83,8 @@ impl RepublishOptions {
         addresses::check(&self.addresses)
     }
 
-    /// Tells whether engines get ports out of a range. Bridges that share a lease then have to share the table of ports,
-    /// too: a state in JetStream.
+    /// Whether engines get their ports from a range. Bridges that share a lease then have to share the table of ports, too:
+    /// a state in JetStream.
     pub fn has_range(&self) -> bool {
         self.addresses.iter().any(RepublishAddress::is_range)
     }
@@ -215,11 +215,11 @@ impl Republisher {
 enum DoorPlace {
     /// The engine's own sockets.
     Own(SocketPair),
-    /// Sockets out of a range.
+    /// Sockets on ports from a range.
     Range(PortUser),
 }
 
-/// Serves the sockets of an engine, for ever. Sockets out of a range may change.
+/// Serves the sockets of an engine, for ever. Sockets on ports from a range may change.
 async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: Turns) {
     match place {
         DoorPlace::Own(sockets) => serve_in_turns(&engine, &sockets, &stream, &mut turns).await,

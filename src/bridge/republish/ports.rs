@@ -1,5 +1,5 @@
-//! Ports: gives engines pairs of ports out of a range, in their table, which may be kept for later bridges and shared with
-//! others.
+//! Ports: gives engines pairs of ports from a range. The table of these pairs may be kept for later bridges, and shared with
+//! other bridges.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct PortUserState {
     trouble: Option<String>,
 }
 
-/// Pairs of ports of a range.
+/// Pairs of ports in a range, and the engines that have them.
 pub(super) struct Ports {
     range: PortRange,
     kept: KeptPlaces,

@@ -42,7 +42,7 @@ pub(super) enum ServerAnswerError {
     /// The engine publishes no events, or not over ZeroMQ.
     #[error("the engine publishes no KV events over ZeroMQ: {hint}")]
     Off {
-        /// Hint with the flag that mends the fault.
+        /// Hint that names the flag with which the engine can be followed.
         hint: &'static str,
     },
     /// The publisher connects to an address instead of listening.
@@ -52,7 +52,7 @@ pub(super) enum ServerAnswerError {
     Connects {
         /// Address that the publisher connects to.
         endpoint: String,
-        /// Hint with the flag that mends the fault.
+        /// Hint that names the flag with which the engine can be followed.
         hint: &'static str,
     },
     /// The list of models is empty.

@@ -28,12 +28,12 @@ pub(super) enum AskError {
     /// The server was silent for too long.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The answer's status is not one that an engine's server gives.
+    /// The server answered with an unexpected status.
     #[error("status {status} for GET {path}")]
     Status {
         /// The path that was asked for.
         path: &'static str,
-        /// The status.
+        /// Status of the answer.
         status: StatusCode,
     },
     /// The address is no server of an engine, or the server is too old.
@@ -47,7 +47,7 @@ pub(super) enum AskError {
     /// The connection, or gRPC on it, failed.
     #[error(transparent)]
     Grpc(#[from] GrpcError),
-    /// The server has neither events nor sockets to tell of.
+    /// The server neither hands on events, nor tells the sockets of publishers.
     #[error(
         "neither SubscribeKvEvents nor vLLM's GetKvEventSources is served: start the engine with --kv-events-config, or name its sockets, \
          NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
@@ -62,7 +62,8 @@ pub(super) enum AskError {
 }
 
 impl AskError {
-    /// Tells whether the error means that the server belongs to another engine: it serves another model than the given one.
+    /// Whether the error means that the server belongs to another engine, because it serves another model than the given
+    /// one.
     pub(super) fn is_other_engine(&self) -> bool {
         matches!(self, Self::Answer(ServerAnswerError::OtherModel { .. }))
     }

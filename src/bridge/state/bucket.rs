@@ -11,7 +11,8 @@
 //! to the bridge that opened it last, and writes of all others are refused (fenced). A file that is written late in spite of that
 //! does no harm, because no file makes a holder exact.
 //!
-//! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails at once.
+//! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails
+//! immediately.
 
 use std::collections::BTreeMap;
 use std::fmt;

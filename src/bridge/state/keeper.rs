@@ -103,7 +103,7 @@ impl Keeper {
         self.written.load(Ordering::Acquire) == changes
     }
 
-    /// Tells whether bridges share the file. The one that speaks for the engine writes it.
+    /// Whether bridges share the file. The bridge that reports the engine to daemons writes it.
     pub(in super::super) fn is_shared(&self) -> bool {
         self.directory.shared().is_some()
     }

@@ -35,7 +35,7 @@ pub(in super::super) enum PlacesError {
     Busy,
 }
 
-/// Place of the table.
+/// Storage of the table.
 #[derive(Debug, Clone)]
 pub(in super::super) struct KeptPlaces(PlacesStorage);
 
@@ -142,7 +142,8 @@ async fn change_shared(
     Err(PlacesError::Busy)
 }
 
-/// Replaces the table's `revision` by `places`. Returns the new revision; `None` if another bridge has written meanwhile.
+/// Replaces the table's `revision` by `places`. Returns the new revision; `None` if another bridge has written the table in
+/// the meantime.
 async fn write(
     bucket: &Bucket,
     keys: &Store,

@@ -41,7 +41,7 @@ impl MessageLimits {
     };
 }
 
-/// Something that a peer has sent.
+/// A message or a command that a peer has sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum MessageOrCommand {
     /// The frames of a message.

@@ -18,7 +18,7 @@ pub(in super::super) enum ReadError {
     /// The peer ended the connection.
     #[error("the connection has ended")]
     Closed,
-    /// The peer cannot be talked to.
+    /// Nothing can be exchanged with the peer.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
     /// The peer sends a frame or a message beyond the bounds of its kind of socket.

@@ -88,7 +88,7 @@ impl Decoder {
         self
     }
 
-    /// The format.
+    /// The format of the payloads.
     pub fn format(&self) -> Format {
         self.format
     }

@@ -101,7 +101,7 @@ impl Mirror {
         }
     }
 
-    /// Bytes that the blocks take.
+    /// Returns the memory that the blocks take, in bytes.
     pub fn bytes(&self) -> usize {
         self.nodes.bytes()
     }

@@ -52,7 +52,7 @@ impl BlockState {
         }
     }
 
-    /// Whether the block is in doubt: it may be held, or may be gone.
+    /// Whether the block is in doubt, that is, may be held or may be gone.
     pub(super) fn is_doubted(self) -> bool {
         matches!(self, Self::Unseen | Self::InDoubt)
     }

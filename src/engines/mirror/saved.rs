@@ -1,4 +1,4 @@
-//! A mirror in a form that can be written down, so that the next process gives routers the blocks that this one has.
+//! A mirror in a form that can be written down, so that the next process can give the same blocks to routers.
 
 use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 use serde::{Deserialize, Serialize};

@@ -47,7 +47,7 @@ impl Group {
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
-    /// The blocks that a request needs to go on after some strides of the prompt. Bit n selects the strides whose number
+    /// The blocks that a request needs to continue after some strides of the prompt. Bit n selects the strides whose number
     /// modulo 8 is n.
     Tails(u8),
 }
@@ -109,11 +109,11 @@ fn name(prompt: Prompt, end: u32) -> u64 {
     tokens(prompt)[..end as usize].iter().fold(17, step)
 }
 
-/// The engine's caches by brute force.
+/// Brute-force model of the engine's caches.
 #[derive(Debug)]
 struct Cache {
     groups: Vec<Group>,
-    /// Groups that have had an event.
+    /// Groups of layers that have had an event.
     known: BTreeSet<usize>,
     /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which small
     /// blocks those blocks consist of.

@@ -73,7 +73,7 @@ struct NamedBlock {
     is_within_chunk: bool,
 }
 
-/// Why an event can't be placed.
+/// Reason why an event can't be placed.
 enum UnplacedReason {
     /// The block of this name is not known yet. If it does not become known in this batch, the event is left out for this reason.
     Until(u64, Reason),

@@ -162,7 +162,7 @@ impl Chain {
         }
     }
 
-    /// The slot of a block that is kept.
+    /// Returns the slot of the block with this sequence hash; `None` if the block is not kept.
     pub(super) fn slot_with(&self, sequence: SequenceHash) -> Option<ChainSlot> {
         self.by_sequence.get(&sequence).copied()
     }

@@ -27,7 +27,7 @@ pub enum SavedError {
     TooMany {
         /// Number of names in the form.
         names: usize,
-        /// Maximum number of names.
+        /// Maximum number of names that may be kept.
         names_max: usize,
     },
     /// A part of the form contradicts another part, or is impossible.

@@ -25,7 +25,7 @@ pub(super) const STAND_IN: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupLaneId(usize);
 
-/// All groups of a holder.
+/// All groups of layers of a holder.
 #[derive(Debug, Default)]
 pub(super) struct HolderGroups {
     /// Each group's number and its lane. Events without a number have a lane of their own, which counts for all groups.
@@ -35,7 +35,7 @@ pub(super) struct HolderGroups {
 }
 
 impl HolderGroups {
-    /// The groups and the blocks of each.
+    /// Returns all groups of layers with their blocks, in saved form.
     pub(super) fn save(&self) -> SavedGroups {
         let lanes = self.lanes.iter().map(|(index, lane)| (*index, lane.save()));
         SavedGroups {
@@ -62,7 +62,7 @@ impl HolderGroups {
         }
     }
 
-    /// Number of names in all groups.
+    /// Number of block names in all groups of layers.
     pub(super) fn names(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
@@ -120,7 +120,7 @@ impl HolderGroups {
         }
     }
 
-    /// Whether any group has a block in `tier`.
+    /// Whether any group of layers has a block in `tier`.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
     }
@@ -135,7 +135,7 @@ impl HolderGroups {
         }
     }
 
-    /// Whether any group has a block of this name.
+    /// Whether any group of layers has a block of this name.
     pub(super) fn has_name(&self, name: u64) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.find(name).is_some())
     }

@@ -39,7 +39,7 @@ pub(super) struct AddedCopy {
 /// The outcome of taking a copy away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// There was no copy.
+    /// The tier had no copy of the name's block.
     Nothing,
     /// A copy of this block was taken. The name has other copies.
     Copy(ChainSlot),
@@ -73,7 +73,7 @@ pub(super) struct GroupLane {
 }
 
 impl GroupLane {
-    /// The names, in no order.
+    /// Returns the names with their copies, in saved form and in no order.
     pub(super) fn save(&self) -> Vec<SavedName> {
         let saved = |(name, known): (&u64, &Name)| {
             SavedName(*name, known.slot.number(), known.copies, known.reported)
@@ -149,7 +149,7 @@ impl GroupLane {
         self.device_aliases
     }
 
-    /// Whether the tier has any block.
+    /// Whether the group of layers has any block in the tier.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.names_in.get(tier.place()).is_some_and(|names| *names > 0)
     }
@@ -303,7 +303,7 @@ impl GroupLane {
         Taken::Name(slot)
     }
 
-    /// Takes all names away.
+    /// Removes all names, with their copies.
     pub(super) fn take_all(&mut self, chain: &mut Chain) {
         for (_, name) in self.names.drain() {
             chain.drop_name(name.slot);

@@ -35,7 +35,7 @@ pub struct Translation {
     spare_parts: Vec<Vec<Event>>,
 }
 
-/// A place in a translation.
+/// A place between two events of a translation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TranslationMark {
     parts: usize,
@@ -193,7 +193,7 @@ impl Translation {
         }
     }
 
-    /// Appends that `block` is held: to the last event if the block continues it, else in a new event.
+    /// Appends `block` as held: to the last event if the block continues it, else in a new event.
     pub(super) fn push_stored(&mut self, tier: Tier, block: &Block) {
         if let Some(Event::Stored(StoredBlocks {
             names:
@@ -222,7 +222,7 @@ impl Translation {
         self.events(tier).push(Event::Stored(stored));
     }
 
-    /// Appends that the block is not held any more: to the last event if that is a removal, else in a new event.
+    /// Appends the block as no longer held: to the last event if that is a removal, else in a new event.
     pub(super) fn push_removed(&mut self, tier: Tier, block: SequenceHash) {
         if let Some(Event::Removed(removed)) = self.open(tier)
             && removed.hashes.len() < EVENT_BLOCKS_MAX

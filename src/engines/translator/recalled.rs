@@ -1,10 +1,10 @@
 //! Names from before batches were lost, and the held blocks that they prove.
 //!
 //! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. If such an
-//! engine stores a block whose parent is known by name, the parent and all blocks before it are on the device at that moment. So
-//! a prefix whose own events were lost comes back with the first block that is stored after it. The number of copies stays
-//! unknown, and so do other held blocks. So the holder stays in doubt. Engines that name blocks by a hash of all that tells them
-//! apart use the same names. So another engine can tell which block a name stands for.
+//! engine stores a block whose parent is known by name, the parent and all blocks before it are on the device at that
+//! moment. So a prefix whose events were lost is known again with the first block that is stored after it. The number of
+//! copies stays unknown, and so do other held blocks. So the holder stays in doubt. Engines that name blocks by a hash of
+//! all that tells them apart use the same names. So another engine can tell which block a name stands for.
 
 use hashbrown::HashMap;
 

@@ -10,7 +10,7 @@ use super::block::{Block, ChainSlot};
 /// Number that stands for no block.
 const NONE: u32 = u32::MAX;
 
-/// The neighbours of one block.
+/// Links of one block to its parent, its first child and its siblings.
 #[derive(Debug, Clone, Copy)]
 struct BlockLinks {
     /// The parent's slot; `NONE` at position 0, and if the parent is not kept.

@@ -90,7 +90,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// The groups and the blocks of each.
+    /// Returns all groups with their blocks, in saved form.
     pub(super) fn save(&self) -> SavedWindows {
         SavedWindows {
             all: self.all.iter().map(WindowGroup::save).collect(),

@@ -42,7 +42,7 @@ const WATCH_SECONDS: u32 = 60;
 const SILENT_AFTER: Duration = Duration::from_secs(90);
 /// Time for which changes are gathered, so that a burst of them is reported once.
 const GATHERED_FOR: Duration = Duration::from_millis(20);
-/// Longest time for an answer about one engine.
+/// Maximum time for an answer about one engine.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pauses between attempts to reach the API.

@@ -88,7 +88,7 @@ pub(crate) enum Change {
     Clear,
 }
 
-/// Writes a batch.
+/// Form in which an engine writes its batches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Engine {
     pub(crate) shape: Shape,
