@@ -1,5 +1,5 @@
-//! The two sockets of an engine, for batches and for replays. Both are made anew after every fault, so that a connection is
-//! never replaced unseen.
+//! The two sockets of an engine, for batches and for replays. Both sockets are replaced after every fault, so that no
+//! reconnect goes unnoticed.
 
 use std::io;
 use std::sync::Arc;

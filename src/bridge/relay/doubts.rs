@@ -1,4 +1,4 @@
-//! Doubts about a holder: gathers them, and tells daemons.
+//! Doubts about a holder: gathers them, and reports them to daemons.
 
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};

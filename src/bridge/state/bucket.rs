@@ -67,7 +67,7 @@ pub(super) struct Bucket {
     stores: watch::Sender<Option<Stores>>,
     /// Time at which reading no longer waits for the buckets.
     due_at: OnceLock<Instant>,
-    /// Time at which the last failed write failed; `None` if no write has failed.
+    /// Time of the last failed write; `None` if no write has failed.
     failed_at: Mutex<Option<Instant>>,
     /// Files that are being written, by their paths.
     drafts: Mutex<BTreeMap<PathBuf, Draft>>,

@@ -169,7 +169,7 @@ impl ZmtpDecoder {
         Some(FrameHeader { flags, bytes, body })
     }
 
-    /// Checks what a frame adds against the bounds.
+    /// Checks that the message or command stays within the bounds if it gets the next frame.
     fn admit(&self, head: FrameHeader) -> Result<(), FrameFault> {
         let limits = &self.limits;
         if head.flags & COMMAND != 0 {

@@ -105,7 +105,7 @@ enum Kind {
     Image,
 }
 
-/// Something that happens in an engine. Numbers are taken modulo what there is.
+/// One change in an engine. The number of a removal is taken modulo the number of copies that exist.
 #[derive(Debug, Clone)]
 enum Step {
     Store {

@@ -46,7 +46,7 @@ pub(crate) struct TranslationMark {
 const SPARE_MAX: usize = 1024;
 
 impl Translation {
-    /// Whether there is neither an event nor a reason.
+    /// Whether the translation has no events and no counted reasons.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.reasons.is_empty()
     }

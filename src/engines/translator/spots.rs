@@ -345,9 +345,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if the spot was not held before; `None` if it was,
-    /// or doesn't matter. An error changes nothing, except for [`Reason::HiddenKey`]: then `name` is added as a second name of
-    /// the spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if the spot is held only from now on; `None`
+    /// if the spot was held before or doesn't matter. An error changes nothing, except for [`Reason::HiddenKey`]: then
+    /// `name` is added as a second name of the spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {

@@ -24,7 +24,7 @@ use rmp::encode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     Map,
-    /// Arrays; the number is that of a stored event's slots.
+    /// Arrays, with this number of slots in a stored event.
     Array(u32),
 }
 
