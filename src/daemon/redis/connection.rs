@@ -296,14 +296,9 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-<<<<<<< HEAD
-    /// Returns a place in the queue of the namespace's large answers, if this answer is large.
-    fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
-=======
     /// Registers this answer to wait for its turn, if it is one of the namespace's large answers. Returns `None` if it
     /// is not large.
-    fn heavy(&self, part: &PipelinePart, keys: usize) -> Result<Option<HeavyRequest>, String> {
->>>>>>> wordsb
+    fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
         };

@@ -365,15 +365,9 @@ impl JetStreamSource {
         self.metrics.set_progress(sequence, last.saturating_sub(sequence));
     }
 
-<<<<<<< HEAD
     /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
     /// publisher sends something between two looks. Needed after a loss in the middle of the stream, and after a snapshot that was
     /// written while batches were dropped.
-=======
-    /// Notes that every publisher is known, if the generation of the stream has not changed since the last call and
-    /// there is no stall. Every publisher sends something between two calls. Needed after a loss in the middle of the
-    /// stream.
->>>>>>> wordsb
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {

@@ -70,15 +70,9 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
     }
 }
 
-<<<<<<< HEAD
-/// Returns the depth of each worker whose state is certain, and whether the state of all workers is certain.
+/// Returns the depth of each worker with certain state, and whether the state of all workers is certain.
 async fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
     let (matches, coverage) = reports.prefixes(&PROMPT, depth, now).await;
-=======
-/// Returns the depth of each worker with certain state, and whether the state of all workers is certain.
-fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
-    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
->>>>>>> wordsb
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
     (found.collect(), coverage.is_exact)
 }
