@@ -6,7 +6,8 @@
 //!
 //! - A flag overrides the environment, which overrides the file, which overrides the default.
 //! - Every value and every name is checked, even one that a stronger source overrides.
-//! - **All** mistakes are reported at once. Each report names its flag, its variable, or its line of the file, and the allowed values.
+//! - **All** mistakes are reported at once. Each report names its flag, its variable, or its line of the file, and the allowed
+//!   values.
 //! - Loading changes nothing outside the process: it makes no directory and binds no address. Files that a setting
 //!   names must exist.
 //! - Secrets are shown neither in errors, nor by `Debug`, nor by [`Config::to_toml`].

@@ -37,7 +37,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// As [`Config::load`].
+    /// The errors of [`Config::load`].
     pub fn load_presuming(
         presume: impl FnOnce(Said<'_>) -> Vec<(&'static str, String)>,
         flags: BTreeMap<String, String>,

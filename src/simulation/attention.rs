@@ -8,7 +8,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 
-/// Kind of a model's attention, as far as it changes the model's cache.
+/// Kind of attention of a simulated model. The kind decides which blocks the model's cache must keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attention {
     /// All layers attend to all earlier blocks.
@@ -20,20 +20,20 @@ pub enum Attention {
     States,
 }
 
-/// Places where an engine keeps blocks of windows and states, beside two where it always does: the end of a prompt, and the point
-/// where two prompts were found to differ.
+/// Places in a prompt where an engine keeps blocks of windows and states. At two further places the engine always keeps them: at
+/// the end of the prompt, and where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
-    /// No further places: vLLM's default, `prefix_cache_retention_interval` 0.
+    /// Only the two places where blocks are always kept. This is vLLM's default, `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
     /// One place in each interval of this many blocks.
     Every(NonZeroUsize),
-    /// Every place.
+    /// Every block of the prompt.
     All,
 }
 
-/// The rules by which a simulated engine's cache keeps blocks.
+/// Rules that decide which blocks a simulated engine's cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheModel {
     /// The model's attention.

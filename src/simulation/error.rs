@@ -33,7 +33,7 @@ pub enum SimulationError {
     /// Events could not be published.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
-    /// The namespace has workers already that are not of this simulation.
+    /// The namespace already has workers that do not belong to this simulation.
     #[error("namespace {namespace} has {holders} holders already; choose a free one with --namespace")]
     NamespaceInUse {
         /// The namespace.
@@ -49,7 +49,7 @@ pub enum SimulationError {
     Stalled {
         /// Time without any progress of the daemon.
         patience: Duration,
-        /// Number of workers of which events have not been applied.
+        /// Number of workers whose events have not all been applied.
         workers: usize,
     },
     /// The prefix of the subjects is not valid.
@@ -61,7 +61,7 @@ pub enum SimulationError {
     /// The histogram of latencies can't be made.
     #[error(transparent)]
     Histogram(#[from] hdrhistogram::CreationError),
-    /// The index does not take the fleet.
+    /// The index refused to register a worker of the fleet.
     #[error(transparent)]
     Register(#[from] kvatlas_core::index::RegisterError),
     /// A prompt has more blocks than an index can search for.

@@ -201,8 +201,8 @@ impl EventMetrics {
         );
     }
 
-    /// Counts a batch that was dropped because of its settings. All later batches of its holder are, too, so only the first one is
-    /// logged as a warning.
+    /// Counts a batch that was dropped because of its settings. All later batches of its holder are, too, so only the first one
+    /// is logged as a warning.
     pub fn settings_refused(
         &self,
         is_first: bool,

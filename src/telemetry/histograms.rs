@@ -25,7 +25,8 @@ pub(super) struct Histograms {
 #[derive(Debug)]
 pub(super) struct Buckets {
     bounds: &'static [f64],
-    /// Number of samples in each bucket alone, not summed over the buckets below. The last bucket has the samples above all bounds.
+    /// Number of samples in each bucket alone, not summed over the buckets below. The last bucket has the samples above all
+    /// bounds.
     counts: Box<[AtomicU64]>,
     /// Sum of all samples, as the bits of an `f64`.
     sum: AtomicU64,

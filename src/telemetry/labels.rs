@@ -159,7 +159,8 @@ label_values! {
         OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
-        /// More live batches came during the resync than the lane may hold back, or the holder's state was replaced by other means.
+        /// More live batches came during the resync than the lane may hold back, or the holder's state was replaced by other
+        /// means.
         Superseded => "superseded",
         /// The answer was applied, but the holder is not exact.
         Incomplete => "incomplete",
@@ -391,7 +392,8 @@ label_values! {
         Resync => "resync",
         /// Writing and reading snapshots.
         Snapshot => "snapshot",
-        /// Regular checks for batches that have waited, and holders that have been silent, for too long. Also operators' commands.
+        /// Regular checks for batches that have waited, and holders that have been silent, for too long. Also operators'
+        /// commands.
         Upkeep => "upkeep",
     }
 }

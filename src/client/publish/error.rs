@@ -10,7 +10,7 @@ pub enum PublisherError {
         "the queue of {queued_max} batches is full; publish less, wait for room, or raise queue_batches_max"
     )]
     QueueFull {
-        /// Most batches that may wait.
+        /// Maximum number of batches that may wait in the queue.
         queued_max: usize,
     },
     /// The events of one call do not fit into one message.
@@ -18,7 +18,7 @@ pub enum PublisherError {
     TooLarge {
         /// Approximate number of bytes that the events take.
         bytes: usize,
-        /// Most bytes of a batch.
+        /// Maximum size of a batch, in bytes.
         bytes_max: usize,
     },
     /// One call has more events than a batch may have.
@@ -26,10 +26,10 @@ pub enum PublisherError {
     TooManyEvents {
         /// Number of events in the call.
         events: usize,
-        /// Most events of a batch.
+        /// Maximum number of events in a batch.
         events_max: usize,
     },
-    /// The publisher has stopped: it said goodbye, or the runtime has ended.
+    /// The publisher has stopped, because it said goodbye or the runtime has ended.
     #[error("the publisher has stopped; start another one")]
     Stopped,
     /// The connection failed.

@@ -20,8 +20,8 @@ use crate::refusal::{Refusal, Refused};
 /// Longest time for the server to process the messages that were published.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of messages that a look sends to its own client behind the published messages. The client library delivers errors on
-/// another path than messages. The second message gives the errors time to arrive first.
+/// Number of messages that `Watches::look` sends to its own client after the published messages. The client library delivers
+/// errors on another path than messages. The second message gives the errors time to arrive first.
 const ECHOES: usize = 2;
 
 /// A connection to publish on, which reports the server's refusals. Clones share the connection.
@@ -148,13 +148,13 @@ impl Refusals {
     }
 }
 
-/// Watch for refusals of one message subject or subscription.
+/// Watch of one publisher for refusals of one message subject or subscription.
 #[derive(Debug)]
 struct Watch {
     refusals: Refusals,
     refused: Refused,
     told: watch::Receiver<RefusalTally>,
-    /// Number of refusals at the last report.
+    /// Number of refusals that the last report has covered.
     reported: AtomicU64,
 }
 
@@ -189,7 +189,7 @@ pub(super) struct Watches {
     refusals: Refusals,
     messages: Watch,
     questions: Option<Watch>,
-    /// State at the last new try of the subscription to questions: the number of its refusals by then, and the time.
+    /// Last retry of the subscription to questions: the number of refusals until then, and the time of the retry.
     asked_again: Mutex<(u64, Instant)>,
 }
 
@@ -199,7 +199,7 @@ impl Watches {
         self.messages.times()
     }
 
-    /// Waits until the server has processed everything that was published before.
+    /// Waits until the server has processed everything that was published before this call.
     ///
     /// # Errors
     ///
@@ -216,7 +216,7 @@ impl Watches {
         }
     }
 
-    /// Waits for a message that this client sends to itself, or for the refusal of that message. Either comes after all earlier
+    /// Sends a message to this client itself, and waits for that message or for its refusal. Either comes after all earlier
     /// refusals.
     async fn echo(&self, nats: &Client) -> Option<()> {
         let inbox = nats.new_inbox();

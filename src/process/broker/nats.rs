@@ -345,7 +345,8 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     }
 }
 
-/// Returns the cause of a failed attempt to connect, for people. The client library reports only the text of a [`ConnectErrorKind`].
+/// Returns the cause of a failed attempt to connect, for people. The client library reports only the text of a
+/// [`ConnectErrorKind`].
 fn cause_of(kind: &str) -> String {
     known_cause(kind).map_or_else(|| kind.to_owned(), |cause| format!("{cause} ({kind})"))
 }

@@ -40,7 +40,8 @@ impl fmt::Display for EngineKey {
     }
 }
 
-/// One publisher to follow. A bridge writes registered publishers to a file, so every field that is added needs `#[serde(default)]`.
+/// One publisher to follow. A bridge writes registered publishers to a file, so every field that is added needs
+/// `#[serde(default)]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewEngine {
     /// Key of the publisher.

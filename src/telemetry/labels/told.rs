@@ -15,7 +15,8 @@ label_values! {
         UnknownNamespace => "unknown_namespace",
         /// The holder is not known.
         UnknownHolder => "unknown_holder",
-        /// Too many holders have outcomes of their own already. The outcome is counted for the namespace only, not for its holder.
+        /// Too many holders have outcomes of their own already. The outcome is counted for the namespace only, not for its
+        /// holder.
         NoRoom => "no_room",
     }
 }
