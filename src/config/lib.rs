@@ -12,7 +12,7 @@
 //!   names must exist.
 //! - Secrets are shown neither in errors, nor by `Debug`, nor by [`Config::to_toml`].
 //!
-//! Namespaces may have contracts (block size, hashing, times of silence) of their own, in the file only:
+//! A namespace may have its own contract (block size, hashing, times of silence). Only the file can set it:
 //!
 //! ```toml
 //! [namespaces.llama-70b]
