@@ -175,7 +175,7 @@ impl AdminClient {
         &self.authority
     }
 
-    /// Returns the status and the body of the answer at the path `target`, whatever the status is.
+    /// Asks for the path `target`. Returns the status and the body of the answer, even if the status is an error.
     pub(super) async fn body(&self, target: &str) -> Result<(StatusCode, Bytes), Failure> {
         let answering = async {
             let mut connection = self.connect().await?;

@@ -236,7 +236,8 @@ mod tests {
         assert!(matches!(progress(None, true), DaemonProgress::Applied(_)));
     }
 
-    /// A heartbeat after a dropped batch brings the daemon to that batch's number, although the batch was not applied.
+    /// Tests that a dropped batch does not count as applied, even if a heartbeat after it makes the daemon's last number equal to
+    /// the batch's number.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {

@@ -25,7 +25,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Reads the refusal in the server's `words`; `None` if they are about something else.
+    /// Reads the refusal in the server's error text `words`; `None` if the text reports no refusal.
     pub fn parse(words: &str) -> Option<Self> {
         // Versions of the server differ in upper and lower case.
         let lower = words.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Rules about several settings at once.
+//! Rules that concern several settings together.
 //!
 //! A rule is checked only when each of its settings is [settled](Layers::are_settled). So one mistake is reported once,
 //! not again as a broken rule.
@@ -147,7 +147,7 @@ fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError>
     })
 }
 
-/// Checks that the setting `other` is given if the setting `key` is. `reason` ends the error message.
+/// Checks that the setting `other` is given whenever the setting `key` is given. `reason` ends the error message.
 fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Vec<ConfigError> {
     let origin = given(layers, key).filter(|_| given(layers, other).is_none());
     let error = |origin| ConfigError::combination(origin, format!("{key} needs {other} beside it{reason}"));
@@ -176,7 +176,7 @@ fn check_excluded(
         .collect()
 }
 
-/// Checks that a gateway with `grpc.listen` has `grpc.namespace`: a gateway does not know which namespaces there are.
+/// Checks that a gateway with `grpc.listen` has `grpc.namespace`, because a gateway does not know which namespaces exist.
 fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
     let (switch, listen, namespace) = ("gateway.enabled", "grpc.listen", "grpc.namespace");
     if !layers.are_settled(&[switch, listen, namespace]) || given(layers, switch).is_none() {

@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum Origin {
     /// The default in the declaration of the setting.
     Default,
-    /// The configuration file.
+    /// The configuration file sets the value.
     File {
         /// Path of the file.
         path: PathBuf,
@@ -79,7 +79,7 @@ pub enum ConfigError {
         origin: Origin,
         /// Names that are allowed in place of the unknown name.
         allowed: String,
-        /// Name of the setting that was probably meant, if one is similar enough.
+        /// Name that the user probably wanted to write; `None` if no allowed name is similar enough.
         meant: Option<String>,
     },
     /// A value of the wrong type or out of range.
@@ -92,7 +92,7 @@ pub enum ConfigError {
         /// Description of the value. Secrets are hidden.
         found: String,
     },
-    /// A value that is allowed alone, but not together with the value of another setting.
+    /// A value that is allowed by itself, but not together with the value of another setting.
     #[error("{origin}: {rule}")]
     Combination {
         /// Origin of the value.
@@ -108,7 +108,7 @@ pub enum ConfigError {
     },
 }
 
-/// Returns the part of a message that asks whether the name `meant` was meant. Empty if `meant` is `None`.
+/// Returns the part of an error message that suggests the name `meant`. Empty if `meant` is `None`.
 fn guess(meant: Option<&str>) -> String {
     meant.map_or_else(String::new, |meant| format!(" did you mean {meant}?"))
 }

@@ -59,7 +59,7 @@ pub(super) fn parse_components(text: &str) -> Option<Vec<DynamoComponent>> {
 /// A value that its [`Kind`] allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SettingValue {
-    /// Yes or no.
+    /// A value of `true` or `false`.
     Boolean(bool),
     /// A whole number, or a number of bytes.
     Integer(u64),
@@ -106,7 +106,7 @@ pub enum Kind {
         /// The greatest value allowed, in bytes.
         maximum: u64,
     },
-    /// One of these words.
+    /// One word of a fixed list.
     Choice(&'static [&'static str]),
     /// `nats://` or `tls://` URLs joined by commas, without a user or password.
     ServerUrls,

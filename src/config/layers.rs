@@ -14,8 +14,8 @@ use super::settings::SETTINGS;
 pub(super) struct Layers {
     pub(super) effective: Effective,
     pub(super) errors: Vec<ConfigError>,
-    /// Settings whose strongest value so far is not allowed. For them, `effective` holds the value of a weaker source.
-    /// The weaker value was meant to be overridden, so rules about several settings must not rely on it.
+    /// Settings whose strongest value so far is not allowed. For such a setting, `effective` holds the value of a weaker source.
+    /// A stronger source tried to override that value, so rules about several settings must not rely on it.
     doubtful: BTreeSet<&'static str>,
     /// Whether part of the file could not be read. Then an absent setting may have been in the lost part, so nothing
     /// follows from its absence.

@@ -1,4 +1,4 @@
-//! Guesses which allowed name a misspelt name was meant to be.
+//! Guesses the allowed name that a misspelt name stands for.
 
 /// Least similarity, from 0 to 1, at which a name counts as a misspelling of another name.
 const LIKENESS_MIN: f64 = 0.8;

@@ -36,8 +36,8 @@ use tokio_util::task::TaskTracker;
 
 use kvatlas_telemetry::{ConnectionCounts, log_gated};
 
-/// Pause after a connection that could not be accepted. Usually no file descriptor is left then, and accepting again at once
-/// would waste the processor.
+/// Pause after a failure to accept a connection. Usually no file descriptor is left then, and trying again immediately would
+/// waste processor time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bounds on the connections, time and memory that clients can hold.
@@ -61,7 +61,7 @@ pub struct ConnectionLimits {
 pub struct Acceptor<C> {
     /// Name of the listener, for the log.
     pub name: &'static str,
-    /// Bounds on connections.
+    /// Bounds on the connections, time and memory that clients can hold.
     pub limits: ConnectionLimits,
     /// Token that stops the listener.
     pub stopping: CancellationToken,

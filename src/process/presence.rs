@@ -42,7 +42,7 @@ struct EndpointCounts {
 /// Kinds of requests, one for each endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Asked {
-    /// A query.
+    /// A query, which asks for the holders of a prompt's leading blocks.
     Query,
     /// A status request, which asks for the state of holders.
     Status,
@@ -143,7 +143,7 @@ struct EndpointStats<'a> {
 /// The requests that a process takes.
 #[derive(Debug)]
 pub struct Served {
-    /// Subject of queries.
+    /// Subject on which the process receives queries.
     pub queries: String,
     /// Subject of questions about the state of holders.
     pub statuses: String,

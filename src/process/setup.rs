@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_config::Config;
 
-/// Minimum number of free bytes that a snapshot directory should have, however small its snapshots are.
+/// Least number of free bytes that a snapshot directory should have, even if its snapshots are small.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
 /// Requirements of a daemon's configuration on NATS and on the disk.

@@ -1,4 +1,4 @@
-//! The file system behind a directory. Tests replace it with one that fails.
+//! The file system that holds a directory. Tests replace it with a file system that fails.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
@@ -63,7 +63,7 @@ pub trait Storage: Debug + Send + Sync {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Returns the paths in a directory.
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Makes a directory and its parents, as far as they do not exist.
+    /// Makes a directory, and those of its parents that do not exist yet.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
     /// Flushes the names in a directory to the disk.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;

@@ -36,7 +36,7 @@ pub enum Retention {
 /// Rules that decide which blocks a simulated engine's cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheModel {
-    /// The model's attention.
+    /// Kind of attention of the model.
     pub attention: Attention,
     /// Places where blocks of windows and states are kept.
     pub retention: Retention,
@@ -77,7 +77,7 @@ impl CacheModel {
     }
 
     /// Returns how many leading blocks a prompt of `blocks` blocks can reuse. The cache has `matched` of them for full attention.
-    /// `is_kept` tells of a position whether the cache has the window's or state's block there.
+    /// `is_kept` returns whether the cache has the window's or state's block at a position.
     ///
     /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed,
     /// because it has the prompt's last token. So at most the blocks before it are reused.

@@ -9,7 +9,7 @@ use kvatlas_core::wire::{NameError, NamespaceName, SubjectError};
 use kvatlas_daemon::StartError;
 use kvatlas_process::broker::{ConnectError, RoundTripError};
 
-/// Why a simulation can't go on. A wrong reply is not an error: it is counted and reported.
+/// Error that ends a simulation. A wrong reply is not an error: it is counted and reported.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
     /// The configuration has errors.
@@ -27,7 +27,7 @@ pub enum SimulationError {
     /// The NATS server stopped answering.
     #[error(transparent)]
     Broker(#[from] RoundTripError),
-    /// A request failed.
+    /// A request to the daemon failed.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// Events could not be published.
@@ -36,7 +36,7 @@ pub enum SimulationError {
     /// The namespace already has workers that do not belong to this simulation.
     #[error("namespace {namespace} has {holders} holders already; choose a free one with --namespace")]
     NamespaceInUse {
-        /// The namespace.
+        /// Name of the namespace.
         namespace: NamespaceName,
         /// Number of holders that the namespace has.
         holders: usize,

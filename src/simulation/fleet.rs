@@ -48,10 +48,11 @@ struct SimulatedWorker {
     cache: PrefixCache,
 }
 
-/// A worker, and the number of leading blocks of a chain that it holds, by the simulator's own account.
+/// A worker, and the number of leading blocks of a chain that it really holds. The number comes from the simulated cache, not
+/// from the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedHolder {
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// Number of leading blocks that the worker holds.
     pub matched_blocks: usize,

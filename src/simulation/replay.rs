@@ -40,9 +40,9 @@ const CHECKPOINT_SAMPLE: usize = 64;
 /// Requests that are checked at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalCheck {
-    /// All requests.
+    /// All requests are checked.
     All,
-    /// The last requests, at most this many.
+    /// Only the last requests are checked, at most this many.
     Last(usize),
 }
 
@@ -292,7 +292,7 @@ impl<'session> Replay<'session> {
         }
     }
 
-    /// Returns the workers that hold leading blocks of a chain, by the simulator's own account.
+    /// Returns the workers that really hold leading blocks of a chain, from the simulated caches.
     pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
         self.fleet.expected_holders(chain)
     }

@@ -24,7 +24,7 @@ pub struct QueryLatency {
     pub p99: u64,
     /// 99.9th percentile of the latency: 999 of 1000 queries took no longer.
     pub p999: u64,
-    /// The longest latency.
+    /// Longest latency of a query.
     pub max: u64,
 }
 

@@ -131,7 +131,7 @@ impl Session {
         Self { transport, ..self }
     }
 
-    /// Returns the address at which the daemon of this process serves metrics, if it does.
+    /// Returns the address of the admin listener of this process's daemon. `None` if there is no such daemon or listener.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.daemon.as_ref().and_then(Daemon::admin_address)
     }

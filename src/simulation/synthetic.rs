@@ -11,7 +11,7 @@ use kvatlas_core::hash::SequenceHash;
 use super::request::{Request, extend_chain};
 use fastrand::Rng;
 
-/// Number of conversations that go on at the same time.
+/// Number of conversations that exist at the same time.
 const CONVERSATIONS: u64 = 160;
 /// Number of system prompts.
 const SYSTEM_PROMPTS: u64 = 6;

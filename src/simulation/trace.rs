@@ -31,7 +31,7 @@ pub enum TraceError {
     /// The file can't be opened.
     #[error("cannot open the trace {path}: {source}")]
     Open {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,

@@ -216,7 +216,7 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge publishes the engine's blocks to daemons. Otherwise another bridge of the group does.
+    /// Records whether this bridge, and not another bridge of its group, publishes the engine's blocks to daemons.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }

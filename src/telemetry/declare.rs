@@ -8,7 +8,7 @@ use metrics::{Counter, Gauge, Histogram, Label, Unit};
 
 use super::labels::{LabelValue, PerLabel};
 
-/// Upper bounds of buckets, in seconds, for durations from microseconds up: those of queries, and of the application of a batch.
+/// Upper bounds of buckets, in seconds, for short durations: the time of a query, and the time to apply a batch.
 pub(super) const LATENCIES: &[f64; 19] = &[
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1,
     5e-1, 1.0,
@@ -73,7 +73,7 @@ pub struct MetricDescription {
     pub unit: Unit,
     /// Help text: one sentence that tells the meaning of the value.
     pub help: &'static str,
-    /// Labels of the metric: those of its group first, then the label of its handle.
+    /// Labels of the metric. The labels of its group come first, then the label of its handle.
     pub labels: Vec<LabelDescription>,
     /// The upper bounds of a histogram's buckets, ascending; empty for other types.
     pub buckets: &'static [f64],

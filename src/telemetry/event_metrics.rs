@@ -184,7 +184,7 @@ impl EventMetrics {
     }
 
     /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher restarts with a right clock, its
-    /// new, lower epoch will be taken for that of an older incarnation.
+    /// new epoch is lower. Daemons then mistake the new incarnation for an outdated one.
     pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
         log_gated!(
             warn "epoch lies ahead of the clock: see to the clock of the worker's machine";

@@ -175,7 +175,7 @@ label_values! {
         DiskFull => "disk_full",
         /// The directory cannot be used, or a file cannot be made there.
         Directory => "directory",
-        /// Writing failed.
+        /// The content of the snapshot could not be written to the file.
         Write => "write",
         /// The file or the directory could not be flushed to the disk.
         Sync => "sync",
@@ -271,13 +271,13 @@ label_values! {
 label_values! {
     /// Kind of source in which a bridge looks for engines.
     EngineSource: "source" {
-        /// A DNS name.
+        /// The addresses of a DNS name.
         Dns => "dns",
-        /// Files.
+        /// Files that list engines.
         File => "file",
         /// Records that Dynamo's workers write.
         Dynamo => "dynamo",
-        /// Kubernetes pods.
+        /// Pods, pools or endpoint slices of Kubernetes.
         Kubernetes => "kubernetes",
     }
 }
@@ -285,13 +285,13 @@ label_values! {
 label_values! {
     /// Why the consumer of the events stream was made anew.
     ConsumerReset: "reason" {
-        /// The connection broke.
+        /// The connection to the server broke.
         Connection => "connection",
         /// The server was silent for too long, or an error came instead of messages.
         Delivery => "delivery",
         /// A message was skipped on its way to the daemon.
         Skipped => "skipped",
-        /// The stream is not the one that was read before, or is gone.
+        /// The stream is gone, or another stream has taken its place.
         Stream => "stream",
     }
 }
@@ -389,9 +389,9 @@ label_values! {
     LaneWork: "work" {
         /// Decoding and applying event batches.
         Events => "events",
-        /// Taking part in resyncs.
+        /// The lane's part in resyncs.
         Resync => "resync",
-        /// Writing and reading snapshots.
+        /// The lane's part in writing and reading snapshots.
         Snapshot => "snapshot",
         /// Regular checks for batches that have waited too long, and for holders that have been silent too long. Also the
         /// commands of operators.
@@ -424,7 +424,7 @@ label_values! {
     ConnectionEvent: "event" {
         /// The connection is established, for the first time or again.
         Connected => "connected",
-        /// The connection was lost.
+        /// The connection to the broker was lost.
         Disconnected => "disconnected",
         /// Messages were discarded because this program took them too slowly.
         SlowConsumer => "slow_consumer",

@@ -11,7 +11,7 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 /// Gate that lets one log line or a few pass per second, and counts the suppressed lines, without a lock.
 ///
 /// A line that passes tells how many lines were suppressed since the previous one that passed. So lines that are suppressed at
-/// the end of a burst are told only when a further line passes the same gate. The metrics count every event.
+/// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
     /// Time at which the next line is due at a steady rate, in nanoseconds since [`now_ns`]'s origin.

@@ -1,4 +1,4 @@
-//! The recorder behind all metrics, and their rendering for Prometheus.
+//! The recorder that keeps all metrics, and their output in Prometheus' text format.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -45,8 +45,8 @@ impl MetricsHandle {
     }
 }
 
-/// The recorder behind all metrics. The library for Prometheus keeps the counters and gauges, except those that end with their
-/// handles (`leased`). The histograms are kvatlas's own (`histograms`).
+/// The recorder that keeps all metrics. The library for Prometheus keeps the counters and gauges, except those that end with
+/// their handles (`leased`). The histograms are kvatlas's own (`histograms`).
 struct KvatlasRecorder {
     prometheus: PrometheusRecorder,
     histograms: Arc<Histograms>,

@@ -94,9 +94,9 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. A refusal that only means that the daemon does
-/// not know the namespace yet is no failure. Any other error is. Sets `incomplete` to the gathering of the last answer if that
-/// answer lacked shards.
+/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking if the daemon does not know the
+/// namespace yet, and fails on any other error. Sets `incomplete` to the gathering of the last answer if that answer lacked
+/// shards.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,

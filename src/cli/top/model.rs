@@ -13,7 +13,7 @@ use crate::cli::text::{SECOND_US, lasted, printable};
 
 /// Maximum number of seconds for which the rate of queries is kept.
 const HISTORY_MAX: usize = 240;
-/// Longest filter, in bytes.
+/// Maximum length of the filter text, in bytes.
 const FILTER_MAX: usize = 64;
 const PAGE: isize = 10;
 

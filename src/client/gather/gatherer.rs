@@ -24,7 +24,7 @@ const REPLY_BYTES_MAX: usize = 64 << 20;
 /// A merged answer, with the shards that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged<T> {
-    /// The answer.
+    /// The merged answer.
     pub reply: T,
     /// Shards that gave the answer, and shards that are missing.
     pub gathered: Gathered,

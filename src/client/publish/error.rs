@@ -2,7 +2,7 @@
 
 use kvatlas_core::index::RegisterError;
 
-/// Error that kept something from being published.
+/// Error of a publisher: events could not be published, or the publisher could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum PublisherError {
     /// The queue is full: batches come faster than NATS takes them, or the connection is down.
@@ -32,7 +32,7 @@ pub enum PublisherError {
     /// The publisher has stopped, because it said goodbye or the runtime has ended.
     #[error("the publisher has stopped; start another one")]
     Stopped,
-    /// The connection failed.
+    /// The connection to NATS failed. The text tells the reason.
     #[error("NATS: {0}")]
     Connection(String),
     /// The server refused a batch, or the subscription to daemons' questions.

@@ -27,7 +27,7 @@ use super::voice::Voice;
 pub struct PublishedHolder {
     /// Namespace of the holder's cache.
     pub namespace: NamespaceName,
-    /// The worker.
+    /// Name of the holder's worker.
     pub worker: WorkerName,
     /// Data-parallel rank of the holder; 0 if there is only one.
     pub rank: Rank,
@@ -126,8 +126,8 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, lent).await
     }
 
-    /// Starts one of several publishers of a holder, otherwise as [`start_with_state`](Self::start_with_state) does. The
-    /// publisher publishes only while `voice` says that it has the turn.
+    /// Starts one of several publishers that take turns for a holder. Otherwise does the same as
+    /// [`start_with_state`](Self::start_with_state). The publisher publishes only while `voice` says that it is its turn.
     ///
     /// # Errors
     ///
@@ -226,7 +226,7 @@ impl HolderPublisher {
     ///
     /// # Errors
     ///
-    /// [`PublisherError::QueueFull`], and those of [`publish`](Self::publish).
+    /// [`PublisherError::QueueFull`], and the errors of [`publish`](Self::publish).
     pub fn try_publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
         self.check(&events)?;
         match self.commands.try_send(PublisherCommand::Publish { tier, events }) {

@@ -64,7 +64,7 @@ pub(super) struct Outbox {
     pub(super) profile: ToldProfile,
     /// Whether the last batch said goodbye. The holder then no longer exists, and no heartbeat is sent for it.
     pub(super) has_left: bool,
-    /// Maximum size of a message that the server accepts, in bytes; `usize::MAX` until the server has told it.
+    /// Maximum size of a message that the server accepts, in bytes; `usize::MAX` until the server's limit is known.
     server_bytes_max: usize,
 }
 
@@ -201,8 +201,8 @@ impl Outbox {
         Some(self.number(open.tier, open.events, clocks))
     }
 
-    /// Makes a heartbeat: a batch without events, which says that the holder lives and has missed nothing. `None` after a
-    /// goodbye.
+    /// Makes a heartbeat. A heartbeat is a batch without events, which shows daemons that the holder lives and that they have
+    /// missed no batch. `None` after a goodbye.
     pub(super) fn heartbeat(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         (!self.has_left).then(|| self.number(Tier::DEVICE, Vec::new(), clocks))
     }

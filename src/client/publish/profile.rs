@@ -2,7 +2,7 @@
 
 use kvatlas_core::wire::Profile;
 
-/// Address and labels of a holder, with a record of what daemons have been told.
+/// Address and labels of a holder, with a record of whether batches have told them to daemons.
 #[derive(Debug)]
 pub(super) struct ToldProfile {
     profile: Profile,
@@ -13,7 +13,7 @@ pub(super) struct ToldProfile {
 }
 
 impl ToldProfile {
-    /// Makes a profile that has not been told yet.
+    /// Makes the record of a profile that no batch has told yet.
     pub(super) fn new(profile: Profile) -> Self {
         Self {
             profile,

@@ -55,7 +55,7 @@ impl PublishConnection {
         Self { nats, refusals }
     }
 
-    /// Returns the bare connection.
+    /// Returns the connection's client, which does not report refusals.
     pub fn nats(&self) -> &Client {
         &self.nats
     }
@@ -68,7 +68,8 @@ impl From<Client> for PublishConnection {
     }
 }
 
-/// Record of the server's refusals on one connection, as far as publishers watch for them. Clones share the record.
+/// Record of the server's refusals on one connection. It has only refusals for which a publisher watches. Clones share the
+/// record.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
@@ -87,7 +88,7 @@ struct RefusalTally {
 }
 
 impl Refusals {
-    /// Takes note of an event of the connection. Most events are no refusals, and have no effect.
+    /// Records the refusal in an event of the connection. An event that is no refusal has no effect.
     pub fn hear(&self, event: &Event) {
         if let Event::ServerError(error) = event
             && let Some(refusal) = Refusal::parse(&error.to_string())
@@ -96,7 +97,7 @@ impl Refusals {
         }
     }
 
-    /// Takes note of a refusal.
+    /// Records a refusal, if a publisher watches for it.
     pub fn note(&self, refusal: &Refusal) {
         let watched = self.0.lock();
         let any_subscription = refusal.refused == Refused::Subscription(None);

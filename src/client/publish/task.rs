@@ -37,7 +37,7 @@ pub(super) enum PublisherCommand {
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// The full state and the voice (the right to publish in turn) that a caller lends to a publisher.
+/// The full state and the voice that a caller lends to a publisher. A voice says when it is the publisher's turn to publish.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
     /// Full state of the holder, kept by the caller; `None` if the outbox keeps it.
@@ -207,8 +207,8 @@ impl Task {
         self.send_all(sealed).await;
     }
 
-    /// Subscribes to questions again if the server has refused the subscription. The server does not restore it by itself when
-    /// the right comes back.
+    /// Subscribes to questions again if the server has refused the subscription. The server does not restore a refused
+    /// subscription by itself when the client gets the right again.
     async fn listen_again(&mut self, questions: &mut Option<Subscriber>) {
         let Some(refusals) = &self.shared.refusals else {
             return;

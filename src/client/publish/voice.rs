@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// Term of a lease: the time until which it holds, whatever happens to the task that renews it. Clones share it.
+/// Term of a lease: the time until which the lease holds, even if the task that renews it hangs or ends. Clones share the term.
 #[derive(Debug, Clone)]
 pub struct Term {
     begun: Instant,

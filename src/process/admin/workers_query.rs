@@ -3,9 +3,9 @@
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use thiserror::Error;
 
-/// Default for the largest number of holders that one answer of `/workers` has.
+/// Default limit on the number of holders in one answer of `/workers`.
 pub const WORKERS_LIMIT_DEFAULT: usize = 1000;
-/// Largest number of holders that a client may ask `/workers` for.
+/// Largest limit on the number of holders that a client of `/workers` may set.
 pub const WORKERS_LIMIT_MAX: usize = 10_000;
 
 /// Selection of holders by a client of `/workers`. Every parameter is optional.

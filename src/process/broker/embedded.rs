@@ -134,7 +134,7 @@ impl EmbeddedBroker {
     ///
     /// # Errors
     ///
-    /// Any [`BrokerError`] except those of the search for the binary. The error of a server that fails quotes the end of its log.
+    /// Any [`BrokerError`] except the errors of [`find_nats_server`]. If the server fails, the error quotes the end of its log.
     pub async fn start(binary: &Path) -> Result<EmbeddedBroker, BrokerError> {
         Self::start_with(binary, BrokerOptions::default()).await
     }
@@ -178,12 +178,12 @@ impl EmbeddedBroker {
         Ok(broker)
     }
 
-    /// URL to connect to.
+    /// Returns the URL at which clients connect to the server.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Process id of the server.
+    /// Returns the process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -267,13 +267,13 @@ impl Drop for EmbeddedBroker {
     }
 }
 
-/// Finds the `nats-server` binary. The first of these is taken:
-/// - the configured one,
-/// - the one that [`SERVER_VARIABLE`] names,
-/// - the first in `PATH`,
-/// - the one beside this program, as in a virtual environment of Python,
-/// - the one that `deploy/setup.sh` fetched: `.tools/nats-server` below the current directory, or below a directory
-///   that this program is in.
+/// Finds the `nats-server` binary. Searches these places in order, and takes the first binary:
+/// - the configured path,
+/// - the path that [`SERVER_VARIABLE`] names,
+/// - the directories in `PATH`,
+/// - the directory of this program, as in a virtual environment of Python,
+/// - the path to which `deploy/setup.sh` fetches the binary: `.tools/nats-server` below the current directory, or below a
+///   directory that this program is in.
 ///
 /// # Errors
 ///

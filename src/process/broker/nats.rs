@@ -294,8 +294,8 @@ fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     })
 }
 
-/// Connects for one part of the daemon, as [`connect`] does. Tries without end, and counts and logs each incident under
-/// `connection`.
+/// Connects one part of the daemon to NATS, as [`connect`] does. Tries to connect without end. Counts and logs each incident
+/// under the label `connection`.
 pub async fn connect_counted(
     config: &NatsConfig,
     connection: Connection,
@@ -357,8 +357,8 @@ fn describe(error: &async_nats::ConnectError) -> String {
     cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
 }
 
-/// Returns a clear cause for the text of a [`ConnectErrorKind`], if there is one. The text alone does not show that a server is
-/// absent.
+/// Returns a clear cause for the text of a [`ConnectErrorKind`]; `None` if there is no clearer text. The original text does not
+/// show that a server is absent.
 fn known_cause(kind: &str) -> Option<&'static str> {
     let causes = [
         (
@@ -382,7 +382,7 @@ fn known_cause(kind: &str) -> Option<&'static str> {
         .map(|(_, cause)| *cause)
 }
 
-/// Returns advice on what to check when no connection comes about.
+/// Returns advice on what to check if the connection cannot be made.
 fn mend_of(kind: ConnectErrorKind) -> &'static str {
     match kind {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {

@@ -240,7 +240,7 @@ impl GivenEngine {
         }
     }
 
-    /// Returns the endpoints that the bridge connects to for this engine, as far as they are known.
+    /// Returns the endpoints that the bridge connects to for this engine. Of a server, only its own URL is known in advance.
     pub fn endpoints(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Publisher(engine) => Box::new(engine.endpoints()),
@@ -372,7 +372,7 @@ pub enum RegisterRefusal {
     /// The largest allowed number of engines is followed already.
     #[error("{engines} engines are followed; no more are allowed (--max-engines)")]
     TooMany {
-        /// Number of engines allowed.
+        /// Maximum number of engines that may be followed.
         engines: usize,
     },
     /// The bridge is stopping.

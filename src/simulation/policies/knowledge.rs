@@ -20,7 +20,7 @@ pub(super) enum CacheChange {
     Blocks(Event),
     /// Blocks that got a side block (a block of the windows or states).
     SidesStored(Vec<SequenceHash>),
-    /// Blocks that lost their side block.
+    /// Blocks whose side block was evicted.
     SidesEvicted(Vec<SequenceHash>),
 }
 

@@ -1,4 +1,4 @@
-//! Results of a policy.
+//! Results of running one routing policy.
 
 use hdrhistogram::{CreationError, Histogram};
 use serde::Serialize;
@@ -31,7 +31,7 @@ pub struct PolicyOutcome {
 /// Longest time that is recorded exactly, in microseconds: a day. Longer times count as a day.
 const LONGEST_US: u64 = 86_400_000_000;
 
-/// Counts of a run that is under way.
+/// Counts that a run collects for its outcome.
 #[derive(Debug)]
 pub(super) struct Counts {
     prompt_blocks: u64,

@@ -52,8 +52,8 @@ impl Policy {
         matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()
     }
 
-    /// Whether the policy treats every block that full attention has as reusable. In a model without windows and states, every
-    /// such block is.
+    /// Whether the policy treats every block that full attention has as reusable. In a model without windows and states, this is
+    /// right.
     pub(super) fn goes_by_matched(self) -> bool {
         matches!(self, Self::Matched | Self::MatchedWithLoad)
     }
@@ -136,14 +136,15 @@ impl PolicyRouter {
         }
     }
 
-    /// Takes the prompt's `expected_blocks` off the blocks to compute of a worker: the answer's first token has come.
+    /// Notes that an answer's first token has come: subtracts `expected_blocks` from the blocks that the worker still has to
+    /// compute.
     pub(super) fn computed(&mut self, worker: usize, expected_blocks: u64) {
         if let Some(load) = self.loads.get_mut(worker) {
             load.to_compute = load.to_compute.saturating_sub(expected_blocks);
         }
     }
 
-    /// Takes the prompt's blocks off the blocks in flight of a worker: the answer has ended.
+    /// Notes that an answer has ended: subtracts the prompt's blocks from the worker's blocks in flight.
     pub(super) fn answered(&mut self, worker: usize, blocks: u64) {
         if let Some(load) = self.loads.get_mut(worker) {
             load.in_flight = load.in_flight.saturating_sub(blocks);

@@ -23,7 +23,7 @@ enum Happening {
         life: u32,
         hit_blocks: usize,
     },
-    /// An answer is complete.
+    /// A request's answer is complete.
     Answered {
         worker: usize,
         router: usize,
@@ -40,7 +40,7 @@ enum Happening {
     Restart,
 }
 
-/// A run under way.
+/// State of a run: one policy under one scenario.
 struct PolicyRun<'a> {
     comparison: &'a Comparison,
     scenario: &'a Scenario,

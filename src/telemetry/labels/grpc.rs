@@ -72,7 +72,7 @@ label_values! {
         Unavailable => "unavailable",
         /// The request does not carry the token.
         Unauthenticated => "unauthenticated",
-        /// Any other code.
+        /// Any gRPC status code that has no outcome of its own.
         Other => "other",
     }
 }
