@@ -91,7 +91,7 @@ struct NamespaceStatus {
     /// Names of some holders whose epochs lie ahead of the daemon's clock, in the order of their names.
     #[serde(default)]
     ahead: Vec<String>,
-    /// Some publishers whose batches are dropped. They have no holder.
+    /// Names of some publishers whose batches are dropped. The daemon keeps no holder for them.
     #[serde(default)]
     refused_publishers: Vec<String>,
     /// Publishers whose batches are dropped, each with the reason.

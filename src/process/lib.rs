@@ -6,7 +6,7 @@
 //! | [`admin`] | the HTTP listener of operators: metrics, probes, views |
 //! | [`http`] | questions over HTTP, with bounds |
 //! | [`listener`] | a listener with limits on connections, on which all others build |
-//! | [`registry`] | the engines to follow: handed by listeners to the bridge |
+//! | [`registry`] | the registry of engines, by which listeners tell the bridge which engines to follow |
 //! | [`presence`] | the protocol by which tools find a process among the services of NATS |
 //! | `instance` | the name by which people tell a process from others |
 //! | [`setup`] | the needs of a daemon: size of messages, stream, room for snapshots |

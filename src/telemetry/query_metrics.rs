@@ -61,8 +61,8 @@ impl QueryMetrics {
         self.duration.record(elapsed);
     }
 
-    /// Counts the answer about one prompt, and records its numbers of blocks. A share is recorded only if it is not a share of
-    /// zero.
+    /// Counts the answer about one prompt, and records its numbers of blocks. A share is recorded only if the number that it is a
+    /// share of is not zero.
     pub fn found(&self, prompt: AnsweredPrompt) {
         self.answers.get(prompt.state).increment(1);
         self.matched_blocks.record(f64::from(prompt.matched_blocks));
