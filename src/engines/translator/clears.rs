@@ -20,7 +20,7 @@ use super::output::Translation;
 use super::recalled::Recalled;
 use super::tiers::{TierIndex, TierSet};
 
-/// Whose blocks a clear empties.
+/// The owner of the blocks that a clear empties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClearedPart {
     /// The device, and the tiers up to [`crate::TranslatorSettings::clears_up_to`].
