@@ -1,7 +1,7 @@
 //! Block size of an engine whose server does not tell it: the size of the blocks that the engine publishes.
 //!
-//! vLLM may publish a part of a block, at the end of a prompt, where a model has recurrent states. The part is alone in its event, and
-//! no larger than a state's block. So such an event does not tell the size. A replay tells it by its largest block.
+//! vLLM may publish a part of a block, at the end of a prompt, where a model has recurrent states. The part is alone in its
+//! event, and no larger than a state's block. So such an event does not tell the size. A replay tells it by its largest block.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Clears. vLLM's clears don't tell their tier: a connector with a pool of blocks (SimpleCPUOffloadConnector) clears the pool by the
-//! same event by which the engine clears the device.
+//! Clears. vLLM's clears don't tell their tier. A connector with a pool of blocks (SimpleCPUOffloadConnector) clears the pool by
+//! the same event by which the engine clears the device.
 //!
 //! In a batch, a connector's events stand behind all of the device's. That tells most clears apart:
 //!
@@ -95,7 +95,8 @@ impl Translator {
         output.push_for_all_tiers(Event::Cleared);
     }
 
-    /// Removes all blocks beyond the device. The pool that was cleared need not be the only one there, so these tiers stay in doubt.
+    /// Removes all blocks beyond the device. The pool that was cleared need not be the only one there, so these tiers stay in
+    /// doubt.
     fn clear_beyond(&mut self, output: &mut Translation) {
         let held = self.held_tiers();
         for (lane, name) in self.groups.names_beyond() {
