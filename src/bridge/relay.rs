@@ -237,7 +237,13 @@ impl Relay {
             false => "what the engine has said so far is not known yet",
         });
         let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
-        self.doubt.map(Reason::as_str).or(out_of_sight).or(hidden)
+        let in_words = |doubt: Reason| match doubt {
+            Reason::BlockSize => {
+                "block_size: its blocks have another size than it is followed with; give block_size=N"
+            }
+            doubt => doubt.as_str(),
+        };
+        self.doubt.map(in_words).or(out_of_sight).or(hidden)
     }
 
     /// Tells daemons, in a label, what the trouble with the engine is. An exact engine has none.

@@ -1,10 +1,15 @@
-//! Block size of an engine whose server does not tell it: the size of the first block that the engine publishes.
+//! Block size of an engine whose server does not tell it: the size of the blocks that the engine publishes.
+//!
+//! vLLM may publish a part of a block, at the end of a prompt, where a model has recurrent states. The part is alone in its
+//! event, and no larger than a state's block. So such an event does not tell the size. A replay tells it by its largest block.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
-use kvatlas_engines::{Content, DecodeLimits, Decoder, EngineBatch, EngineChange, Format};
+use kvatlas_engines::{
+    Content, DecodeLimits, Decoder, EngineBatch, EngineChange, EngineStored, Format, GroupKind,
+};
 
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
@@ -44,17 +49,14 @@ async fn size_of(
     patience: Duration,
     metrics: &Arc<BridgeMetrics>,
 ) -> Result<u32, SizeError> {
-    let mut listener = BlockSizeListener {
-        decoder: Decoder::new(format, DecodeLimits::default()),
-        batch: EngineBatch::default(),
-    };
+    let mut listener = BlockSizeListener::new(format);
     let Sockets { endpoint, topic, .. } = sockets;
     if GivenEngine::is_url(endpoint) {
         let mut frames = Frames::subscribe(endpoint, format, patience).await?;
         loop {
             let frame = frames.next().await?;
             frame.read(&DecodeLimits::default(), &mut listener.batch);
-            if let Some(size) = size_in(&listener.batch) {
+            if let Some(size) = listener.size_told() {
                 return Ok(size);
             }
         }
@@ -80,10 +82,20 @@ async fn size_of(
 struct BlockSizeListener {
     decoder: Decoder,
     batch: EngineBatch,
+    /// Largest size of a state's block so far; 0 before the first.
+    state_max: u32,
 }
 
 impl BlockSizeListener {
-    /// Reads the replay socket until a batch shows the block size; `None` if no batch of the socket reports a block.
+    fn new(format: Format) -> Self {
+        Self {
+            decoder: Decoder::new(format, DecodeLimits::default()),
+            batch: EngineBatch::default(),
+            state_max: 0,
+        }
+    }
+
+    /// Reads the replay socket to its end, and returns the largest block size that a batch shows; `None` if none shows it.
     async fn replayed(
         &mut self,
         endpoint: &str,
@@ -92,40 +104,52 @@ impl BlockSizeListener {
     ) -> Result<Option<u32>, SocketError> {
         let mut replay = ReplaySocket::connect(endpoint, patience, Arc::clone(metrics)).await?;
         replay.ask(0).await?;
+        let mut largest = None;
         loop {
             match replay.next().await? {
-                ReplayMessage::End => return Ok(None),
-                ReplayMessage::Batch(numbered) => {
-                    if let Some(size) = self.told(&numbered.payload) {
-                        return Ok(Some(size));
-                    }
-                }
+                ReplayMessage::End => return Ok(largest),
+                ReplayMessage::Batch(numbered) => largest = largest.max(self.told(&numbered.payload)),
             }
         }
     }
 
-    /// Returns the block size that a payload shows; `None` if it reports no block or cannot be decoded.
+    /// Returns the block size that a payload shows; `None` if it shows none or cannot be decoded.
     fn told(&mut self, payload: &[u8]) -> Option<u32> {
         self.decoder.decode(payload, &mut self.batch).ok()?;
-        size_in(&self.batch)
+        self.size_told()
+    }
+
+    /// Returns the size of the blocks in the batch; `None` if it has no block, or only what may be a part of one. Blocks of layer
+    /// groups beside main attention do not count. Of several sizes the largest counts: a smaller one is a part of a block.
+    fn size_told(&mut self) -> Option<u32> {
+        let stored = || {
+            self.batch
+                .events()
+                .iter()
+                .filter_map(|event| match &event.change {
+                    EngineChange::Stored(stored) => Some((stored, size_of_blocks(stored)?)),
+                    _ => None,
+                })
+        };
+        let of_states = stored().filter(|(stored, _)| stored.group.kind == Some(GroupKind::State));
+        let state_max = of_states.map(|(_, size)| size).fold(self.state_max, u32::max);
+        let is_whole = |stored: &EngineStored, size| stored.names.len() > 1 || size > state_max;
+        let whole =
+            stored().filter(|(stored, size)| !stored.group.is_beside_main() && is_whole(stored, *size));
+        let told = whole.map(|(_, size)| size).max();
+        self.state_max = state_max;
+        told
     }
 }
 
-/// Returns the size of the blocks in a batch; `None` if it has no block. Blocks of layer groups beside main attention do not
-/// count. Of several sizes the largest counts: a smaller one is a part of a block.
-fn size_in(batch: &EngineBatch) -> Option<u32> {
-    let sizes = batch.events().iter().filter_map(|event| {
-        let EngineChange::Stored(stored) = event.change else {
-            return None;
-        };
-        let told = match (stored.block_size, stored.content) {
-            (Some(size), _) => u32::try_from(size).ok(),
-            (None, Content::Tokens { step, .. }) => u32::try_from(step).ok(),
-            (None, _) => None,
-        };
-        told.filter(|size| *size > 0 && !stored.group.is_beside_main())
-    });
-    sizes.max()
+/// Returns the number of tokens in each block of an event; `None` if the event does not tell it.
+fn size_of_blocks(stored: &EngineStored) -> Option<u32> {
+    let told = match (stored.block_size, stored.content) {
+        (Some(size), _) => u32::try_from(size).ok(),
+        (None, Content::Tokens { step, .. }) => u32::try_from(step).ok(),
+        (None, _) => None,
+    };
+    told.filter(|size| *size > 0)
 }
 
 #[cfg(test)]
@@ -134,29 +158,41 @@ mod tests {
 
     use super::*;
 
+    /// Stored blocks of `size` tokens, as vLLM tells them.
+    fn stored(size: u32, blocks: u32, kind: &str) -> serde_json::Value {
+        let (tokens, names): (Vec<u32>, Vec<u32>) = ((0..size * blocks).collect(), (0..blocks).collect());
+        json!({"type": "BlockStored", "block_hashes": names, "parent_block_hash": null, "token_ids": tokens, "block_size": size,
+            "medium": "GPU", "group_idx": 0, "kv_cache_spec_kind": kind})
+    }
+
+    fn told(listener: &mut BlockSizeListener, events: &serde_json::Value) -> Option<u32> {
+        listener.told(&rmp_serde::to_vec_named(&json!([1.5, events, 0])).unwrap())
+    }
+
     #[test]
     fn the_largest_block_of_main_attention_tells_the_size() {
-        let mut listener = BlockSizeListener {
-            decoder: Decoder::new(Format::Vllm, DecodeLimits::default()),
-            batch: EngineBatch::default(),
-        };
-        let mut told = |events: serde_json::Value| {
-            listener.told(&rmp_serde::to_vec_named(&json!([1.5, events, 0])).unwrap())
-        };
-        let stored = |size: u32, kind: &str| {
-            let tokens: Vec<u32> = (0..size).collect();
-            json!({"type": "BlockStored", "block_hashes": [size], "parent_block_hash": null, "token_ids": tokens, "block_size": size,
-                "medium": "GPU", "group_idx": 0, "kv_cache_spec_kind": kind})
-        };
-        assert_eq!(told(json!([{"type": "AllBlocksCleared"}])), None);
-        assert_eq!(told(json!([stored(128, "mamba")])), None);
-        assert_eq!(
-            told(json!([
-                stored(16, "full_attention"),
-                stored(64, "full_attention")
-            ])),
-            Some(64)
-        );
+        let mut listener = BlockSizeListener::new(Format::Vllm);
+        let main = |size| stored(size, 1, "full_attention");
+        assert_eq!(told(&mut listener, &json!([{"type": "AllBlocksCleared"}])), None);
+        assert_eq!(told(&mut listener, &json!([main(16), main(64)])), Some(64));
+        assert_eq!(told(&mut listener, &json!([stored(128, 1, "mamba")])), None);
         assert_eq!(listener.told(b"\xc1"), None);
+    }
+
+    /// Batches of Qwen3-Next in vLLM 0.33, with decode context parallelism: main attention has blocks of 128 tokens.
+    #[test]
+    fn a_block_that_may_be_a_part_does_not_tell_the_size() {
+        let state = || stored(64, 1, "mamba");
+        let main = |size, blocks| stored(size, blocks, "full_attention");
+        let mut listener = BlockSizeListener::new(Format::Vllm);
+        assert_eq!(told(&mut listener, &json!([state(), main(64, 1)])), None);
+        assert_eq!(told(&mut listener, &json!([main(64, 1)])), None);
+        assert_eq!(told(&mut listener, &json!([state(), main(128, 1)])), Some(128));
+        let whole = json!([state(), main(128, 11), main(64, 1)]);
+        assert_eq!(told(&mut listener, &whole), Some(128));
+        // Without context parallelism the sizes are the same, and several blocks in an event are whole.
+        let mut listener = BlockSizeListener::new(Format::Vllm);
+        assert_eq!(told(&mut listener, &json!([state(), main(64, 1)])), None);
+        assert_eq!(told(&mut listener, &json!([state(), main(64, 2)])), Some(64));
     }
 }

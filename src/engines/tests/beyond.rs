@@ -317,6 +317,92 @@ fn a_clear_of_the_device_says_nothing_of_what_lies_beyond() {
     assert_eq!(engine.hear(&[waiting, cleared()]), [(HOST, Reason::UnclearTier)]);
 }
 
+/// A stored event of a connector with a pool of blocks (vLLM's SimpleCPUOffloadConnector), which tells the kind of the group.
+fn pooled(names: &[u64], parent: Option<u64>, first: u32) -> Value {
+    let fields = json!({"group_idx": 0, "kv_cache_spec_kind": "full_attention", "locality": "LOCAL"});
+    with(stored(names, parent, first, "CPU"), &fields)
+}
+
+fn on_device(names: &[u64], parent: Option<u64>, first: u32) -> Value {
+    let fields = json!({"group_idx": 0, "kv_cache_spec_kind": "full_attention"});
+    with(stored(names, parent, first, "GPU"), &fields)
+}
+
+#[test]
+fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
+    // Nothing has shown the connector: its pool was empty.
+    let mut engine = Followed::new(Format::Vllm);
+    assert_eq!(engine.hear(&[on_device(&[9], None, 90)]), NONE);
+    let batch = [cleared(), on_device(&[1, 2], None, 0), cleared()];
+    assert_eq!(engine.hear(&batch), NONE);
+    assert_eq!(engine.blocks(0), set(&chain(2, None)));
+    assert_eq!(engine.hear(&[on_device(&[3], Some(2), 8)]), NONE);
+    assert_eq!(engine.blocks(0), set(&chain(3, None)));
+    // The pool's blocks go, and the device's stay.
+    assert_eq!(engine.hear(&[pooled(&[1, 2, 3], None, 0)]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
+    let doubted = [(HOST, Reason::UnclearTier)];
+    assert_eq!(
+        engine.hear(&[cleared(), on_device(&[1], None, 0), cleared()]),
+        doubted
+    );
+    assert_eq!(
+        (engine.blocks(0), engine.blocks(HOST)),
+        (set(&chain(1, None)), set(&[]))
+    );
+    // So they do behind an event of the pool.
+    let mut engine = Followed::new(Format::Vllm);
+    engine.hear(&[on_device(&[1, 2], None, 0), pooled(&[1, 2], None, 0)]);
+    let batch = [removed(&[2], "GPU"), removed(&[2], "CPU"), cleared()];
+    assert_eq!(engine.hear(&batch), doubted);
+    assert_eq!(
+        (engine.blocks(0), engine.blocks(HOST)),
+        (set(&chain(1, None)), set(&[]))
+    );
+    assert_eq!(engine.translator.names(), 1);
+    // Two clears of the device, of which the last is followed by its blocks.
+    assert_eq!(
+        engine.hear(&[cleared(), cleared(), on_device(&[1], None, 0)]),
+        doubted
+    );
+    assert_eq!(engine.blocks(0), set(&chain(1, None)));
+    // Elsewhere each clear is of everything.
+    for format in [Format::Sglang, Format::TokenSpeed] {
+        let mut engine = Followed::new(format);
+        assert_eq!(engine.hear(&batch_of_two_clears()), NONE);
+        assert_eq!(engine.blocks(0), set(&[]), "{format:?}");
+    }
+}
+
+fn batch_of_two_clears() -> [Value; 3] {
+    [cleared(), stored(&[1, 2], None, 0, "GPU"), cleared()]
+}
+
+#[test]
+fn a_clear_that_may_be_the_pools_leaves_the_device_in_doubt() {
+    let hear = |engine: &mut Followed, events: &[Value]| {
+        let batch = decode(Format::Vllm, json!([1.5, events, 0]).to_string().as_bytes());
+        engine.last.clear();
+        engine.translator.translate(&batch, &mut engine.last);
+        engine.naive.apply(&engine.last);
+        engine.translator.doubt()
+    };
+    for clears in [vec![cleared()], vec![cleared(), cleared()]] {
+        let mut engine = Followed::new(Format::Vllm);
+        let both = [on_device(&[1, 2, 3], None, 0), pooled(&[1], None, 0)];
+        assert_eq!(hear(&mut engine, &both), None);
+        assert_eq!(hear(&mut engine, &clears), Some(Reason::UnclearTier));
+        assert_eq!(engine.blocks(0), set(&[]));
+        // A block that the engine stores behind another proves that this one is there.
+        let behind = on_device(&[4], Some(3), 12);
+        assert_eq!(hear(&mut engine, &[behind]), Some(Reason::UnclearTier));
+        assert_eq!(engine.blocks(0), set(&chain(4, None)));
+        // The device's blocks behind a clear say that it was the device's.
+        assert_eq!(hear(&mut engine, &[cleared(), on_device(&[1], None, 0)]), None);
+        assert_eq!(engine.blocks(0), set(&chain(1, None)));
+    }
+}
+
 #[test]
 fn what_cannot_be_placed_beyond_the_device_leaves_the_device_exact() {
     let medium = |medium: &str| stored(&[9], None, 0, medium);

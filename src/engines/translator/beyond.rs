@@ -38,7 +38,9 @@ pub(super) struct Beyond {
     past: Past,
     /// Whether a stored event about a tier beyond the device has come.
     is_used: bool,
-    /// Whether an event has told only a block's name.
+    /// Whether such an event has told the kind of its group, as events of a connector with a pool do.
+    has_kinds: bool,
+    /// Whether a block was told by its name alone.
     has_ends: bool,
     /// Whether a name stands for several blocks, that is, for a chunk.
     has_parts: bool,
@@ -88,6 +90,11 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
+    /// Whether a connector with a pool may tell of these tiers: one that clears the pool without saying so.
+    pub(super) fn may_have_pool(&self) -> bool {
+        self.has_kinds
+    }
+
     /// Notes whether a stored event has a salt or objects.
     pub(super) fn note_keys(&mut self, stored: &EngineStored) {
         self.has_salts |= stored.cache_salt.is_some();
@@ -210,6 +217,7 @@ impl Translator {
         output: &mut Translation,
     ) {
         self.beyond.is_used = true;
+        self.beyond.has_kinds |= stored.group.kind.is_some();
         match self.place_beyond(batch, stored, output) {
             Ok(()) => {}
             Err(UnplacedReason::Ever(reason)) => self.count_in(TierIndex::of(stored.tier), reason, output),

@@ -156,4 +156,7 @@ pub(super) struct SavedBeyond {
     pub(super) has_parts: bool,
     pub(super) has_salts: bool,
     pub(super) has_objects: bool,
+    /// Missing in forms from before the first release.
+    #[serde(default)]
+    pub(super) has_kinds: bool,
 }

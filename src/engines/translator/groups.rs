@@ -245,6 +245,42 @@ impl HolderGroups {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }
 
+    /// Whether a group of main attention has a number.
+    pub(super) fn has_numbered_main(&self) -> bool {
+        let is_main = |index: &Option<u32>| index.is_some_and(|index| index != STAND_IN);
+        self.lanes.iter().any(|(index, _)| is_main(index))
+    }
+
+    /// Whether an event has told of the group: as one of main attention, or of an unknown kind.
+    pub(super) fn knows(&self, index: u32) -> bool {
+        self.others.contains(&index) || self.lane_with(Some(index)).is_some()
+    }
+
+    /// Whether groups of main attention lie in different tiers: one beyond the device only, while another has blocks on the device.
+    /// vLLM's HiSparse keeps a group in a pool on the host. A request then reuses blocks that no tier has of all groups.
+    pub(super) fn are_apart(&self) -> bool {
+        let numbered = || self.lanes.iter().filter(|(index, _)| index.is_some());
+        let on_device = |lane: &GroupLane| lane.has_in(TierIndex::DEVICE);
+        let is_beyond = |lane: &GroupLane| TierIndex::BEYOND.into_iter().any(|tier| lane.has_in(tier));
+        numbered().any(|(_, lane)| on_device(lane))
+            && numbered().any(|(_, lane)| !on_device(lane) && is_beyond(lane))
+    }
+
+    /// The names that have copies beyond the device, each with its lane.
+    pub(super) fn names_beyond(&self) -> Vec<(GroupLaneId, u64)> {
+        let is_beyond = |lane: &GroupLane, name: u64| {
+            TierIndex::BEYOND
+                .into_iter()
+                .any(|tier| lane.has_copy(name, tier))
+        };
+        let lanes = self.lanes.iter().enumerate();
+        let names = lanes.flat_map(|(place, (_, lane))| {
+            let names = lane.iter().filter(move |(name, _)| is_beyond(lane, *name));
+            names.map(move |(name, _)| (GroupLaneId(place), name))
+        });
+        names.collect()
+    }
+
     /// Whether there is a group of main attention.
     pub(super) fn has_main(&self) -> bool {
         self.lanes.iter().any(|(index, _)| *index != Some(STAND_IN))

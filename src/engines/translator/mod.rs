@@ -17,6 +17,7 @@ mod beside;
 mod beyond;
 mod block;
 mod chain;
+mod clears;
 mod content;
 mod forms;
 mod groups;
@@ -38,7 +39,7 @@ mod tree;
 mod windows;
 
 use kvatlas_core::hash::{HashSeed, Position, SchemeChains};
-use kvatlas_core::wire::{Event, Tier};
+use kvatlas_core::wire::Tier;
 
 use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, Untold};
 use crate::reason::{Reason, ReasonCounts};
@@ -143,6 +144,15 @@ impl Translator {
             || self.groups.has_others()
             || has_no_main
             || self.windows.has_unlisted()
+            || self.windows.has_inner_states()
+            || self.settings.numbers_groups && (self.groups.are_apart() || !self.knows_first_group())
+    }
+
+    /// Whether group 0 is known, or no other group of main attention is. Until an engine has told of its first group, nobody knows
+    /// which blocks of that group a request needs.
+    fn knows_first_group(&self) -> bool {
+        let is_known = || self.groups.knows(0) || self.windows.find(0).is_some();
+        !self.groups.has_numbered_main() || is_known()
     }
 
     /// The kinds of layers beside full attention, as far as events have told: `windows`, `states` or `windows+states`. `None`
@@ -204,7 +214,7 @@ impl Translator {
                 self.note_placed(*doubt);
             }
             if is_ours(event) {
-                self.translate_event(batch, event, output);
+                self.translate_event(batch, place, output);
             }
         }
         doubts.for_each(|doubt| self.note_placed(*doubt));
@@ -221,8 +231,11 @@ impl Translator {
         self.hides_groups |= reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Translates one event of `batch` and appends its changes to `output`, unless the event has to wait for later ones.
-    fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
+    /// Translates the event of `batch` at `place` and appends its changes to `output`, unless it has to wait for later events.
+    fn translate_event(&mut self, batch: &EngineBatch, place: usize, output: &mut Translation) {
+        let Some(event) = batch.events().get(place) else {
+            return;
+        };
         match self.defer(&event.change) {
             Ok(false) => {}
             Ok(true) => return,
@@ -245,7 +258,7 @@ impl Translator {
                 group,
             } => self.relocate(*name, *from, *to, *group, output),
             EngineChange::Cleared => {
-                self.clear(output);
+                self.clear_at(batch, place, output);
                 Ok(())
             }
         };
@@ -260,20 +273,6 @@ impl Translator {
             self.note_doubt(reason);
         }
         self.hides_groups |= reason.hides_groups();
-    }
-
-    fn clear(&mut self, output: &mut Translation) {
-        let held = TierIndex::ALL.map(|tier| self.groups.has_in(tier) || self.tier_doubt(tier).is_some());
-        self.chain.clear();
-        self.groups.clear();
-        self.sizes.clear();
-        self.adapters.clear();
-        self.windows.clear();
-        self.step.clear();
-        self.beyond.clear(held, self.settings.clears_up_to);
-        self.recalled = Recalled::default();
-        (self.doubt, self.hides_groups) = (None, false);
-        output.push_for_all_tiers(Event::Cleared);
     }
 
     fn store(

@@ -80,26 +80,26 @@ impl Translator {
     /// in doubt because batches were lost. The names are forgotten, too, if the engine's stored events prove nothing about
     /// earlier blocks ([`crate::TranslatorSettings::proves_ancestors`]).
     pub fn reset_but_names(&mut self) {
-        let earlier = std::mem::take(&mut self.recalled);
-        let mut recalled = Recalled::default();
-        if self.settings.proves_ancestors {
-            let held = self.groups.names_of_main();
-            let held = held.filter_map(|(name, slot)| Some((name, self.chain.get(slot)?)));
-            recalled = Recalled::of(
-                earlier
-                    .blocks
-                    .into_iter()
-                    .chain(held)
-                    .take(self.settings.blocks_max),
-            );
-        }
+        let recalled = self.names_so_far();
         self.reset();
         self.recalled = recalled;
     }
 
-    /// Returns the names of parents in the batch's stored events that are unknown here, because the engine's batches were
-    /// lost. The engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a
-    /// row. Empty unless the state is in doubt.
+    /// Takes the remembered names, and adds those of the held blocks. Empty if the engine's stored events prove nothing.
+    pub(super) fn names_so_far(&mut self) -> Recalled {
+        let earlier = std::mem::take(&mut self.recalled);
+        if !self.settings.proves_ancestors {
+            return Recalled::default();
+        }
+        let held = self.groups.names_of_main();
+        let held = held.filter_map(|(name, slot)| Some((name, self.chain.get(slot)?)));
+        let all = earlier.blocks.into_iter().chain(held);
+        Recalled::of(all.take(self.settings.blocks_max))
+    }
+
+    /// The parents that stored events of the batch name and that are unknown here, because the engine's batches were lost. The
+    /// engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a row. Empty
+    /// unless the state is in doubt.
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {

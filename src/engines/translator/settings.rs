@@ -46,7 +46,12 @@ pub struct TranslatorSettings {
     pub proves_ancestors: bool,
     /// The farthest tier that a clear is known to empty, with all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether the engine's blocks differ by a fact that its events do not tell. Its blocks are then always in doubt.
+    /// Whether a connector's own clear may come among the engine's, behind the device's events of the batch. It does not tell
+    /// its tier.
+    pub has_pool_clears: bool,
+    /// Whether the engine numbers its groups of layers from 0 on, and tells of them in that order.
+    pub numbers_groups: bool,
+    /// Whether the engine's blocks differ by something that its events do not tell. Its blocks are then always in doubt.
     pub is_untold: bool,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
@@ -65,6 +70,8 @@ impl Default for TranslatorSettings {
             has_reports: false,
             proves_ancestors: false,
             clears_up_to: Tier::EXTERNAL,
+            has_pool_clears: false,
+            numbers_groups: false,
             is_untold: false,
             groups: GroupFacts::default(),
         }
@@ -80,6 +87,8 @@ impl TranslatorSettings {
             has_reports: format == Format::Vllm,
             proves_ancestors: format.proves_ancestors(),
             clears_up_to: format.clears_up_to(),
+            has_pool_clears: format == Format::Vllm,
+            numbers_groups: format == Format::Vllm,
             ..Self::default()
         }
     }

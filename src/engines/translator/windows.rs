@@ -177,6 +177,13 @@ impl Windows {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
 
+    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. Hits then end within
+    /// main attention's blocks, where no block of the contract ends.
+    pub(super) fn has_inner_states(&self) -> bool {
+        let is_inner = |window: &WindowGroup| window.kind == GroupKind::State && window.shape.fan > 1;
+        self.all.iter().any(is_inner)
+    }
+
     /// Notes that the block in `slot` is on the device, or has been, so that it has to list its small blocks.
     pub(super) fn note_on_device(&mut self, slot: ChainSlot) {
         let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());

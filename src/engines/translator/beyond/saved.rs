@@ -16,6 +16,7 @@ impl Beyond {
                 .map(|(name, block)| (name, block.into()))
                 .collect(),
             is_used: self.is_used,
+            has_kinds: self.has_kinds,
             has_ends: self.has_ends,
             has_parts: self.has_parts,
             has_salts: self.has_salts,
@@ -34,6 +35,7 @@ impl Beyond {
             chunks: saved.chunks,
             past,
             is_used: saved.is_used,
+            has_kinds: saved.has_kinds,
             has_ends: saved.has_ends,
             has_parts: saved.has_parts,
             has_salts: saved.has_salts,

@@ -1,0 +1,112 @@
+//! Clears. vLLM's clears don't tell their tier. A connector with a pool of blocks (SimpleCPUOffloadConnector) clears the pool by
+//! the same event by which the engine clears the device.
+//!
+//! In a batch, a connector's events stand behind all of the device's. That tells most clears apart:
+//!
+//! | the clear stands | whose |
+//! |---|---|
+//! | before an event of the device | the device's |
+//! | behind an event of a tier beyond it, or behind a clear that is the device's | the pool's |
+//! | elsewhere, where no pool has shown itself | the device's |
+//! | elsewhere | unknown: the device's blocks are left out, and in doubt |
+
+use kvatlas_core::wire::{Event, Tier};
+
+use crate::batch::{EngineBatch, EngineChange, EngineEvent};
+use crate::reason::Reason;
+
+use super::Translator;
+use super::output::Translation;
+use super::recalled::Recalled;
+use super::tiers::{TierIndex, TierSet};
+
+/// The owner of the blocks that a clear empties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClearedPart {
+    /// The device, and the tiers up to [`crate::TranslatorSettings::clears_up_to`].
+    Device,
+    /// The pool of a connector, beyond the device.
+    Pool,
+    /// One of both.
+    Unknown,
+}
+
+/// Whether the event is about blocks on the device; `None` if it is about no tier.
+fn is_of_device(event: &EngineEvent) -> Option<bool> {
+    match &event.change {
+        EngineChange::Stored(stored) => Some(stored.tier == Tier::DEVICE),
+        EngineChange::Removed(removed) => removed.tier.map(|tier| tier == Tier::DEVICE),
+        EngineChange::Created(_) | EngineChange::Moved { .. } | EngineChange::Cleared => None,
+    }
+}
+
+impl Translator {
+    /// Applies the clear at `place` among the events of `batch`.
+    pub(super) fn clear_at(&mut self, batch: &EngineBatch, place: usize, output: &mut Translation) {
+        match self.part_cleared(batch.events(), place) {
+            ClearedPart::Device => self.clear(output),
+            ClearedPart::Pool => self.clear_beyond(output),
+            ClearedPart::Unknown => {
+                let recalled = self.names_so_far();
+                self.clear(output);
+                self.recalled = recalled;
+                self.note_doubt(Reason::UnclearTier);
+            }
+        }
+    }
+
+    fn part_cleared(&self, events: &[EngineEvent], place: usize) -> ClearedPart {
+        // Where groups of main attention lie in different tiers, the device's events are not the first.
+        if !self.settings.has_pool_clears || self.groups.are_apart() {
+            return ClearedPart::Device;
+        }
+        let (before, behind) = events.split_at(place);
+        if behind.iter().any(|event| is_of_device(event) == Some(true)) {
+            return ClearedPart::Device;
+        }
+        let first_beyond = before.iter().position(|event| is_of_device(event) == Some(false));
+        let last_of_device = before.iter().rposition(|event| is_of_device(event) == Some(true));
+        let clear = before
+            .iter()
+            .position(|event| event.change == EngineChange::Cleared);
+        let has_cleared_device = clear
+            .zip(last_of_device)
+            .is_some_and(|(clear, last)| clear < last);
+        if first_beyond.is_some() || has_cleared_device {
+            return ClearedPart::Pool;
+        }
+        match self.beyond.may_have_pool() {
+            true => ClearedPart::Unknown,
+            false => ClearedPart::Device,
+        }
+    }
+
+    fn clear(&mut self, output: &mut Translation) {
+        let held = self.held_tiers();
+        self.chain.clear();
+        self.groups.clear();
+        self.sizes.clear();
+        self.adapters.clear();
+        self.windows.clear();
+        self.step.clear();
+        self.beyond.clear(held, self.settings.clears_up_to);
+        self.recalled = Recalled::default();
+        (self.doubt, self.hides_groups) = (None, false);
+        output.push_for_all_tiers(Event::Cleared);
+    }
+
+    /// Removes all blocks beyond the device. The pool that was cleared need not be the only one there, so these tiers stay in
+    /// doubt.
+    fn clear_beyond(&mut self, output: &mut Translation) {
+        let held = self.held_tiers();
+        for (lane, name) in self.groups.names_beyond() {
+            self.remove_one(Some(lane), name, TierSet::BEYOND, Some(0), output);
+        }
+        self.beyond.clear(held, self.settings.clears_up_to);
+    }
+
+    /// For each tier, whether it may have blocks.
+    fn held_tiers(&self) -> [bool; TierIndex::ALL.len()] {
+        TierIndex::ALL.map(|tier| self.groups.has_in(tier) || self.tier_doubt(tier).is_some())
+    }
+}
