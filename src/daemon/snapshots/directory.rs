@@ -1,7 +1,9 @@
 //! The files of a snapshot directory.
 //!
 //! A snapshot is written to a temporary file in the directory, synced, and renamed to `snapshot-MICROSECONDS.kvs`. Then the directory is
-//! synced. So a file with such a name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next
+//! synced. Where there is a bucket, the microseconds are by the clock of the NATS server, and else by the machine's.
+//!
+//! So a file with such a name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next
 //! snapshot removes.
 
 use std::io::{self, BufWriter, Read, Write};

@@ -10,6 +10,7 @@
 //! | `directory.rs` | the files of a directory |
 //! | `object_store.rs` | sending and fetching files |
 //! | `claim.rs` | the claim by which one deployment has a bucket |
+//! | `server_clock.rs` | the clock of the server that has the bucket |
 //!
 //! # Why a snapshot and the stream behind it are complete
 //!
@@ -43,6 +44,7 @@ mod keeper;
 mod object_store;
 mod restore;
 mod save;
+mod server_clock;
 mod walked;
 
 #[cfg(test)]
