@@ -1,7 +1,7 @@
 //! Looks at the end of the events stream while nothing comes from it.
 //!
 //! Anybody with the right to do so can pause or change a consumer. The consumer then delivers nothing, reports no error, and counts no
-//! message as waiting. So while nothing comes, the stream itself is asked for its last message.
+//! message as waiting. So while nothing comes, the stream itself is asked for its last message, again and again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,37 +11,52 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::lanes::StreamPosition;
+use crate::lanes::{StreamPosition, now_us};
 
-/// Time without a message after which the stream is asked. Also the interval at which it is then asked again.
-const INTERVAL: Duration = Duration::from_millis(500);
 /// How long the server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// One look at the end of a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StreamLook {
+    /// Number of the stream's last message.
+    pub(super) last: u64,
+    /// Time at which the server was asked, by [`now_us`]. Messages with higher numbers are not older.
+    pub(super) asked_us: u64,
+}
+
 /// Watches the number of a stream's last message, as the server reports it.
 pub(super) struct StreamEnd {
-    last: watch::Receiver<u64>,
+    last: watch::Receiver<StreamLook>,
     _looking: AbortOnDropHandle<()>,
 }
 
 impl StreamEnd {
-    /// Starts to ask for the last message of the stream called `name`, whenever `position` stands still.
-    pub(super) fn watch(jetstream: Context, name: String, position: Arc<StreamPosition>) -> Self {
-        let (told, last) = watch::channel(0);
+    /// Starts to ask for the last message of the stream called `name`, at once, and then whenever `position` has stood still for
+    /// `interval`.
+    pub(super) fn watch(
+        jetstream: Context,
+        name: String,
+        position: Arc<StreamPosition>,
+        interval: Duration,
+    ) -> Self {
+        let (told, last) = watch::channel(StreamLook::default());
         let looking = tokio::spawn(async move {
-            let mut interval = tokio::time::interval(INTERVAL);
+            let mut interval = tokio::time::interval(interval);
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut before = None;
+            let mut before = Some(position.sequence());
             loop {
                 interval.tick().await;
                 let now = position.sequence();
                 if before.replace(now) != Some(now) {
                     continue;
                 }
-                // If the server does not answer, other doubts stand for that.
+                let asked_us = now_us();
+                // If the server does not answer, the end of the stream is not known, and answers say so.
                 let asked = tokio::time::timeout(PATIENCE, jetstream.get_stream(&name)).await;
                 if let Ok(Ok(stream)) = asked {
-                    told.send_replace(stream.cached_info().state.last_sequence);
+                    let last = stream.cached_info().state.last_sequence;
+                    told.send_replace(StreamLook { last, asked_us });
                 }
             }
         });
@@ -51,9 +66,8 @@ impl StreamEnd {
         }
     }
 
-    /// Waits until the server has reported the number of the stream's last message once more, and returns that number. Can be dropped at
-    /// any time.
-    pub(super) async fn told(&mut self) -> u64 {
+    /// Waits until the server has reported the number of the stream's last message once more. Can be dropped at any time.
+    pub(super) async fn told(&mut self) -> StreamLook {
         match self.last.changed().await {
             Ok(()) => *self.last.borrow_and_update(),
             // The runtime is ending.
