@@ -34,7 +34,7 @@ use async_nats::jetstream;
 use common::mix;
 use common::publisher::Publisher;
 use hdrhistogram::Histogram;
-use kvatlas_client::QueryClient;
+use kvatlas_client::{QueryClient, unix_time_us};
 use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search};
@@ -256,7 +256,7 @@ fn batch(seq: u64, hashes: Vec<SequenceHash>) -> EventBatch {
 
 async fn save(snapshotter: &Arc<Snapshotter>) -> Saved {
     let (snapshotter, runtime) = (Arc::clone(snapshotter), Handle::current());
-    tokio::task::spawn_blocking(move || snapshotter.save(&runtime).unwrap())
+    tokio::task::spawn_blocking(move || snapshotter.save(unix_time_us(), &runtime).unwrap())
         .await
         .unwrap()
 }

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use crate::support::jetstream::{JETSTREAM, Restartable, servers};
 use crate::support::publisher::Publisher;
-use crate::support::{Client, broker, config, daemon, eventually, hashes, matches, reasons, stored};
+use crate::support::{
+    Client, broker, config, daemon, eventually, hashes, matches, reasons, stored, stored_after,
+};
 use async_nats::jetstream::{self, object_store::ObjectStore};
 use futures_util::StreamExt;
 use kvatlas_daemon::Daemon;
+use tokio::io::AsyncReadExt;
 
 const BUCKET: &str = "snapshots";
 
@@ -319,5 +322,69 @@ async fn an_object_that_cannot_be_read_keeps_no_other_back() {
         let status = client.holder("gpu-0", 0).await.unwrap();
         assert_eq!(status.blocks, 5);
         second.stop().await;
+    }
+}
+
+/// The name of a snapshot that a replica with a clock far ahead has sent. [`objects`] does not see it.
+const OF_THE_FUTURE: &str = "snapshot-09990000000000000000.kvs";
+
+/// The content of the newest snapshot in the bucket.
+async fn newest_content(client: &Client) -> Vec<u8> {
+    let bucket = bucket(client).await.unwrap();
+    eventually("a snapshot has been read", async || {
+        let name = objects(client).await.pop()?;
+        let mut content = Vec::new();
+        // The daemon may remove it meanwhile.
+        bucket
+            .get(name)
+            .await
+            .ok()?
+            .read_to_end(&mut content)
+            .await
+            .ok()?;
+        Some(content)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_whose_clock_was_ahead_neither_replaces_nor_removes_what_others_send() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let folders: [_; 3] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+        let [own, fresh, ahead] = folders.each_ref().map(|folder| settings(folder.path()));
+        let first = daemon(broker.url(), &borrowed(&own)).await;
+        let mut publisher = client.publisher("gpu-0", 0);
+        client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
+            .await;
+        // The second one was begun after the batch.
+        let seen = newer_object(&client, &objects(&client).await).await;
+        newer_object(&client, &seen).await;
+        let old = newest_content(&client).await;
+        let bucket = bucket(&client).await.unwrap();
+        for name in [OF_THE_FUTURE, "snapshot-09990000000000000001.kvs"] {
+            bucket.put(name, &mut old.as_slice()).await.unwrap();
+        }
+        client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored_after(14, hashes(15, 3))])
+            .await;
+        eventually("those of the future are outdated", async || {
+            let info = bucket.info(OF_THE_FUTURE).await;
+            info.map_or(true, |info| info.deleted).then_some(())
+        })
+        .await;
+        let seen = newer_object(&client, &objects(&client).await).await;
+        newer_object(&client, &seen).await;
+        first.stop().await;
+
+        std::fs::write(folders[2].path().join(OF_THE_FUTURE), &old).unwrap();
+        for settings in [own, fresh, ahead] {
+            let restarted = daemon(broker.url(), &borrowed(&settings)).await;
+            let status = client.holder("gpu-0", 0).await.unwrap();
+            assert_eq!((status.blocks, reasons(&status)), (8, vec!["unverified"]));
+            restarted.stop().await;
+        }
     }
 }

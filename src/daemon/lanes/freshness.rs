@@ -36,6 +36,8 @@ pub(crate) struct Freshness {
     heard_us: AtomicU64,
     /// Time since which the daemon has known of unread messages in the stream, in microseconds; 0 if there are none.
     unread_since_us: AtomicU64,
+    /// Time up to which all messages of the stream are known, read or not, in microseconds. 0 while no stream is followed.
+    known_us: AtomicU64,
 }
 
 impl Freshness {
@@ -51,6 +53,7 @@ impl Freshness {
             behind_after_us: behind_after.map(micros),
             heard_us: AtomicU64::new(0),
             unread_since_us: AtomicU64::new(0),
+            known_us: AtomicU64::new(0),
         }
     }
 
@@ -73,9 +76,13 @@ impl Freshness {
         self.unread_since_us.store(since_us, Ordering::Release);
     }
 
-    /// Returns the earliest time at which a message that is handed over now may have come. Usually that is now. If the
-    /// broker has not been heard for longer than is allowed, the message may have waited in the socket since the broker
-    /// was last heard.
+    /// Notes that every message that the stream had at `at_us` has been read, or counts as unread. 0 means that no stream is followed.
+    pub(crate) fn stream_known(&self, at_us: u64) {
+        self.known_us.store(at_us, Ordering::Release);
+    }
+
+    /// Returns the earliest time at which a message that is handed over now may have come. Normally that is now. If the broker
+    /// has not been heard for longer than is allowed, the message may have waited in the socket since then.
     pub(super) fn came_us(&self) -> u64 {
         let now_us = now_us();
         let heard_us = self.heard_us.load(Ordering::Acquire);
@@ -92,7 +99,16 @@ impl Freshness {
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Measures how old the state of a namespace is now. Must be called before a search.
+    /// Time without a message after which the stream is asked for its end, and the interval at which it is asked again. Twice this time
+    /// is less than a message may wait, so that an idle stream makes nobody behind.
+    pub(crate) fn look_interval(&self) -> Duration {
+        let longest = Duration::from_millis(500);
+        self.behind_after_us.map_or(longest, |limit| {
+            (Duration::from_micros(limit) / 4).clamp(Duration::from_millis(5), longest)
+        })
+    }
+
+    /// Measures how old the state of a namespace is now. To be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
         let flow = self.flows.get(namespace);
         let now_us = now_us();
@@ -104,7 +120,9 @@ impl Freshness {
             }
         };
         let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
-        let unheard = Some(age(self.heard_us.load(Ordering::Acquire))).filter(|age| is_over(*age));
+        let known_us = self.known_us.load(Ordering::Acquire);
+        let unheard_us = age(self.heard_us.load(Ordering::Acquire)).max(age(known_us));
+        let unheard = Some(unheard_us).filter(|age| is_over(*age));
         let unread_us = age(self.unread_since_us.load(Ordering::Acquire));
         let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
         let everybody_us = unread_us.max(unheard.unwrap_or_default());
@@ -245,5 +263,33 @@ mod tests {
         silent.heard(now_us());
         let look = silent.look(&namespace);
         assert!(!look.is_everybody_behind && look.behind_us == 0);
+    }
+
+    #[test]
+    fn everybody_is_behind_while_the_end_of_the_stream_is_not_known() {
+        let namespace = NamespaceName::new("llama").unwrap();
+        let (unknown, _) = freshness(Some(Duration::from_secs(1)), Duration::ZERO);
+        unknown.stream_known(now_us() - 2_000_000);
+        let look = unknown.look(&namespace);
+        assert!(look.is_everybody_behind && look.behind_us >= 2_000_000);
+        unknown.stream_known(now_us());
+        assert!(!unknown.look(&namespace).is_everybody_behind);
+        // Without a stream, and without a limit.
+        unknown.stream_known(0);
+        assert!(!unknown.look(&namespace).is_everybody_behind);
+        let (unlimited, _) = freshness(None, Duration::ZERO);
+        unlimited.stream_known(1);
+        assert!(!unlimited.look(&namespace).is_everybody_behind);
+    }
+
+    #[test]
+    fn the_end_of_the_stream_is_asked_for_twice_before_holders_are_behind() {
+        for limit_ms in [20, 250, 1_000, 3_600_000] {
+            let limit = Duration::from_millis(limit_ms);
+            let (limited, _) = freshness(Some(limit), Duration::ZERO);
+            assert!(limited.look_interval() * 2 < limit, "{limit:?}");
+        }
+        let (unlimited, _) = freshness(None, Duration::ZERO);
+        assert_eq!(unlimited.look_interval(), Duration::from_millis(500));
     }
 }

@@ -90,11 +90,13 @@ impl Claim {
     }
 
     /// Claims the bucket, or renews this deployment's claim. The bucket must exist.
-    pub(super) async fn stake(&self, jetstream: &Context) -> Result<(), ClaimError> {
+    pub(super) async fn stake(&self, jetstream: &Context) -> Result<u64, ClaimError> {
         for _ in 0..TRIES_MAX {
-            let last_sequence = self.check(jetstream).await?;
-            if self.write(jetstream, last_sequence).await? {
-                return Ok(());
+            let last_sequence = self.check(jetstream).await?.map_or(0, |(sequence, _)| sequence);
+            if self.write(jetstream, last_sequence).await?
+                && let Some((_, taken_us)) = self.check(jetstream).await?
+            {
+                return Ok(taken_us);
             }
         }
         Err(ClaimError::Failed("others write to it all the time".to_owned()))
@@ -102,18 +104,19 @@ impl Claim {
 
     /// Returns the number that the present claim has in the stream, or 0 if there is no claim. A claim of another
     /// deployment is an error.
-    async fn check(&self, jetstream: &Context) -> Result<u64, ClaimError> {
+    async fn check(&self, jetstream: &Context) -> Result<Option<(u64, u64)>, ClaimError> {
         let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
         let stream = stream.await.map_err(|error| failed(&error))?;
         let message = match stream.get_last_raw_message_by_subject(&self.subject()).await {
             Ok(message) => message,
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(0),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
             Err(error) => return Err(failed(&error)),
         };
         let object: Option<ObjectInfo> = serde_json::from_slice(&message.payload).ok();
         let of = |key: &str| object.as_ref().and_then(|object| object.metadata.get(key));
         if object.as_ref().is_some_and(|object| object.deleted) || of(DEPLOYMENT) == Some(&self.deployment) {
-            return Ok(message.sequence);
+            let taken_us = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+            return Ok(Some((message.sequence, taken_us)));
         }
         let words = |key, otherwise| of(key).map_or(String::from(otherwise), |text| shown(text));
         Err(ClaimError::Taken {

@@ -28,6 +28,7 @@ use super::failing::SnapshotFailing;
 use super::object_store::{ObjectStoreError, SnapshotStore};
 use super::restore::{RestoreError, Restored, Restorer};
 use super::save::Snapshotter;
+use super::server_clock::ServerClock;
 use kvatlas_process::storage::Storage;
 use kvatlas_process::storage::{DirectoryLock, LockError};
 
@@ -145,6 +146,7 @@ async fn connect_store(
         config: config.clone(),
         keep: shared.config.snapshots.keep.max(1),
         claim: Claim::new(&config.bucket, &deployment, instance),
+        clock: ServerClock::default(),
         deployment,
     })
 }
@@ -241,7 +243,9 @@ impl SnapshotKeeper {
     pub(crate) async fn save(&self) -> Result<(), String> {
         let (snapshotter, metrics) = (Arc::clone(&self.snapshotter), Arc::clone(&self.metrics));
         let (runtime, history) = (Handle::current(), Arc::clone(&self.history));
-        let written = tokio::task::spawn_blocking(move || match snapshotter.save(&runtime) {
+        let server_us = self.store.as_ref().and_then(|store| store.clock.time_us());
+        let begun_us = server_us.unwrap_or_else(unix_time_us);
+        let written = tokio::task::spawn_blocking(move || match snapshotter.save(begun_us, &runtime) {
             Ok(saved) => {
                 save_history(&history, snapshotter.directory());
                 metrics.written(saved.bytes, saved.elapsed, SystemTime::now());

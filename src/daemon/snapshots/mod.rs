@@ -44,6 +44,7 @@ mod keeper;
 mod object_store;
 mod restore;
 mod save;
+mod server_clock;
 mod walked;
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! - At the start, a daemon fetches the newest object that is newer than its newest file, checks it, and puts it among
 //!   the files. A damaged object is skipped, as a damaged file is.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,7 +29,8 @@ use kvatlas_telemetry::SnapshotMetrics;
 use kvatlas_telemetry::labels::SnapshotRejection;
 
 use super::claim::{Claim, ClaimError, Deployment};
-use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
+use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, snapshot_name, stamp_of};
+use super::server_clock::ServerClock;
 use kvatlas_process::storage::open_regular;
 
 /// Time for which objects are kept in a bucket that the daemon has made. An older snapshot is of no use. Pieces that a
@@ -40,6 +42,9 @@ const PIECE_BYTES: usize = 512 << 10;
 const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Maximum number of objects in a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
+/// Microseconds by which a name's time may lie in the server's future: clocks that go on between the server's answers drift, and the
+/// servers of a cluster differ. A name that is further ahead was not given by the server's clock.
+const AHEAD_US_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// Reason why a snapshot could not be exchanged with the Object Store.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +122,8 @@ pub struct SnapshotStore {
     pub(super) keep: usize,
     pub(super) deployment: Deployment,
     pub(super) claim: Claim,
+    /// The clock of the server, as told whenever the bucket is claimed.
+    pub(super) clock: ServerClock,
 }
 
 impl SnapshotStore {
@@ -138,7 +145,8 @@ impl SnapshotStore {
         if bytes > self.config.snapshot_bytes_max {
             return Err(self.too_large(&name));
         }
-        let bucket = self.claimed().await?;
+        let (bucket, server_us) = self.claimed().await?;
+        let name = stamp_of(&name).map_or(name, |stamp| snapshot_name(stamp.min(server_us)));
         let metadata = ObjectMetadata {
             name: name.clone(),
             chunk_size: Some(PIECE_BYTES),
@@ -175,14 +183,13 @@ impl SnapshotStore {
         limits: &WireLimits,
         metrics: &SnapshotMetrics,
     ) -> Result<Option<PathBuf>, ObjectStoreError> {
-        let bucket = self.claimed().await?;
+        let (bucket, server_us) = self.claimed().await?;
         let newest = directory.newest_stamp()?;
-        for (stamp, name) in self.snapshots(&bucket, metrics).await? {
-            if Some(stamp) <= newest {
-                break;
-            }
+        let objects = self.snapshots(&bucket, metrics).await?;
+        for (name, file_name) in to_fetch(objects, newest, server_us) {
             let started = Instant::now();
-            match self.fetch(&bucket, &name, directory, limits, metrics).await {
+            let fetching = self.fetch(&bucket, &name, (directory, &file_name), limits, metrics);
+            match fetching.await {
                 Ok(Some((path, bytes))) => {
                     metrics.fetched(&name, bytes, started.elapsed());
                     return Ok(Some(path));
@@ -200,7 +207,7 @@ impl SnapshotStore {
         &self,
         bucket: &ObjectStore,
         name: &str,
-        directory: &SnapshotDirectory,
+        (directory, file_name): (&SnapshotDirectory, &str),
         limits: &WireLimits,
         metrics: &SnapshotMetrics,
     ) -> Result<Option<(PathBuf, u64)>, ObjectStoreError> {
@@ -243,7 +250,7 @@ impl SnapshotStore {
             verify(std::io::BufReader::new(file), &limits)
         });
         match checking.await.map_err(|error| failed(&error))? {
-            Ok(_) => Ok(Some((directory.persist(temporary, name)?, bytes))),
+            Ok(_) => Ok(Some((directory.persist(temporary, file_name)?, bytes))),
             Err(error) => {
                 metrics.rejected(SnapshotRejection::from(&error), &name, &error);
                 Ok(None)
@@ -254,7 +261,7 @@ impl SnapshotStore {
     /// Removes outdated objects. An object that cannot be removed does not stop the removal of the others.
     async fn prune(&self, bucket: &ObjectStore, metrics: &SnapshotMetrics) -> Result<(), ObjectStoreError> {
         let mut pruned = Ok(());
-        for (_, name) in self.snapshots(bucket, metrics).await?.into_iter().skip(self.keep) {
+        for name in self.snapshots(bucket, metrics).await?.into_iter().skip(self.keep) {
             match bucket.delete(&name).await {
                 Ok(()) => {}
                 // Another replica was faster.
@@ -273,7 +280,7 @@ impl SnapshotStore {
         &self,
         bucket: &ObjectStore,
         metrics: &SnapshotMetrics,
-    ) -> Result<Vec<(u64, String)>, ObjectStoreError> {
+    ) -> Result<Vec<String>, ObjectStoreError> {
         let patience = self.config.patience;
         tokio::time::timeout(patience, self.list(bucket, metrics))
             .await
@@ -284,7 +291,7 @@ impl SnapshotStore {
         &self,
         bucket: &ObjectStore,
         metrics: &SnapshotMetrics,
-    ) -> Result<Vec<(u64, String)>, ObjectStoreError> {
+    ) -> Result<Vec<String>, ObjectStoreError> {
         let failed = |error: &dyn std::fmt::Display| ObjectStoreError::List {
             bucket: self.config.bucket.clone(),
             reason: error.to_string(),
@@ -305,22 +312,21 @@ impl SnapshotStore {
                     continue;
                 }
             };
-            let Some(stamp) = stamp_of(&object.name).filter(|_| !object.deleted) else {
+            if stamp_of(&object.name).is_none() || object.deleted {
                 continue;
-            };
+            }
             // Replicas send no links. One can lead to itself.
             if object.options.is_some_and(|options| options.link.is_some()) {
                 metrics.object_passed_over(&format_args!("{} is a link", object.name));
                 continue;
             }
-            found.push((stamp, object.name));
+            found.push(object.name);
         }
         if let Some(error) = unreadable.filter(|_| found.is_empty()) {
             // Nothing shows that the fault was the object's.
             return Err(failed(&error));
         }
-        found.sort_unstable_by(|one, other| other.cmp(one));
-        Ok(found)
+        Ok(last_sent_first(found))
     }
 
     async fn open_if_there(&self) -> Result<Option<ObjectStore>, ObjectStoreError> {
@@ -356,22 +362,27 @@ impl SnapshotStore {
     }
 
     /// Opens or makes the bucket, and claims the bucket for this deployment.
-    async fn claimed(&self) -> Result<ObjectStore, ObjectStoreError> {
+    async fn claimed(&self) -> Result<(ObjectStore, u64), ObjectStoreError> {
         let bucket = self.open_or_create().await?;
         let name = || self.config.bucket.clone();
         let staked = self.claim.stake(&self.jetstream).await;
-        staked.map(|()| bucket).map_err(|error| match error {
-            ClaimError::Taken { deployment, instance } => ObjectStoreError::Taken {
-                bucket: name(),
-                deployment,
-                instance,
-                own: self.deployment.to_string(),
-            },
-            ClaimError::Failed(reason) => ObjectStoreError::Claim {
-                bucket: name(),
-                reason,
-            },
-        })
+        if let Ok(server_us) = &staked {
+            self.clock.note(*server_us);
+        }
+        staked
+            .map(|server_us| (bucket, server_us))
+            .map_err(|error| match error {
+                ClaimError::Taken { deployment, instance } => ObjectStoreError::Taken {
+                    bucket: name(),
+                    deployment,
+                    instance,
+                    own: self.deployment.to_string(),
+                },
+                ClaimError::Failed(reason) => ObjectStoreError::Claim {
+                    bucket: name(),
+                    reason,
+                },
+            })
     }
 
     fn unusable(&self, error: &dyn std::fmt::Display) -> ObjectStoreError {
@@ -389,6 +400,36 @@ impl SnapshotStore {
     }
 }
 
+/// Turns the names of objects around, which came in the order of sending. A name that came twice was sent twice: the last time counts.
+fn last_sent_first(mut names: Vec<String>) -> Vec<String> {
+    names.reverse();
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    names
+}
+
+/// Returns the objects that are newer than the newest file, newest first, each with the name that its file is to have. That name is
+/// later than the newest file's.
+///
+/// - `objects` are in the order of sending, the last one first. So behind an object that is not newer, none is.
+/// - `newest_file` is the time in the newest file's name, and `server_us` the server's time.
+fn to_fetch(
+    objects: Vec<String>,
+    newest_file: Option<u64>,
+    server_us: u64,
+) -> impl Iterator<Item = (String, String)> {
+    let comparable = newest_file.filter(|stamp| *stamp <= server_us.saturating_add(AHEAD_US_MAX));
+    let newer = objects.into_iter().map_while(move |name| {
+        let stamp =
+            stamp_of(&name).filter(|stamp| Some(*stamp) != newest_file && Some(*stamp) > comparable)?;
+        Some((stamp, name))
+    });
+    newer.map(move |(stamp, name)| {
+        let after_files = newest_file.map_or(0, |newest| newest.saturating_add(1));
+        (name, snapshot_name(stamp.min(server_us).max(after_files)))
+    })
+}
+
 fn is_missing(error: &GetStreamError) -> bool {
     matches!(error.kind(), GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }
@@ -398,5 +439,65 @@ fn object_error(action: &'static str, name: &str, error: &dyn std::fmt::Display)
         action,
         name: name.to_owned(),
         reason: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_000_000_000_000;
+    const MINUTE: u64 = 60 * 1_000_000;
+    const DAY: u64 = 24 * 60 * MINUTE;
+
+    fn names(stamps: &[u64]) -> Vec<String> {
+        stamps.iter().map(|stamp| snapshot_name(*stamp)).collect()
+    }
+
+    /// The times of the objects that a start fetches, and of the files that they become.
+    fn fetched(objects: &[u64], newest_file: Option<u64>) -> Vec<(u64, u64)> {
+        let stamp = |name: String| stamp_of(&name).unwrap();
+        to_fetch(names(objects), newest_file, NOW)
+            .map(|(object, file)| (stamp(object), stamp(file)))
+            .collect()
+    }
+
+    #[test]
+    fn the_newest_object_is_the_one_that_was_sent_last() {
+        // A replica whose clock was ahead sent the second one.
+        let sent = names(&[1, NOW + DAY, 2, 3]);
+        assert_eq!(last_sent_first(sent), names(&[3, 2, NOW + DAY, 1]));
+        // Sent anew while the list was made.
+        assert_eq!(last_sent_first(names(&[1, 2, 1])), names(&[1, 2]));
+    }
+
+    #[test]
+    fn a_start_fetches_what_is_newer_than_its_files() {
+        let (old, file, new) = (NOW - 3 * MINUTE, NOW - 2 * MINUTE, NOW - MINUTE);
+        assert_eq!(fetched(&[new, old], None), [(new, new), (old, old)]);
+        assert_eq!(fetched(&[new, old], Some(file)), [(new, new)]);
+        assert_eq!(fetched(&[old, new], Some(file)), []);
+        assert_eq!(fetched(&[file, old], Some(file)), []);
+    }
+
+    #[test]
+    fn an_object_of_a_clock_that_was_ahead_does_not_replace_newer_files() {
+        let (ahead, sent, file) = (NOW + DAY, NOW - 2 * MINUTE, NOW - MINUTE);
+        // Sent before an object that is older than the file.
+        assert_eq!(fetched(&[sent, ahead], Some(file)), []);
+        assert_eq!(fetched(&[sent, ahead], Some(sent)), []);
+        // A fresh replica takes the last one first. None of the files has a time of the future.
+        assert_eq!(fetched(&[sent, ahead], None), [(sent, sent), (ahead, NOW)]);
+    }
+
+    #[test]
+    fn a_file_of_a_clock_that_was_ahead_does_not_keep_newer_objects_away() {
+        let (ahead, new) = (NOW + DAY, NOW - MINUTE);
+        // The fetched one is loaded first, whatever the times.
+        assert_eq!(fetched(&[new], Some(ahead)), [(new, ahead + 1)]);
+        // Its own, which nobody has followed.
+        assert_eq!(fetched(&[ahead, new], Some(ahead)), []);
+        // Clocks drift.
+        assert_eq!(fetched(&[new], Some(NOW + MINUTE)), []);
     }
 }

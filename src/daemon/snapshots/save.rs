@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::lanes::{LanePool, PoolError, StreamPosition};
-use kvatlas_client::unix_time_us;
 use kvatlas_core::snapshot::{SnapshotTotals, StreamCursor};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_telemetry::labels::SnapshotFailure;
@@ -104,12 +103,12 @@ impl Snapshotter {
     /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor
     /// and, for an irregular holder, to collect its events. Walking, encoding, compressing and writing happen on the
     /// calling thread. Queries do not wait.
-    pub fn save(&self, runtime: &Handle) -> Result<Saved, SaveError> {
+    pub fn save(&self, begun_us: u64, runtime: &Handle) -> Result<Saved, SaveError> {
         let _alone = self.saving.try_lock().ok_or(SaveError::Busy)?;
         let started = Instant::now();
         let written = self
             .directory
-            .write::<SaveError>(unix_time_us(), |writer| self.fill(writer, runtime))?;
+            .write::<SaveError>(begun_us, |writer| self.fill(writer, runtime))?;
         Ok(Saved {
             path: written.path,
             bytes: written.bytes,

@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 
 use crate::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSettings, StreamPosition};
 use crate::shared::unbounded;
+use kvatlas_client::unix_time_us;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::{Namespaces, Search, TierDepth};
 use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
@@ -120,7 +121,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 async fn save(snapshotter: &Arc<Snapshotter>) -> Saved {
     let (snapshotter, runtime) = (Arc::clone(snapshotter), Handle::current());
-    blocking(move || snapshotter.save(&runtime).unwrap()).await
+    blocking(move || snapshotter.save(unix_time_us(), &runtime).unwrap()).await
 }
 
 fn namespace() -> NamespaceName {
@@ -271,7 +272,8 @@ async fn two_snapshots_are_not_written_at_once() {
     let runtime = Handle::current();
     let refused = {
         let snapshotter = Arc::clone(&snapshotter);
-        blocking(move || snapshotter.while_saving(|| snapshotter.save(&runtime).unwrap_err())).await
+        blocking(move || snapshotter.while_saving(|| snapshotter.save(unix_time_us(), &runtime).unwrap_err()))
+            .await
     };
     assert!(matches!(refused, SaveError::Busy));
     save(&snapshotter).await;

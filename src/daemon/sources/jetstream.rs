@@ -39,7 +39,7 @@ use kvatlas_telemetry::labels::ConsumerReset;
 use super::pulse::{Beat, Pulse};
 use super::span_of;
 use super::stream::{EventStream, StreamError, StreamSpan};
-use super::stream_end::StreamEnd;
+use super::stream_end::{StreamEnd, StreamLook};
 use super::unread::Unread;
 
 /// Maximum number of messages in one pull, that is, in one request for messages.
@@ -197,6 +197,8 @@ impl JetStreamSource {
             self.position.advance(last, None);
         }
         self.metrics.set_progress(cursor.sequence, waiting);
+        // What the stream has by now is waited for, or the first request brings it.
+        let asked_us = now_us();
         let first = self.probe(&consumer).await?;
         let messages = consumer
             .stream()
@@ -216,7 +218,7 @@ impl JetStreamSource {
             target: if waiting == 0 || is_lost { 0 } else { last },
             stall: Some(stall),
             delivery: 1,
-            unread: Unread::default(),
+            unread: Unread::since(asked_us),
             looked_at: None,
             looked_in: None,
         })
@@ -307,6 +309,7 @@ impl JetStreamSource {
             Err(error) => return Detached::Reset(ConsumerReset::Connection, error.to_string()),
         };
         freshness.set_unread(0);
+        freshness.stream_known(attached.unread.known_us());
         self.attached.send_replace(true);
         if let Some(first) = attached.first.take()
             && let Err((reason, detail)) = self.take(first, &mut attached).await
@@ -317,7 +320,8 @@ impl JetStreamSource {
             self.end_stall(&mut attached, 0).await;
         }
         let (jetstream, name) = (self.jetstream.clone(), self.config.name.clone());
-        let mut end = StreamEnd::watch(jetstream, name, Arc::clone(&self.position));
+        let interval = freshness.look_interval();
+        let mut end = StreamEnd::watch(jetstream, name, Arc::clone(&self.position), interval);
         let mut looks = tokio::time::interval(NEXT_PATIENCE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -341,8 +345,8 @@ impl JetStreamSource {
                     Beat::Sent | Beat::Other => Ok(()),
                 },
                 next = attached.messages.next() => self.take_next(next, &mut attached).await,
-                last = end.told() => {
-                    self.note_end(last, &mut attached);
+                look = end.told() => {
+                    self.note_end(look, &mut attached);
                     Ok(())
                 }
                 _ = looks.tick() => {
@@ -358,11 +362,20 @@ impl JetStreamSource {
 
     /// Notes the number `last` of the stream's last message, as the server reports it. All unread messages up to that
     /// number count as waiting, even if the consumer reports none.
-    fn note_end(&self, last: u64, attached: &mut Attached) {
+    fn note_end(&self, look: StreamLook, attached: &mut Attached) {
         let sequence = self.position.sequence();
-        let since_us = attached.unread.note_end(sequence, last, now_us());
-        self.pool.freshness().set_unread(since_us);
-        self.metrics.set_progress(sequence, last.saturating_sub(sequence));
+        let since_us = attached.unread.note_end(sequence, look);
+        self.publish_age(since_us, attached);
+        self.metrics
+            .set_progress(sequence, look.last.saturating_sub(sequence));
+    }
+
+    /// Tells queries since when messages are unread, and up to when all messages are known.
+    fn publish_age(&self, unread_since_us: u64, attached: &Attached) {
+        let freshness = self.pool.freshness();
+        // In this order: nobody may take an unread message for a read one.
+        freshness.set_unread(unread_since_us);
+        freshness.stream_known(attached.unread.known_us());
     }
 
     /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
@@ -454,7 +467,7 @@ impl JetStreamSource {
         self.position.advance(sequence, Some(digest));
         self.metrics.set_progress(sequence, waiting);
         let unread_since_us = attached.unread.note(sequence, waiting, now_us());
-        self.pool.freshness().set_unread(unread_since_us);
+        self.publish_age(unread_since_us, attached);
         if attached.stall.is_none() && waiting > self.lag_max {
             attached.stall = Some(self.trust.stall());
             attached.target = sequence + waiting;

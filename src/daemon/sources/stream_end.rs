@@ -12,37 +12,52 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::lanes::StreamPosition;
+use crate::lanes::{StreamPosition, now_us};
 
-/// Time without a message after which the server is asked. Also the interval between further requests.
-const INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum time for the server to answer.
+/// How long the server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of a stream's last message, as the server reports it from time to time.
+/// One look at the end of a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StreamLook {
+    /// Number of the stream's last message.
+    pub(super) last: u64,
+    /// Time at which the server was asked, by [`now_us`]. Messages with higher numbers are not older.
+    pub(super) asked_us: u64,
+}
+
+/// Watches the number of a stream's last message, as the server reports it.
 pub(super) struct StreamEnd {
-    last: watch::Receiver<u64>,
+    last: watch::Receiver<StreamLook>,
     _looking: AbortOnDropHandle<()>,
 }
 
 impl StreamEnd {
-    /// Starts to ask for the last message of the stream `name` whenever `position` does not move.
-    pub(super) fn watch(jetstream: Context, name: String, position: Arc<StreamPosition>) -> Self {
-        let (told, last) = watch::channel(0);
+    /// Starts to ask for the last message of the stream called `name`, at once, and then whenever `position` has stood still for
+    /// `interval`.
+    pub(super) fn watch(
+        jetstream: Context,
+        name: String,
+        position: Arc<StreamPosition>,
+        interval: Duration,
+    ) -> Self {
+        let (told, last) = watch::channel(StreamLook::default());
         let looking = tokio::spawn(async move {
-            let mut interval = tokio::time::interval(INTERVAL);
+            let mut interval = tokio::time::interval(interval);
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut before = None;
+            let mut before = Some(position.sequence());
             loop {
                 interval.tick().await;
                 let now = position.sequence();
                 if before.replace(now) != Some(now) {
                     continue;
                 }
-                // If the server does not answer, other doubts stand for that.
+                let asked_us = now_us();
+                // If the server does not answer, the end of the stream is not known, and answers say so.
                 let asked = tokio::time::timeout(PATIENCE, jetstream.get_stream(&name)).await;
                 if let Ok(Ok(stream)) = asked {
-                    told.send_replace(stream.cached_info().state.last_sequence);
+                    let last = stream.cached_info().state.last_sequence;
+                    told.send_replace(StreamLook { last, asked_us });
                 }
             }
         });
@@ -54,7 +69,7 @@ impl StreamEnd {
 
     /// Waits for the server's next report of the number of the stream's last message, and returns that number. The
     /// future can be dropped at any time.
-    pub(super) async fn told(&mut self) -> u64 {
+    pub(super) async fn told(&mut self) -> StreamLook {
         match self.last.changed().await {
             Ok(()) => *self.last.borrow_and_update(),
             // The runtime is ending.

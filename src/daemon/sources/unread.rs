@@ -1,45 +1,77 @@
-//! Record of unread messages in the events stream, with the times since which the daemon has known of them.
+//! Record of unread messages in the events stream, with the times since which they can be there.
 
 use std::collections::VecDeque;
 
-/// Maximum number of *sightings* that are remembered. A sighting is the number of the stream's last message at a time
-/// when messages were unread.
+use super::stream_end::StreamLook;
+
+/// Most *sightings* that are remembered. A sighting is the number of the stream's last message at a time when messages were
+/// unread.
 const SIGHTINGS_MAX: usize = 64;
 /// Minimum time between two sightings, in microseconds.
 const SIGHTING_INTERVAL_US: u64 = 10_000;
 
-/// Sightings of unread messages in the stream. A sighting is the number of the stream's last message at one time.
-#[derive(Debug, Default)]
+/// Sightings of unread messages in the stream.
+#[derive(Debug)]
 pub(super) struct Unread {
-    /// Sightings in the order of time. Each is the number of the stream's last message, and the time in microseconds at
-    /// which the server reported it.
+    /// Sightings in the order of time: the number of the stream's last message, and the earliest time at which the messages up to that
+    /// number can have come to the stream, in microseconds.
     sightings: VecDeque<(u64, u64)>,
+    /// Time up to which all messages of the stream are read or among the sightings, in microseconds.
+    known_us: u64,
 }
 
 impl Unread {
-    /// Returns the number of the last message that the stream is known to have. `None` if no sighting is remembered.
+    /// Makes the record of a stream whose messages up to the time `known_us` are read, or known otherwise.
+    pub(super) fn since(known_us: u64) -> Self {
+        Self {
+            sightings: VecDeque::new(),
+            known_us,
+        }
+    }
+
+    /// Number of the last message that the stream is known to have; `None` if none is remembered.
     pub(super) fn last(&self) -> Option<u64> {
         self.sightings.back().map(|(last, _)| *last)
     }
 
-    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages after it. Returns the time since
-    /// which the next unread message has been known, in microseconds, or 0 if there is none.
-    pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
-        self.note_end(sequence, sequence + waiting, now_us)
+    /// Time up to which all messages of the stream are read or known to be unread, in microseconds.
+    pub(super) fn known_us(&self) -> u64 {
+        self.known_us
     }
 
-    /// Notes the same as [`Self::note`], but is given the number `last` of the stream's last message.
-    pub(super) fn note_end(&mut self, sequence: u64, last: u64, now_us: u64) -> u64 {
+    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages behind it. Returns the time since which the
+    /// next unread message has been known, in microseconds, or 0 if there is none.
+    pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
+        self.see(sequence, sequence + waiting, now_us, now_us)
+    }
+
+    /// Notes the same as [`Self::note`], after a look at the end of the stream. A message that no earlier sighting has may have come just
+    /// after the end was last known. So it counts as waiting since then.
+    pub(super) fn note_end(&mut self, sequence: u64, look: StreamLook) -> u64 {
+        let since_us = self.known_us.min(look.asked_us);
+        self.see(sequence, look.last, since_us, look.asked_us)
+    }
+
+    /// Notes that message `sequence` has been read, and that `last` was the stream's last message at `at_us`.
+    fn see(&mut self, sequence: u64, last: u64, since_us: u64, at_us: u64) -> u64 {
         while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
             self.sightings.pop_front();
         }
-        let is_due = self
-            .sightings
-            .back()
-            .is_none_or(|(_, at)| now_us.saturating_sub(*at) >= SIGHTING_INTERVAL_US);
-        if last > sequence && is_due && self.sightings.len() < SIGHTINGS_MAX {
-            self.sightings.push_back((last, now_us));
+        let is_new = last > sequence.max(self.last().unwrap_or_default());
+        let has_room = self.sightings.len() < SIGHTINGS_MAX;
+        match self.sightings.back_mut() {
+            _ if !is_new => {}
+            // As good as of the same time.
+            Some((back, at)) if since_us.saturating_sub(*at) < SIGHTING_INTERVAL_US => *back = last,
+            _ if has_room => self.sightings.push_back((last, since_us)),
+            // Later than all sightings, of which the oldest counts.
+            _ => return self.oldest_us(),
         }
+        self.known_us = self.known_us.max(at_us);
+        self.oldest_us()
+    }
+
+    fn oldest_us(&self) -> u64 {
         self.sightings.front().map_or(0, |(_, at)| *at)
     }
 }
@@ -50,20 +82,63 @@ mod tests {
 
     #[test]
     fn the_next_message_is_known_since_the_end_behind_it_was_seen() {
-        let mut unread = Unread::default();
+        let mut unread = Unread::since(50);
         assert_eq!(unread.note(1, 0, 100), 0);
         assert_eq!(unread.note(2, 8, 200), 200);
-        // The consumer has delivered all that it counts, and the stream has more.
-        let mut paused = Unread::default();
-        assert_eq!(paused.note(7, 0, 100), 0);
-        assert_eq!(paused.note_end(7, 7, 200), 0);
-        assert_eq!(paused.note_end(7, 9, 300), 300);
-        assert_eq!((paused.last(), paused.note(9, 0, 400)), (Some(9), 0));
         let later = 200 + SIGHTING_INTERVAL_US;
         assert_eq!(unread.note(3, 20, later), 200);
         // Message 10 was the last one seen at first.
         assert_eq!(unread.note(9, 14, later + 1), 200);
         assert_eq!(unread.note(10, 13, later + 2), later);
         assert_eq!(unread.note(23, 0, later + 3), 0);
+    }
+
+    #[test]
+    fn a_message_that_a_look_finds_waits_since_the_look_before() {
+        let look = |last, asked_us| StreamLook { last, asked_us };
+        // The consumer has delivered all that it counts, and the stream has more.
+        let mut paused = Unread::since(50);
+        assert_eq!((paused.note_end(0, look(3, 60)), paused.known_us()), (50, 60));
+        assert_eq!((paused.note(7, 0, 100), paused.known_us()), (0, 100));
+        assert_eq!((paused.note_end(7, look(7, 200)), paused.known_us()), (0, 200));
+        assert_eq!(
+            (paused.note_end(7, look(9, 300_000)), paused.known_us()),
+            (200, 300_000)
+        );
+        // More has come since then, and is not the oldest.
+        assert_eq!(paused.note_end(7, look(11, 400_000)), 200);
+        assert_eq!((paused.last(), paused.note(9, 2, 500_000)), (Some(11), 300_000));
+        assert_eq!(paused.note(11, 0, 600_000), 0);
+        // The answer to a question from before the last message says nothing of later messages.
+        assert_eq!(
+            (paused.note_end(11, look(12, 550_000)), paused.known_us()),
+            (550_000, 600_000)
+        );
+    }
+
+    #[test]
+    fn a_message_that_is_not_remembered_is_not_known() {
+        let mut unread = Unread::since(0);
+        let sightings = SIGHTINGS_MAX as u64;
+        for number in 1..=sightings {
+            assert_eq!(
+                unread.note(0, number, number * SIGHTING_INTERVAL_US),
+                SIGHTING_INTERVAL_US
+            );
+        }
+        let known_us = unread.known_us();
+        assert_eq!(known_us, sightings * SIGHTING_INTERVAL_US);
+        let look = StreamLook {
+            last: sightings + 1,
+            asked_us: known_us + 5 * SIGHTING_INTERVAL_US,
+        };
+        // There is no room for a later sighting. What counts from the time of the last one is taken into that.
+        assert_eq!(unread.note(0, sightings + 1, look.asked_us), SIGHTING_INTERVAL_US);
+        assert_eq!((unread.known_us(), unread.last()), (known_us, Some(sightings)));
+        assert_eq!(unread.note_end(0, look), SIGHTING_INTERVAL_US);
+        assert_eq!(
+            (unread.known_us(), unread.last()),
+            (look.asked_us, Some(sightings + 1))
+        );
     }
 }

@@ -1,0 +1,47 @@
+//! The clock of the NATS server that has the bucket. It is one clock for all replicas.
+//!
+//! A replica's own clock can be ahead of the others' clocks, or behind them. Snapshots that replicas exchange are compared by the times in
+//! their names. So a daemon with a bucket takes these times from the server.
+
+use parking_lot::Mutex;
+
+use crate::lanes::now_us;
+
+/// The server's clock, as last told and counted on since.
+#[derive(Debug, Default)]
+pub(super) struct ServerClock {
+    /// The time that the server told, and the time of [`now_us`] when the answer came. `None` before the first answer.
+    told: Mutex<Option<(u64, u64)>>,
+}
+
+impl ServerClock {
+    /// Notes the server's time, in microseconds since the Unix epoch. An answer that took long makes this clock late, never early.
+    pub(super) fn note(&self, server_us: u64) {
+        *self.told.lock() = Some((server_us, now_us()));
+    }
+
+    /// The server's time, in microseconds since the Unix epoch. `None` if the server has told none.
+    pub(super) fn time_us(&self) -> Option<u64> {
+        let (server_us, then_us) = (*self.told.lock())?;
+        Some(server_us.saturating_add(now_us().saturating_sub(then_us)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_servers_time_goes_on_from_what_it_told_last() {
+        let clock = ServerClock::default();
+        assert_eq!(clock.time_us(), None);
+        // A day of the year 2255, and then one of 1970: the machine's own clock does not matter, and the last answer counts.
+        let (late, early) = (9_000_000_000_000_000, 5_000_000_000);
+        clock.note(late);
+        assert!(clock.time_us() >= Some(late));
+        clock.note(early);
+        let time = clock.time_us();
+        assert!(Some(early) <= time && time < Some(late));
+        assert!(clock.time_us() >= time);
+    }
+}
