@@ -37,7 +37,7 @@ pub enum NameError {
 const NAME_BYTES_MAX: usize = 64;
 
 /// Name of the namespace, and of the worker in it, with which `kvatlas doctor` probes a deployment. A daemon forgets
-/// the namespace as soon as it is empty.
+/// the namespace as soon as it is empty, and bounds it by itself: it exists beside the limits on namespaces.
 pub const PROBE_NAME: &str = "kvatlas-doctor";
 
 fn check(text: &str, max: usize) -> Result<(), NameError> {
