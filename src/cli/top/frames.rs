@@ -38,15 +38,18 @@ pub(super) struct DaemonFrame {
     pub(super) strays: Vec<StrayNamespace>,
     /// Why snapshots are not written; `None` if they are. An older daemon leaves it out.
     #[serde(default)]
-    pub(super) snapshots: Option<SnapshotWriteFailure>,
+    pub(super) snapshots: Option<FrameSnapshotFailure>,
+    /// Why snapshots are not sent to the Object Store; `None` if they are. An older daemon leaves it out.
+    #[serde(default)]
+    pub(super) uploads: Option<FrameSnapshotFailure>,
     /// Holders whose doubts cost most: the holder's number, and the cost in words. An older daemon leaves them out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
 
-/// Failure to write snapshots.
+/// Failure to write snapshots, or to send them.
 #[derive(Debug, Deserialize)]
-pub(super) struct SnapshotWriteFailure {
+pub(super) struct FrameSnapshotFailure {
     pub(super) error: String,
     /// Beginning of the failures, in microseconds since the Unix epoch.
     pub(super) since_us: u64,

@@ -49,10 +49,11 @@ const WAITING_MAX: usize = 2;
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// Names of the alerts for troubles on the page that belong to no single holder and no batch.
-const ALERTS: [&str; 4] = [
+const ALERTS: [&str; 5] = [
     "KvatlasClockAhead",
     "KvatlasPromisesBroken",
     "KvatlasShardMissing",
+    "KvatlasSnapshotUploadsFail",
     "KvatlasSnapshotsFail",
 ];
 
@@ -96,6 +97,8 @@ struct PageFrame<'a> {
     strays: Vec<Stray>,
     /// Why snapshots are not written.
     snapshots: Option<FailingSnapshots>,
+    /// Why snapshots are not sent to the Object Store.
+    uploads: Option<FailingSnapshots>,
     /// The holders whose doubts concern the most queries: the holder's number, and the share of queries in words.
     costs: Vec<(Number, String)>,
 }
@@ -245,7 +248,8 @@ impl Page {
             rates: shared.meter.rates(),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
             strays: (self.looked.strays)(),
-            snapshots: self.looked.snapshot_failing.now(),
+            snapshots: self.looked.snapshot_failing.writing(),
+            uploads: self.looked.snapshot_failing.sending(),
             costs: self.told_costs(&shared.fleet),
             fleet: shared.fleet.change(heard),
         };
