@@ -173,6 +173,8 @@ async fn create_stream(nats: &async_nats::Client) -> StreamCursor {
         created_us: u64::try_from(created_us).unwrap(),
         sequence: 0,
         digest: None,
+        intake: None,
+        has_all: true,
     }
 }
 

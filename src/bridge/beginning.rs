@@ -1,4 +1,4 @@
-//! The beginning of following an engine: from nothing, or from the state that a bridge has kept of the engine.
+//! The beginning of following an engine: from nothing, or from the state that an earlier bridge has saved.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_ma
 use super::subscribed::SubscribedEvents;
 use super::tensorrt::ServerEvents;
 
-/// One block in this many is checked against its tokens, for a source that hashes as the contract does.
+/// Sampling interval: of the blocks of a source that uses the contract's hashes, one in this many is checked against its
+/// tokens.
 const TRUSTED_SAMPLE: u32 = 64;
 
 /// Parts that a follower of an engine begins with.
@@ -95,7 +96,7 @@ impl Inner {
         )
     }
 
-    /// Reads the kept state of an engine; `None` if no state is kept, or the state is of no use.
+    /// Reads the saved state of an engine; `None` if there is none, or it cannot be used.
     async fn take_up(
         &self,
         directory: &StateDirectory,
@@ -122,7 +123,7 @@ impl Inner {
         reading.await.map_err(|error| error.to_string())
     }
 
-    /// Returns the largest size of an engine's kept state, in bytes.
+    /// Returns the maximum size of an engine's saved state, in bytes.
     fn state_bytes_max(&self) -> u64 {
         let republish = self.options.republish.as_ref();
         engine_bytes_max(
@@ -131,7 +132,7 @@ impl Inner {
         )
     }
 
-    /// Continues to report an engine to daemons, from the kept state.
+    /// Continues to report an engine to daemons, from the state that an earlier bridge saved.
     async fn go_on(
         &self,
         engine: &NewEngine,
@@ -236,16 +237,16 @@ fn name_of(holder: &PublishedHolder) -> String {
     format!("{}/{}", instance_of_worker(&holder.worker), holder.rank)
 }
 
-/// Kept state of an engine, in the form from which a bridge goes on.
+/// Saved state of an engine, converted for the relay and the follower that continue from it.
 struct TakenUp {
     before: Before,
     heard: HeardBefore,
-    /// Blocks that the earlier bridge published once more; `None` if the engine was not republished.
+    /// Blocks that the earlier bridge had republished to routers; `None` if the engine was not republished.
     republished: Option<SavedMirror>,
 }
 
-/// Converts the kept state to the form from which a relay and a follower go on. Returns an error in words if the kept state
-/// contradicts itself.
+/// Converts an engine's saved state for the relay and the follower that continue from it. Returns an error text if the saved
+/// state contradicts itself.
 fn taken_up(kept: KeptEngine, settings: TranslatorSettings, first_max: u64) -> Result<TakenUp, String> {
     let continuity = kept
         .continuity

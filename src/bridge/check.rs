@@ -1,4 +1,4 @@
-//! Checks of engines as they are given, before anything is followed.
+//! Checks of the settings of engines and servers, made before the bridge follows them.
 
 use kvatlas_core::hash::{BlockSize, SchemeAlgorithm};
 use kvatlas_core::index::{NamespaceSettings, Namespaces};
@@ -11,7 +11,7 @@ use super::http::ServerAddress;
 use super::zmtp::split_endpoint;
 use super::{grpc, tensorrt};
 
-/// Checks a server as it is given. Returns the address at which it is asked.
+/// Checks the settings of an engine's server. Returns the address at which the bridge asks the server.
 pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if let Err(error) = worker_of_instance(&server.instance) {
@@ -41,9 +41,9 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
     }
 }
 
-/// Refuses an engine if its block size differs from its namespace's, because queries by tokens would not find its blocks. If the
-/// configuration does not name the namespace, the holders in it tell the size. The engine's own holders do not count: they belong
-/// to a process that has ended.
+/// Refuses an engine if its block size differs from its namespace's, because queries by tokens would not find its blocks. If
+/// the configuration does not name the namespace, the namespace's present holders tell the size. The engine's own holders
+/// are ignored, because they belong to a process that has ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
@@ -73,7 +73,7 @@ pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> R
     }
 }
 
-/// Checks that an engine can be followed as it is given.
+/// Checks that an engine can be followed with the settings that it was given.
 ///
 /// # Errors
 ///
@@ -148,7 +148,8 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// Checks that several bridges of a lease can follow an engine at once, so that each bridge gets all of the engine's events.
+/// Checks that several bridges that share a lease can follow an engine at the same time, each with all of the engine's
+/// events.
 pub(super) fn check_shared(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     match engine.connection() {
         Connection::Drain => Err(RegisterRefusal::Drained {
@@ -163,7 +164,7 @@ fn scheme_of(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
 }
 
-/// Checks an engine that hands on events over gRPC.
+/// Checks the settings of an engine that hands on its events over gRPC.
 fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if grpc::method_path(engine.format).is_none() {

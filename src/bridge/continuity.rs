@@ -1,26 +1,27 @@
 //! Proofs of continuity: tells from the numbers and bytes of an engine's batches whether any are missing. No I/O, no clock.
 //!
-//! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection, a number that continues the count
-//! proves that nothing was lost. Across connections it proves nothing, as another process may have counted as far. It also does not prove
-//! that the replay socket is the same engine's. So digests of the last batches are remembered. Each question to the replay socket begins at
-//! a number that the socket has given before. A batch that comes again has to have the same bytes.
+//! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection, a number that
+//! continues the count proves that nothing was lost. Across connections it proves nothing, as another process may have
+//! counted as far. It also does not prove that the replay socket is the same engine's. So digests of the last batches are
+//! remembered. Each question to the replay socket begins at a number that the socket has given before. A batch that comes
+//! again has to have the same bytes.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Most batches that are remembered, at 16 bytes each.
+/// Maximum number of remembered batches, at 16 bytes each.
 const REMEMBERED_MAX: usize = 1024;
 
-/// A batch that was applied.
+/// Record of a batch that was applied: its number and a digest of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct RecentBatch {
     seq: u64,
     digest: u64,
 }
 
-/// A batch that was published.
+/// Record of a batch that was published: its number and a digest of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HeardBatch {
     pub(super) seq: u64,
@@ -35,7 +36,7 @@ impl HeardBatch {
     }
 }
 
-/// The verdict on a published batch.
+/// Verdict on a published batch, from its number and its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Published {
     /// The batch continues the count of the applied batches.
@@ -46,8 +47,8 @@ pub(super) enum Published {
     Forgotten,
     /// Batches between the last applied one and this one are missing.
     Gap,
-    /// The batch of this number had other bytes, or the count runs backwards. Either the process is another one, or the replay socket is
-    /// another engine's.
+    /// An applied batch of this number had other bytes, or the numbers run backwards. Either the process is another one, or
+    /// the replay socket is another engine's.
     Other,
 }
 
@@ -60,25 +61,25 @@ pub(super) enum Replayed {
     Next,
     /// Batches between the last applied one and this one cannot be had any more.
     Gap,
-    /// The batch has other bytes than the batch of this number that was applied, so that it is another process's.
+    /// The batch differs in bytes from the applied batch of the same number, so it comes from another process.
     Stranger,
     /// The replay begins after the last applied batch, so that it proves nothing about earlier batches.
     Beyond,
 }
 
-/// Follows the count of one publisher.
+/// State of one publisher's batch numbers: which batches were applied, published and replayed.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Continuity {
     /// The last batches that were applied, in the order of their numbers.
     recent: VecDeque<RecentBatch>,
-    /// Largest number that came by replay. Batches up to it may be published once more on the connection.
+    /// Highest batch number that came by replay. Batches up to this number may still arrive on the connection.
     replayed: Option<u64>,
     /// The last number that was published on this connection.
     #[serde(skip)]
     published: Option<u64>,
-    /// The last number that the replay socket has given.
+    /// Number of the last batch that the replay socket has given.
     confirmed: Option<u64>,
-    /// Largest number that the first batch of a process can have.
+    /// Highest number that the first batch of a process can have.
     #[serde(skip)]
     first_max: u64,
     /// Change counter: number of changes so far that are worth keeping on disk.
@@ -87,7 +88,8 @@ pub(super) struct Continuity {
 }
 
 impl Continuity {
-    /// Makes the count of a publisher whose first batch has a number of `first_max` at most.
+    /// Makes the state of a publisher of which no batch is known. The publisher's first batch has a number of `first_max` at
+    /// most.
     pub(super) fn from(first_max: u64) -> Self {
         Self {
             first_max,
@@ -95,8 +97,8 @@ impl Continuity {
         }
     }
 
-    /// Takes up the publisher's count, which an earlier bridge has kept; `None` if the count contradicts itself. The publisher
-    /// has to show that it is still the same process, as after a reconnect.
+    /// Restores the publisher's state that an earlier bridge has saved; `None` if that state contradicts itself. The
+    /// publisher has to show that it is still the same process, as after a reconnect.
     pub(super) fn kept(self, first_max: u64) -> Option<Self> {
         let numbers = self.recent.iter().map(|batch| batch.seq);
         let is_sound = self.recent.len() <= REMEMBERED_MAX && numbers.is_sorted_by(|one, next| one < next);
@@ -113,8 +115,8 @@ impl Continuity {
         seq <= self.first_max
     }
 
-    /// Returns the number from which to ask the replay. The socket has given that batch before, so that its bytes show whether the process
-    /// is the same.
+    /// Returns the batch number at which the next question to the replay socket begins. The socket has given that batch
+    /// before, so the batch's bytes show whether the process is the same.
     pub(super) fn replay_from(&self) -> u64 {
         let is_remembered = |confirmed: &u64| self.digest_of(*confirmed).is_some();
         let oldest = self.recent.front().map(|batch| batch.seq);
@@ -160,7 +162,7 @@ impl Continuity {
         self.published = None;
     }
 
-    /// Begins with another process, of which nothing has been applied.
+    /// Starts over for another process, of which no batch has been applied.
     pub(super) fn restart(&mut self) {
         *self = Self {
             published: self.published,
@@ -175,12 +177,13 @@ impl Continuity {
         self.confirmed = self.confirmed.max(Some(seq));
     }
 
-    /// Whether the replay socket has ever given anything.
+    /// Whether the replay socket has ever given a batch.
     pub(super) fn was_given_any(&self) -> bool {
         self.confirmed.is_some()
     }
 
-    /// Returns the progress so far: the number of the last batch that was applied, and the last number that the replay socket has given.
+    /// Returns the progress so far: the number of the last batch that was applied, and the last number that the replay
+    /// socket has given.
     pub(super) fn reached(&self) -> (Option<u64>, Option<u64>) {
         (self.last(), self.confirmed)
     }
@@ -198,7 +201,7 @@ impl Continuity {
         if is_again { Published::Other } else { found }
     }
 
-    /// Judges once more a batch that [`Self::published`] has already judged, after a replay.
+    /// Judges a batch again, after a replay, that [`Self::published`] has judged before.
     pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
         if self.recent.is_empty() && self.is_first(seq) {
             return Published::Next;
@@ -228,7 +231,7 @@ impl Continuity {
         }
     }
 
-    /// Notes that a batch has been applied.
+    /// Notes that the batch `seq` has been applied. `by_replay` says that it came from the replay socket.
     pub(super) fn applied(&mut self, seq: u64, payload: &[u8], by_replay: bool) {
         if self.recent.len() >= REMEMBERED_MAX {
             self.recent.pop_front();

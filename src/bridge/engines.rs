@@ -50,16 +50,17 @@ use servers::AskedServer;
 /// Settings of a bridge.
 #[derive(Debug, Clone)]
 pub struct BridgeOptions {
-    /// Settings of following engines.
+    /// Settings for following engines.
     pub follow: FollowOptions,
     /// Settings of the publishers to daemons. The settings of a namespace come from its engine.
     pub publisher: PublisherOptions,
-    /// Namespaces of the daemon in the same process; `None` if there is no daemon. An engine is refused if its blocks have another size
-    /// than its namespace's. A daemon elsewhere refuses the batches of such an engine.
+    /// Namespaces of the daemon in the same process; `None` if there is no daemon. An engine is refused if its blocks have
+    /// another size than its namespace's. A daemon elsewhere refuses the batches of such an engine.
     pub namespaces: Option<Arc<Namespaces>>,
-    /// Most engines that are followed.
+    /// Maximum number of engines that are followed.
     pub engines_max: usize,
-    /// Hosts that engines may have that are registered over HTTP. The hosts of given engines and the client's own are always allowed.
+    /// Hosts that are allowed for engines that are registered over HTTP. The hosts of given engines and the client's own
+    /// host are always allowed.
     pub register_hosts: AllowedHosts,
     /// Token that clients need to register engines over HTTP, except programs on this machine; `None` if no token is needed.
     pub register_token: Option<Secret>,
@@ -67,9 +68,10 @@ pub struct BridgeOptions {
     pub clock: BridgeClock,
     /// Directory, or place in JetStream, in which the state of engines is kept; `None` if none is kept.
     pub state: Option<StateDirectory>,
-    /// Lease by which bridges that follow the same engines agree which one speaks; `None` if the bridge is alone.
+    /// Lease by which bridges that follow the same engines agree which bridge reports them; `None` if the bridge shares no
+    /// engine with others.
     pub lease: Option<LeaseOptions>,
-    /// Sockets at which engines' events are published once more; `None` if they are not.
+    /// Sockets at which engines' events are republished; `None` if events are not republished.
     pub republish: Option<RepublishOptions>,
 }
 
@@ -98,7 +100,7 @@ impl Default for BridgeOptions {
 /// An engine, and the task that follows it.
 struct FollowedEngine {
     engine: NewEngine,
-    /// Server that has told of the engine; `None` if the engine was given directly.
+    /// Server that reported the engine; `None` if the engine was given directly.
     origin: Option<OriginServer>,
     progress: SharedProgress,
     stop: CancellationToken,
@@ -114,8 +116,8 @@ impl FollowedEngine {
         self.stop.cancel();
     }
 
-    /// Takes over the address and labels of `engine`, if both engines are followed in the same way and come from the same server.
-    /// Otherwise refuses `engine`, as another engine of the same name.
+    /// Takes over the address and labels of `engine`, if both engines are followed with the same settings and come from the
+    /// same server. Otherwise refuses `engine`, as another engine of the same name.
     fn take_over(&mut self, engine: NewEngine, origin: Option<&OriginServer>) -> Result<(), RegisterRefusal> {
         let is_same_origin = match (&self.origin, origin) {
             (Some(own), Some(other)) => own.handle.is_same(&other.handle),
@@ -152,7 +154,7 @@ impl FollowedEngine {
 /// A followed engine, as commands of operators see it.
 pub(super) struct NamedEngine {
     pub(super) engine: NewEngine,
-    /// URL of the server that has told of the engine; `None` if none has.
+    /// URL of the server that reported the engine; `None` if no server did.
     pub(super) server: Option<String>,
 }
 
@@ -186,12 +188,13 @@ struct BridgeState {
     sources: Vec<Reports>,
     /// Task of the lease, with the token that stops it.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Engines that were registered with an earlier bridge, until they are taken up.
+    /// Engines that were registered with an earlier bridge, until this bridge follows them.
     kept: Vec<GivenEngine>,
 }
 
 impl BridgeState {
-    /// Returns an engine that is followed at the same address and has another model or block size; `None` if there is none.
+    /// Returns an engine that is followed at the same address as `engine`, but with another model or block size; `None` if
+    /// there is none.
     fn at_same_address(&self, engine: &NewEngine) -> Option<&NewEngine> {
         let mut others = self.engines.values().map(|followed| &followed.engine);
         others.find(|other| {
@@ -209,7 +212,7 @@ impl BridgeState {
         }
     }
 
-    /// Returns the engines that were registered: no source gives them, and no server has told of them.
+    /// Returns the engines that were registered, that is, that no source and no server has reported.
     fn registered(&self) -> Vec<GivenEngine> {
         let publishers = self.engines.values().filter(|followed| followed.origin.is_none());
         let publishers = publishers.map(|followed| GivenEngine::Publisher(followed.engine.clone()));
@@ -219,7 +222,7 @@ impl BridgeState {
         registered.chain(self.kept.iter().cloned()).collect()
     }
 
-    /// Returns a followed engine of the same model whose blocks have another size; `None` if there is none.
+    /// Returns a followed engine of the same model with another block size; `None` if there is none.
     fn other_size(&self, engine: &NewEngine) -> Option<&NewEngine> {
         let others = self.engines.values().map(|followed| &followed.engine);
         let mut others = others.filter(|other| other.key.model == engine.key.model);
@@ -268,7 +271,7 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow engines, and to tell daemons through `nats`.
+    /// Begins to follow engines, and to report them to daemons through `nats`.
     pub fn start(&self, nats: &Client) {
         let mut state = self.inner.state.lock();
         state.nats = Some(nats.clone());
@@ -304,8 +307,8 @@ impl Bridge {
         }
     }
 
-    /// Follows the engines again that the state directory lists as registered before. Call it after the engines that flags and files give,
-    /// which come first, and before discovery begins.
+    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it after the
+    /// engines of flags and files were given, which come first, and before discovery begins.
     pub fn take_up_registered(&self) {
         let kept = std::mem::take(&mut self.inner.state.lock().kept);
         for engine in kept {
@@ -324,8 +327,8 @@ impl Bridge {
         }
     }
 
-    /// Stops following all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once. Without it, they
-    /// keep the holders until another bridge tells more, or until the holders are stale.
+    /// Stops following all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders immediately.
+    /// Without it, daemons keep the holders until another bridge reports them, or until they are stale.
     pub async fn stop(&self, says_goodbye: bool) {
         {
             let mut state = self.inner.state.lock();
@@ -348,8 +351,8 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow an engine, however it is given. If the engine is already followed in just this way, only its address and
-    /// labels are taken over. An engine without an address gets its server's address.
+    /// Begins to follow an engine from any origin. If the engine is already followed with the same settings, only its
+    /// address and labels are updated. An engine without an address gets its server's address.
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
             GivenEngine::Publisher(mut engine) => {
@@ -368,7 +371,7 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow `engine` as [`Self::follow`] does. `origin` is the server that has told of the engine; `None` if the
+    /// Begins to follow `engine` as [`Self::follow`] does. `origin` is the server that reported the engine; `None` if the
     /// engine was given directly.
     fn add(
         &self,
@@ -447,7 +450,7 @@ impl Bridge {
         &self.inner.subjects
     }
 
-    /// Tells whether the bridge may connect to an engine on `host`: a given engine is on it, or the operator allows it.
+    /// Whether the bridge may connect to an engine on `host`, because a given engine is on it or the operator allows it.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }
@@ -553,14 +556,14 @@ impl Inner {
         )
     }
 
-    /// Returns the records of Dynamo's discovery that say how the workers of an engine are asked; `None` if the engine has no place of
-    /// discovery.
+    /// Returns the records of Dynamo's discovery that say how the workers of an engine are asked; `None` if no place of
+    /// discovery is configured for the engine.
     fn records_of(&self, engine: &NewEngine) -> Option<watch::Receiver<Arc<Records>>> {
         let discovery = engine.discovery.as_ref()?;
         Some(self.record_readers.of(discovery, |looking| self.spawn(looking)))
     }
 
-    /// Removes the kept state of an engine that was unregistered. Does nothing if the engine is followed again.
+    /// Removes the saved state of an engine that was unregistered. Does nothing if the engine is followed again.
     async fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {
             return;

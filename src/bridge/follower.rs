@@ -1,4 +1,8 @@
-//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when to give up.
+//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when
+//! to give up.
+//!
+//! An engine is in sight while it shows signs of life and no batch is known to be missing. Otherwise the engine is out of
+//! sight: its heartbeats to daemons stop. A look is a check whether the engine lives and no batch is missing.
 
 use std::time::{Duration, Instant};
 
@@ -26,23 +30,24 @@ use asking::Verified;
 use identity::Identity;
 use standing::{ConnectionChange, ConnectionState, Hearing, ReplayChange, ReplayState, Useless};
 
-/// Settings of following engines.
+/// Settings for following engines.
 #[derive(Debug, Clone)]
 pub struct FollowOptions {
-    /// Longest time for a connection, and for each message of a replay.
+    /// Maximum time to make a connection, and to wait for each message of a replay.
     pub patience: Duration,
-    /// Interval between questions to the replay socket while nothing seems to be missing. The answer shows that the engine lives, and
-    /// brings batches that were lost last.
+    /// Interval between questions to the replay socket while nothing seems to be missing. The answer shows that the engine
+    /// lives, and brings the newest batches if they were lost.
     pub poll_interval: Duration,
-    /// Silence after which an engine is out of sight. For an engine without a replay socket, only a broken connection puts it out of sight.
+    /// Silence after which an engine counts as out of sight. An engine without a replay socket goes out of sight only if its
+    /// connection breaks.
     pub silent_after: Duration,
     /// The pauses between attempts to connect.
     pub backoff: Backoff,
-    /// Most names of blocks that are kept for one engine.
+    /// Maximum number of block names that are kept for one engine.
     pub blocks_max: usize,
-    /// Silence after which another process at an engine's sockets no longer counts as that engine.
+    /// Time out of sight after which a new process at an engine's sockets no longer counts as that engine.
     pub give_up_after: Duration,
-    /// The ports at which workers of Dynamo answer.
+    /// Ports at which the bridge receives the answers of Dynamo's workers.
     pub answer_ports: AnswerPorts,
 }
 
@@ -65,15 +70,15 @@ impl Default for FollowOptions {
 }
 
 impl FollowOptions {
-    /// Returns the longest time between two looks at an engine. A longer time means that this process has stood still, while the engine has
-    /// not.
+    /// Returns the maximum time between two looks (checks) at an engine. If more time passes, this process has stood still,
+    /// while the engine has not.
     pub(super) fn look_interval_max(&self) -> Duration {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the shortest pause of this process that counts as a stall. A daemon takes a holder for stale after three seconds
-    /// without a heartbeat, one of which may have passed before the pause. Such a holder must not be believed again before a
-    /// look.
+    /// Returns the shortest pause of this process that counts as a stall. A daemon takes a holder for stale after three
+    /// seconds without a heartbeat. One heartbeat may have been missed before the pause. After a stall, the engine is looked
+    /// at again before its holder is believed.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
@@ -86,20 +91,20 @@ pub(super) enum FollowError {
     /// A socket of the engine failed.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
 
 impl FollowError {
-    /// Whether the engine broke a bound, so that its connection was ended.
+    /// Whether the connection was ended because the engine broke a bound on its messages.
     pub(super) fn is_cut(&self) -> bool {
         matches!(self, Self::Socket(error) if error.is_cut())
     }
 }
 
-/// Number of connections in a row that have to fail at the replay socket before the engine is followed without it. While an engine starts,
-/// one socket comes before the other.
+/// Number of consecutive connections that have to fail at the replay socket before the engine is followed without it. An
+/// engine that starts may open one of its sockets before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
 
 /// Pauses between questions to a replay socket that does not answer.
@@ -117,30 +122,31 @@ pub(super) struct Follower {
     replay_endpoint: Option<String>,
     replay: Option<ReplaySocket>,
     options: FollowOptions,
-    /// Whether the replay socket is believed, if there is one.
+    /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
-    /// Number of failures of the replay socket in a row: at new connections, or at any question once the socket counts as
-    /// useless.
+    /// Number of consecutive failures of the replay socket. Failures count at new connections, or at any question once the
+    /// socket counts as useless.
     replay_failures: u32,
-    /// Number of answers of the replay socket in a row that had no batch, although batches have been applied.
+    /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
-    /// Whether batches may have been lost while the replay socket was silent. They are made up for when the socket answers again.
+    /// Whether batches may have been lost while the replay socket was silent. They are fetched when the socket answers
+    /// again.
     has_missed: bool,
-    /// Evidence that the batches of this connection have given so far.
+    /// Verdict on this connection so far: whether its batches continue the applied batches.
     connection: ConnectionState,
-    /// Whether the engine publishes on this connection what its replay socket has.
+    /// Whether batches that the replay socket has are also published on this connection.
     hearing: Hearing,
     /// Latest time at which it was certain that no batch is missing.
     known_at: Instant,
     stalls: StallWatch,
-    /// Note in words that a replay began too late; `None` if none did.
+    /// Text that says that a replay began too late; `None` if none did.
     short_replay: Option<String>,
     identity: Identity,
-    /// Note in words that another process does not count as the engine; `None` if no such process came.
+    /// Text that says that another process came which does not count as the engine; `None` if no such process came.
     stranger: Option<String>,
 }
 
-/// Kept history of an engine's batches: the count and the topic. The blocks are kept apart.
+/// History of an engine's batches, as an earlier bridge saved it: the count and the topic. The blocks are saved apart.
 pub(super) struct HeardBefore {
     pub(super) continuity: Continuity,
     pub(super) topic: Option<Vec<u8>>,
@@ -176,8 +182,8 @@ impl Follower {
         }
     }
 
-    /// Continues after the batches that were heard before, whose blocks the relay knows. The engine has to show that it is still the same
-    /// process.
+    /// Continues after the batches that an earlier bridge heard. The relay already has their blocks. The engine has to show
+    /// that it is still the same process.
     pub(super) fn go_on(&mut self, before: HeardBefore) {
         self.continuity = before.continuity;
         self.topics.remember(before.topic);
@@ -188,8 +194,8 @@ impl Follower {
         self.continuity.changes()
     }
 
-    /// Returns all that is known of the engine, to be kept on disk. `cache` names the settings with which the engine's blocks are
-    /// translated.
+    /// Returns all that is known of the engine, to be saved on disk. `cache` names the settings with which the engine's
+    /// blocks are translated.
     pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
         let SavedRelay {
             blocks,
@@ -208,7 +214,7 @@ impl Follower {
         })
     }
 
-    /// Waits until everything that daemons were told has left for NATS.
+    /// Waits until all messages for daemons have been sent to NATS.
     pub(super) async fn flush(&mut self) -> Result<(), FollowError> {
         Ok(self.relay.flush().await?)
     }
@@ -221,12 +227,12 @@ impl Follower {
         self.relay
     }
 
-    /// Whether something has been applied that daemons have not been told.
+    /// Whether applied events have not been reported to daemons yet.
     pub(super) fn has_untold(&self) -> bool {
         self.relay.has_untold()
     }
 
-    /// Tells daemons what has been applied. Call it before this task waits for the engine.
+    /// Reports the applied events to daemons. Call it before this task waits for the engine.
     pub(super) async fn tell(&mut self) -> Result<(), FollowError> {
         Ok(self.relay.tell().await?)
     }
@@ -236,7 +242,7 @@ impl Follower {
         self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
-    /// Whether a look is due at once, however much the engine publishes. It is due in three cases:
+    /// Whether a look (a check of the engine) is due immediately, even while the engine publishes. It is due in three cases:
     ///
     /// - a replay socket that was silent is to be asked again;
     /// - the socket has answered again, after batches may have been lost;
@@ -249,7 +255,7 @@ impl Follower {
         }
     }
 
-    /// Returns the trouble with an engine that is followed, in words; `None` if there is none.
+    /// Returns a text that says what is wrong with an engine that is followed; `None` if nothing is wrong.
     pub(super) fn trouble(&self) -> Option<&str> {
         const UNHEARD: &str =
             "the replay socket has batches that the engine does not publish on its endpoint";
@@ -269,8 +275,8 @@ impl Follower {
         Ok(self.relay.explain(trouble).await?)
     }
 
-    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. Without a
-    /// replay socket, the engine's next batch has to put the engine in sight.
+    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. An
+    /// engine without a replay socket comes in sight with its next batch.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
         self.note_connection(ConnectionChange::Reconnected);
@@ -289,9 +295,9 @@ impl Follower {
         }
     }
 
-    /// Asks the replay socket. If the socket does not answer [`REPLAY_ATTEMPTS`] times in a row, the engine is followed without
-    /// it, by the published batches alone. The socket is asked again only now and then, since a question keeps this task from
-    /// reading the connection.
+    /// Asks the replay socket. After [`REPLAY_ATTEMPTS`] consecutive questions without an answer, the engine is followed by
+    /// its published batches only. The socket is then asked only now and then, since a question keeps this task from reading
+    /// the connection.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
         self.note_replay(ReplayChange::Asked);
         let error = match self.verify().await {
@@ -333,8 +339,8 @@ impl Follower {
         self.replay_state = before.after(change);
     }
 
-    /// Notices a stall, and returns whether there was one. Call it whenever this task has waited, before it publishes anything. After a
-    /// stall the engine is out of sight, until a look that begins after this call.
+    /// Notices a stall, and returns whether there was one. Call it whenever this task has waited, before it publishes
+    /// anything. After a stall the engine is out of sight, until a look that begins after this call.
     pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {
@@ -349,8 +355,8 @@ impl Follower {
         Ok(self.relay.lost().await?)
     }
 
-    /// Looks whether the engine lives and nothing is missing. Without a replay socket, a connection that stands is enough while nothing
-    /// waits in it.
+    /// Checks that the engine lives and no batch is missing. Without a replay socket, an unbroken connection is enough while
+    /// no message in it is unread.
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
             self.verify().await?;
@@ -367,7 +373,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Asks the replay socket for missed batches, and whether the process is still the same.
+    /// Asks the replay socket for missed batches. The answer also shows whether the engine's process is still the same.
     pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
         let (was_verified, before) = (self.connection.is_verified(), self.continuity.last());
@@ -482,8 +488,8 @@ impl Follower {
         }
     }
 
-    /// Takes the first batch after a reconnect, if no replay socket can be asked. Nobody can say which batches came before this
-    /// batch, nor whether it is of the same process. Only a count that begins anew is certain.
+    /// Takes the first batch after a reconnect, if no replay socket can be asked. Batches before it may be missing, and it
+    /// may be another process's. Only a count that begins anew is certain: it shows another process.
     async fn first_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.note_connection(ConnectionChange::Continued);
         let has_begun = self.continuity.last().is_some();
@@ -501,7 +507,7 @@ impl Follower {
         self.seen_unless_behind().await
     }
 
-    /// Puts the engine in sight, unless batches from a stall may still wait.
+    /// Puts the engine in sight, unless batches that came during a stall may still be unread.
     async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
         match self.stalls.is_behind() {
             true => Ok(()),
@@ -509,7 +515,7 @@ impl Follower {
         }
     }
 
-    /// Begins with another process, whose batch `numbered` is the first that came.
+    /// Starts over for another process. `numbered` is the first batch that came from it.
     async fn begin_with(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.note_connection(ConnectionChange::Continued);
         let is_first = self.continuity.is_first(numbered.seq);

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// A payload with its number and topic.
+/// Payload of a batch, with the batch's number and topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Numbered {
     pub(super) seq: u64,

@@ -14,16 +14,16 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Longest frame, in bytes: a chunk of a snapshot has 2,048 blocks, so that blocks of thousands of tokens fit.
+/// Maximum size of a frame, in bytes. A snapshot's chunk has 2,048 blocks, which may then have thousands of tokens each.
 const FRAME_BYTES_MAX: usize = 64 << 20;
-/// Longest description of an engine, in bytes.
+/// Maximum size of an engine's description, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Number of a batch that no server has seen. A server refuses a subscription that begins after that batch, before it sends
 /// anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
 /// Silence of a connection for questions after which the client sends a ping.
 const PING_AFTER: Duration = Duration::from_secs(1);
-/// Pause before each question for a sign of life, beside a stream of frames.
+/// Pause before each question for a sign of life while a stream of frames is open.
 const LIFE_AFTER: Duration = Duration::from_secs(1);
 /// Method of gRPC's health checks. A server that lacks the method answers with an error, which also shows that it is alive.
 const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
@@ -31,16 +31,16 @@ const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 /// Error that keeps a stream of frames from being opened, or has ended it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GrpcError {
-    /// The text is no endpoint for gRPC.
+    /// The text is no valid endpoint for gRPC.
     #[error("{0} is not grpc://HOST:PORT or grpcs://HOST:PORT")]
     Endpoint(String),
-    /// The format has no such method.
+    /// Servers of this format have no gRPC method that hands on events.
     #[error("{} is not served over gRPC", .0.as_str())]
     Format(Format),
     /// The connection failed.
     #[error("{}", in_words(.0))]
     Transport(#[from] tonic::transport::Error),
-    /// Nothing came in time.
+    /// No answer came within this time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// The server does not have the method.
@@ -48,15 +48,15 @@ pub(super) enum GrpcError {
         "the server has no KV events to hand on: start the engine with --kv-events-config, or --enable-kv-cache-events ({0})"
     )]
     Off(String),
-    /// The server has lost events, or is another process than the one that counted so far.
+    /// The server has lost events, or is another process than the one whose batches were counted so far.
     #[error("the server has lost events, and is asked from the start: {0}")]
     Lost(String),
-    /// Any other status.
+    /// The server answered with any other status.
     #[error("{code:?}: {text}")]
     Status {
-        /// The code of gRPC.
+        /// Status code of gRPC.
         code: Code,
-        /// The server's words.
+        /// Message of the server.
         text: String,
     },
     /// The server has ended the stream.
@@ -82,7 +82,7 @@ impl From<Status> for GrpcError {
     }
 }
 
-/// Returns an error with its causes in words. Tonic's own text is only `transport error`.
+/// Returns the text of an error and its causes. Tonic's own text is only `transport error`.
 fn in_words(error: &tonic::transport::Error) -> String {
     let mut words = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -199,9 +199,9 @@ impl Frames {
 
 /// Asks the server again and again for a sign of life. Returns the error once an answer takes longer than `patience`.
 ///
-/// HTTP/2 pings would not do. Servers in Python end a connection with more than two pings in ten seconds, or five minutes, and no
-/// frame between them. If a server hands on live events only, later events are then lost. The answer to a question is such a
-/// frame.
+/// HTTP/2 pings would not do. Servers in Python end a connection with more than two pings in ten seconds, or in five
+/// minutes, that have no frame between them. If such a server hands on live events only, later events are then lost. The
+/// answer to a question is a frame between two pings.
 async fn silence(channel: Channel, patience: Duration) -> GrpcError {
     loop {
         tokio::time::sleep(LIFE_AFTER).await;

@@ -10,13 +10,13 @@ use kvatlas_telemetry::log_gated;
 
 use super::relay::Relay;
 
-/// Most holders of one source. Events of further holders are not reported.
+/// Maximum number of holders of one source. Events of further holders are not reported.
 const HOLDERS_MAX: usize = 4096;
 
 /// Function that starts the relay for a worker's rank, which reports it to daemons.
 pub(super) type StartRelay = Box<dyn Fn(WorkerName, Rank) -> StartedRelay + Send + Sync>;
 
-/// Future that starts a relay. Yields the relay, or in words why none could be started.
+/// Future that starts a relay. Yields the relay, or a text that says why no relay could be started.
 pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Relay, String>> + Send>>;
 
 /// The relays of a source, by worker and rank.
@@ -33,7 +33,8 @@ impl Holders {
         }
     }
 
-    /// Returns the relay of a holder, and starts it if there is none yet; `None` if that fails or the source has too many holders.
+    /// Returns the relay of a holder, and starts it if there is none yet; `None` if that fails or the source has too many
+    /// holders.
     pub(super) async fn get(&mut self, worker: &WorkerName, rank: Rank) -> Option<&mut Relay> {
         let is_full = self.relays.len() >= HOLDERS_MAX;
         match self.relays.entry((worker.clone(), rank)) {
@@ -67,7 +68,7 @@ impl Holders {
         }
     }
 
-    /// Puts all holders out of sight, because the source is.
+    /// Puts all holders out of sight, because their source is out of sight.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for relay in self.relays.values_mut() {
             relay.lost().await?;
@@ -75,7 +76,7 @@ impl Holders {
         Ok(())
     }
 
-    /// Returns in words for operators why a holder is not exact; `None` if all are exact.
+    /// Returns a text for operators that says why a holder is not exact; `None` if all holders are exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let mut troubled = self
             .relays

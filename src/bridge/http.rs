@@ -1,4 +1,5 @@
-//! Questions to engines' servers over HTTP/1.1, with TLS where the URL says so. Answers are bounded in bytes; redirects are not followed.
+//! Questions to engines' servers over HTTP/1.1, with TLS where the URL says so. Answers are bounded in bytes; redirects are
+//! not followed.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +20,7 @@ use super::hosts::is_here;
 
 pub(super) use kvatlas_process::http::HttpError;
 
-/// Longest answer, in bytes.
+/// Maximum size of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// The address of a server.
@@ -34,7 +35,8 @@ pub(super) struct ServerAddress {
 }
 
 impl ServerAddress {
-    /// Parses the address in `http://HOST:PORT` or `https://HOST:PORT`, with a path or without; `None` if the URL has another form.
+    /// Parses the address in `http://HOST:PORT` or `https://HOST:PORT`, with a path or without; `None` if the URL has
+    /// another form.
     pub(super) fn parse(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let authority = uri.authority()?;
@@ -133,8 +135,8 @@ impl ServerConnection {
         self.connection.is_closed()
     }
 
-    /// Asks a question without a body, and returns the status and the body of the answer. After an error the connection cannot be used
-    /// again.
+    /// Asks a question without a body, and returns the status and the body of the answer. After an error the connection
+    /// cannot be used again.
     pub(super) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, Bytes), HttpError> {
         let request = self.connection.request(method, path);
         let request = request

@@ -15,7 +15,7 @@ use kvatlas_engines::NamedBlocks;
 
 use super::relay::SharedBlocks;
 
-/// Engines whose blocks have the same hashes in the contract: those of one namespace and block size.
+/// Key of a clan, that is, of engines whose blocks have the same contract hashes: their namespace and block size.
 pub(super) type Clan = (NamespaceName, BlockSize);
 
 /// All engines of a bridge. Clones share them.
@@ -51,8 +51,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Asks the other engines which blocks `names` stand for. The caller must not hold a lock on the engine's own blocks, because
-    /// two engines may ask each other at once.
+    /// Asks the other engines which blocks `names` stand for. The caller must not hold a lock on the engine's own blocks,
+    /// because two engines may ask each other at the same time.
     pub(super) async fn ask(&self, own: &Arc<SharedBlocks>, mut names: Vec<u64>) -> Vec<NamedBlocks> {
         let others: Vec<_> = {
             let members = self.kin.members.lock();

@@ -1,10 +1,10 @@
-//! Partial doubts: doubts that concern some queries only. An engine's events may leave out facts, and the content of a tier may be
-//! uncertain.
+//! Partial doubts: doubts that concern some queries only. An engine's events may leave out facts, and the content of a tier
+//! may be uncertain.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use kvatlas_engines::Translator;
 
-/// Returns the doubts for some queries only that an engine's events so far leave, in the form that daemons are told.
+/// Returns an engine's partial doubts so far, as the degraded reasons that daemons are told.
 pub(super) fn partial_doubts(blocks: &Translator) -> DegradedReasons {
     let untold = blocks.untold();
     let of_tiers = blocks

@@ -34,8 +34,8 @@ impl SharedProgress {
         self.0.lock().clone()
     }
 
-    /// Notes that the engine is followed. `is_exact` says whether all of its content is known for certain, and `trouble` what is wrong
-    /// nevertheless.
+    /// Notes that the engine is followed. `is_exact` says whether all of its content is known for certain. `trouble` says
+    /// what is wrong even so; `None` if nothing is wrong.
     pub(super) fn followed(&self, engine: &NewEngine, is_exact: bool, trouble: Option<&str>) {
         let status = match is_exact {
             true => EngineStatus::Exact,
@@ -77,7 +77,7 @@ impl SharedProgress {
     }
 }
 
-/// Logs that daemons could not be told of the end of following.
+/// Logs that daemons could not be told that the engine is no longer followed.
 pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
     log_gated!(
         warn "daemons do not know that the engine is no longer followed";

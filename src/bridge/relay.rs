@@ -1,4 +1,6 @@
-//! Relay: turns an engine's payloads into batches of the contract, with their doubts, and tells daemons.
+//! Relay: turns an engine's payloads into batches of the contract, with their doubts, and publishes them to daemons.
+//!
+//! Untold events are events that are applied but not reported to daemons yet.
 
 mod blocks;
 mod doubts;
@@ -32,20 +34,21 @@ use labels::AddedLabels;
 pub(super) use blocks::SharedBlocks;
 pub(super) use kept::{Before, SavedRelay};
 
-/// Bounds on the events that are handed to the publisher at once. The publisher cuts them further, by its own bounds on a batch
-/// and by the NATS server's.
+/// Bounds on the events of one call to the publisher. The publisher cuts them further, by its own bounds on a batch and by
+/// the NATS server's.
 const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
 };
-/// Number of payload bytes, about, that are translated before their events are handed on.
+/// Approximate number of payload bytes that are translated before their events are passed to the publisher.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
-/// Time for which daemons are told of an engine that has never been in sight. So daemons that start after the bridge hear of the
-/// engine, too.
+/// Time for which an engine that was never in sight is announced to daemons. So daemons that start after the bridge learn of
+/// the engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
-/// Lock on the blocks while the translation has events that the publisher has not been given yet. No other task sees the blocks meanwhile.
+/// Lock on the engine's blocks, held while the translation has events that the publisher has not been given yet. Other tasks
+/// cannot see the blocks in the meantime.
 struct UntoldBlocks {
     blocks: OwnedMutexGuard<Blocks>,
     payload_bytes: usize,
@@ -57,9 +60,9 @@ pub(super) struct Way {
     pub(super) subjects: Subjects,
     pub(super) holder: PublishedHolder,
     pub(super) options: PublisherOptions,
-    /// Lease that says which bridge speaks; `None` if no other bridge follows the holder.
+    /// Lease that decides which bridge reports the holder; `None` if no other bridge follows the holder.
     pub(super) lease: Option<Lease>,
-    /// Engines that may teach this one the names that it has lost.
+    /// Other engines of the bridge. They are asked for the meaning of block names that this engine has lost.
     pub(super) kin: Kin,
     /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
@@ -76,37 +79,37 @@ pub(super) struct Relay {
     blocks: Arc<SharedBlocks>,
     kin: Member,
     translation: Translation,
-    /// Events that daemons have not been told; `None` if they have been told everything. They must not be kept while this task waits for an
-    /// engine.
+    /// Applied events that are not reported to daemons yet; `None` if all are reported. They must be reported before this
+    /// task waits for an engine.
     untold: Option<UntoldBlocks>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
-    /// Reason for which the translator doubts the engine's blocks; `None` if it does not.
+    /// Reason why the translator doubts the engine's blocks; `None` if it does not doubt them.
     doubt: Option<Reason>,
     /// Doubts for some queries only, because of facts that the engine's events leave out.
     partial: DegradedReasons,
     /// Whether the translator does not know which of the blocks a request can reuse.
     hides_groups: bool,
-    /// Labels that the bridge adds to the given ones.
+    /// Labels that the bridge adds to the engine's given labels.
     added: AddedLabels,
-    /// Added labels that daemons have been told.
+    /// Added labels as they were last reported to daemons.
     told_added: AddedLabels,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether the engine has ever been in sight.
     was_seen: bool,
-    /// Doubts that daemons have been told.
+    /// Doubts as they were last reported to daemons.
     told: DegradedReasons,
     /// Share of the holder in the lease; `None` if no other bridge follows the holder.
     share: Option<LeaseShare>,
-    /// Tap for publishing the engine's events once more; `None` if they are not.
+    /// Tap through which the engine's events are republished; `None` if they are not republished.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
 }
 
 impl Relay {
-    /// Begins to tell daemons of an engine of which nothing is known.
+    /// Begins to report to daemons an engine of which nothing is known.
     pub(super) async fn start(
         format: Format,
         name: &str,
@@ -117,7 +120,7 @@ impl Relay {
         Self::begin(format, name, Translator::new(settings), way, metrics).await
     }
 
-    /// Continues to tell daemons of an engine whose blocks were known before. Daemons are given all of the blocks.
+    /// Continues to report an engine whose blocks were known before. Daemons are given all of the blocks.
     pub(super) async fn go_on(
         format: Format,
         name: &str,
@@ -222,12 +225,12 @@ impl Relay {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Returns the reason for which the engine's blocks are in doubt; `None` if there is none, also while the engine is only out of sight.
+    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is out of sight.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }
 
-    /// Returns in words for operators why the engine is not exact; `None` if it is.
+    /// Returns a text for operators that says why the engine is not exact; `None` if it is exact.
     pub(super) fn trouble(&self) -> Option<&'static str> {
         let out_of_sight = self.is_lost.then_some(match self.was_seen {
             true => "what the engine has said since it was last in sight is not known yet",
@@ -260,7 +263,8 @@ impl Relay {
         &self.metrics
     }
 
-    /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest. Call [`Self::tell`] before this task waits.
+    /// Applies one payload. Its events are reported to daemons by the next [`Self::tell`] at the latest. Call [`Self::tell`]
+    /// before this task waits.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
         let decoded = self.decoder.decode(payload, &mut self.batch);
@@ -295,7 +299,8 @@ impl Relay {
         Ok(())
     }
 
-    /// Asks other engines for the names in the decoded batch that are unknown here, because the batches that told them were lost.
+    /// Asks other engines which blocks the unknown names in the decoded batch stand for. Names are unknown if the batches
+    /// that introduced them were lost.
     async fn learn_names(&mut self) -> Result<(), PublisherError> {
         let untold = self.take_untold().await;
         let strange = untold.blocks.0.strange_parents(&self.batch);
@@ -313,14 +318,14 @@ impl Relay {
         Ok(())
     }
 
-    /// Notes that the events published once more may be wrong.
+    /// Notes that the republished events may be wrong.
     fn doubt_tap(&self) {
         if let Some(tap) = &self.tap {
             tap.doubt();
         }
     }
 
-    /// Locks the blocks, unless they are still locked for untold events.
+    /// Returns the lock on the engine's blocks. If the lock is still held for untold events, returns that lock.
     async fn take_untold(&mut self) -> UntoldBlocks {
         match self.untold.take() {
             Some(untold) => untold,
@@ -339,13 +344,13 @@ impl Relay {
         self.untold = Some(untold);
     }
 
-    /// Whether something has been applied that daemons have not been told.
+    /// Whether applied events have not been reported to daemons yet.
     pub(super) fn has_untold(&self) -> bool {
         self.untold.is_some()
     }
 
-    /// Applies the events of `batch` for which `is_ours` holds, and tells daemons. The batch was decoded elsewhere. The decoder
-    /// may have left events out of it; the doubts about those events apply here, too.
+    /// Applies the events of `batch` for which `is_ours` holds, and reports them to daemons. The batch was decoded
+    /// elsewhere. The decoder may have left events out of it; the doubts about those events apply here, too.
     pub(super) async fn apply_events(
         &mut self,
         batch: &EngineBatch,
@@ -358,7 +363,7 @@ impl Relay {
         self.tell().await
     }
 
-    /// Tells daemons the applied events, and the doubts.
+    /// Reports the applied events and the doubts to daemons.
     pub(super) async fn tell(&mut self) -> Result<(), PublisherError> {
         // The blocks stay locked until the publisher has all of their events.
         let untold = self.untold.take();
@@ -389,7 +394,7 @@ impl Relay {
         self.tell_profile_if_new().await
     }
 
-    /// Tells daemons the holder's address and labels, if they have changed.
+    /// Reports the holder's address and labels to daemons, if they have changed.
     async fn tell_profile_if_new(&mut self) -> Result<(), PublisherError> {
         if !self.profiles.has_changed().unwrap_or_default() && self.added == self.told_added {
             return Ok(());
@@ -399,7 +404,7 @@ impl Relay {
         self.publisher.set_profile(profile).await
     }
 
-    /// Publishes the translation, in pieces that the publisher takes.
+    /// Publishes the translated events, in pieces that fit the publisher.
     async fn publish(&mut self) -> Result<(), PublisherError> {
         for part in self.translation.parts.drain(..) {
             for piece in cut_events(part.events, PIECE) {
@@ -409,17 +414,17 @@ impl Relay {
         Ok(())
     }
 
-    /// Returns the turns in which this bridge speaks for the holder.
+    /// Returns the turns in which this bridge is the one that reports the holder.
     pub(super) fn turns(&self) -> Turns {
         self.share.as_ref().map_or_else(Turns::always, LeaseShare::turns)
     }
 
-    /// Whether this bridge speaks for the holder.
+    /// Whether this bridge is the one that reports the holder.
     pub(super) fn speaks(&self) -> bool {
         self.share.as_ref().is_none_or(LeaseShare::speaks)
     }
 
-    /// Returns everything that is needed to go on later.
+    /// Returns the state from which a later bridge can continue this relay.
     pub(super) async fn save(&mut self) -> Result<SavedRelay, PublisherError> {
         self.tell().await?;
         Ok(SavedRelay {
@@ -430,7 +435,7 @@ impl Relay {
         })
     }
 
-    /// Notes that batches of the engine are lost for good, or of no use, for this reason.
+    /// Notes that batches of the engine are lost for good, or cannot be used, for this reason.
     pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         self.note_doubt(reason).await
@@ -442,7 +447,7 @@ impl Relay {
         self.note_doubt(reason).await
     }
 
-    /// Doubts the engine's blocks until it clears, for this reason.
+    /// Marks the engine's blocks as in doubt for this reason, until the engine clears.
     pub(super) async fn note_doubt(&mut self, reason: Reason) -> Result<(), PublisherError> {
         // The doubt is noted in the translator, where a clear ends it.
         let mut untold = self.take_untold().await;
@@ -473,7 +478,7 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight, for now: heartbeats are sent for `time`. Each further call prolongs that.
+    /// Puts the engine in sight: heartbeats are sent for `time`. Each further call prolongs that.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;
@@ -486,8 +491,8 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// Begins a new epoch without any block, because the engine is another process. With a `doubt`, batches of the new process are missing
-    /// already, for this reason.
+    /// Begins a new epoch without any block, because the engine is another process. `doubt` is the reason if batches of the
+    /// new process are missing already; else `None`.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         if let Some(tap) = &self.tap {
@@ -496,8 +501,8 @@ impl Relay {
         self.begin_anew(doubt, Translator::reset).await
     }
 
-    /// Begins a new epoch of which nothing is known, because batches of the engine are out of reach. The blocks that names stood
-    /// for are remembered, because the engine may be the same process.
+    /// Begins a new epoch in which no block is known, because batches of the engine are out of reach. The meanings of block
+    /// names are kept, because the engine may be the same process.
     pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
         self.doubt_tap();
         self.begin_anew(None, Translator::reset_but_names).await
@@ -524,13 +529,13 @@ impl Relay {
         self.tell().await
     }
 
-    /// Waits until everything that daemons were told has left for the broker.
+    /// Waits until all messages for daemons have been sent to the broker.
     pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
         self.tell().await?;
         self.publisher.flush().await.map(|_| ())
     }
 
-    /// Ends the relay, and has daemons forget the holder.
+    /// Ends the relay, and makes daemons forget the holder.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();

@@ -25,14 +25,14 @@ use super::engines::{Bridge, NamedEngine};
 use super::grpc::{self, GrpcError};
 use super::http::{HttpError, ServerAddress, ServerConnection};
 
-/// Most bytes of a command.
+/// Maximum size of a command, in bytes.
 const COMMAND_BYTES_MAX: usize = 4096;
-/// Longest time for an engine's answer: the sender of the command waits for it.
+/// Maximum time for an engine's answer, for which the sender of the command waits.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Most characters of an answer that are shown.
+/// Maximum number of characters of an answer that are shown.
 const ANSWER_CHARS_MAX: usize = 200;
 
-/// An error that leaves an engine's cache as it is.
+/// Error that keeps an engine's cache from being dropped.
 #[derive(Debug, thiserror::Error)]
 enum ResetError {
     #[error(
@@ -94,7 +94,7 @@ impl ResetTarget {
         }
     }
 
-    /// Has the server's engine drop its cache.
+    /// Asks the server to drop its engine's cache.
     async fn reset(&self) -> Result<(), ResetError> {
         let asked = async {
             match &self.way {
@@ -137,7 +137,7 @@ impl ResetTarget {
         }
     }
 
-    /// Judges an answer. vLLM refuses with status 200, SGLang with 400.
+    /// Checks whether an answer says that the cache was dropped. vLLM refuses with status 200, SGLang with 400.
     fn judge(&self, status: StatusCode, body: &[u8]) -> Result<(), ResetError> {
         let text = || {
             String::from_utf8_lossy(body)
@@ -171,8 +171,8 @@ struct ResetAnswer {
 }
 
 impl Bridge {
-    /// Listens to commands of operators for ever. Without the right to subscribe, the bridge answers no command, which `kvatlas admin`
-    /// reports.
+    /// Listens to commands of operators for ever. Without the right to subscribe, the bridge answers no command, which
+    /// `kvatlas admin` reports.
     pub(super) async fn carry_out_commands(self, nats: Client) {
         let subject = self.subjects().admin(AdminCommand::Reset);
         let mut commands = match nats.subscribe(subject).await {
@@ -221,7 +221,7 @@ impl Bridge {
         let _ = nats.publish(reply_to.clone(), reply.encode().into()).await;
     }
 
-    /// Has each server of these publishers drop its cache, once.
+    /// Asks each server of these publishers once to drop its cache.
     async fn reset(&self, publishers: &[NamedEngine]) -> Result<(), ResetError> {
         let mut targets = BTreeMap::new();
         for named in publishers {
@@ -249,8 +249,8 @@ impl Bridge {
         })
     }
 
-    /// Returns the address where an engine is asked over HTTP. It is the address of its `server`, if one has told of the engine,
-    /// or else the address for requests.
+    /// Returns the address at which an engine is asked over HTTP: the address of `server`, which reported the engine, or
+    /// else the engine's address for requests.
     fn http_address(&self, engine: &NewEngine, server: Option<&str>) -> Result<ServerAddress, ResetError> {
         if let Some(address) = server.and_then(ServerAddress::parse) {
             return Ok(address);

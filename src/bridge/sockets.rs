@@ -1,5 +1,5 @@
-//! The two sockets of an engine, for batches and for replays. Both are made anew after every fault, so that a connection is never replaced
-//! unseen.
+//! The two sockets of an engine, for batches and for replays. Both sockets are replaced after every fault, so that no
+//! reconnect goes unnoticed.
 
 use std::io;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ pub(super) enum SocketError {
     /// The connection cannot be made, or broke.
     #[error("{0}")]
     Network(#[from] io::Error),
-    /// The peer announced more than the bridge takes.
+    /// The peer announced a frame beyond a bound.
     #[error("the connection was ended: {0}")]
     Cut(FrameFault),
     /// The publisher went away.
     #[error("the connection has ended")]
     Closed,
-    /// Nothing came in time.
+    /// No message came within this time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// The peer does not speak as an engine does.
@@ -41,7 +41,7 @@ pub(super) enum SocketError {
 }
 
 impl SocketError {
-    /// Whether the peer broke a bound.
+    /// Whether the error means that the peer broke a bound.
     pub(super) fn is_cut(&self) -> bool {
         matches!(self, Self::Cut(_))
     }
@@ -85,8 +85,8 @@ impl EngineSocket {
         Ok(sent.map_err(|_| SocketError::TimedOut(patience))??)
     }
 
-    /// Waits for the next message. Messages that were received before the connection broke come first. Nothing is lost if the future is
-    /// dropped.
+    /// Waits for the next message. Messages that were received before the connection broke come first. Nothing is lost if
+    /// the future is dropped.
     async fn receive(&mut self) -> Result<Vec<Bytes>, SocketError> {
         loop {
             let received = self.connection.next().await;
@@ -98,7 +98,7 @@ impl EngineSocket {
     }
 }
 
-/// Returns why nothing more can be read, and counts a bound that the engine has broken.
+/// Converts the error after which nothing more can be read. If the engine has broken a bound, counts that in `metrics`.
 fn explain(error: ReadError, endpoint: &str, metrics: &BridgeMetrics) -> SocketError {
     match error {
         ReadError::Network(error) => SocketError::Network(error),

@@ -1,7 +1,7 @@
 //! Sources that report several holders, and the task that follows one.
 //!
-//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that hand on events over
-//! gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
+//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that
+//! hand on events over gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -35,7 +35,7 @@ pub(super) enum FollowedSourceError {
     /// The connection was ended, because a message was beyond a bound.
     #[error(transparent)]
     Cut(Box<dyn Error + Send + Sync>),
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
@@ -49,9 +49,9 @@ impl From<SocketError> for FollowedSourceError {
     }
 }
 
-/// A source of one kind, with the state that it needs.
+/// Source of events of one kind, with the state that is needed to follow it.
 pub(super) trait FollowedSource: Send {
-    /// Follows the source over one connection, until that breaks. Sets `failures` to 0 once it is connected.
+    /// Follows the source over one connection, until the connection breaks. Sets `failures` to 0 once it is connected.
     fn follow(
         &mut self,
         task: &SourceTask,
@@ -65,11 +65,11 @@ pub(super) trait FollowedSource: Send {
     fn into_holders(self) -> Holders;
 }
 
-/// Follows one source.
+/// Task that follows one source.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
-    /// Server that has told of the source; `None` if the source was given directly. After each new connection, the server has to
-    /// tell the same again.
+    /// Server that reported the source; `None` if the source was given directly. After each new connection, the server has
+    /// to report the same source again.
     pub(super) origin: Option<OriginServer>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,
@@ -77,7 +77,7 @@ pub(super) struct SourceTask {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) stop: CancellationToken,
     pub(super) says_goodbye: Arc<AtomicBool>,
-    /// Records of Dynamo's discovery; `None` if no place for them is configured.
+    /// Records of Dynamo's discovery; `None` if no place for records is configured.
     pub(super) records: Option<watch::Receiver<Arc<Records>>>,
     /// NATS connection over which daemons are told.
     pub(super) nats: Client,
@@ -133,8 +133,8 @@ impl SourceTask {
     }
 }
 
-/// Notices stalls for sources that cannot be asked for missed messages. A tick at which nothing waits to be read shows that
-/// everything was read.
+/// Detects stalls for sources that cannot be asked for missed messages. A tick at which no message waits to be read shows
+/// that all messages were read.
 pub(super) struct Quiet {
     pub(super) stalls: StallWatch,
     ticks: Interval,
@@ -147,13 +147,13 @@ impl Quiet {
         Self { stalls, ticks }
     }
 
-    /// Waits for the next tick of the interval, which a stall restarts.
+    /// Waits for the next tick. A stall restarts the interval between ticks.
     pub(super) async fn tick(&mut self) {
         self.ticks.tick().await;
     }
 
-    /// Returns whether the bridge has stood still. If so, the caller puts the holders out of sight. Call it after each wait, before daemons
-    /// are told anything. `is_tick` says that nothing waits to be read.
+    /// Returns whether the bridge has stood still. If so, the caller puts the holders out of sight. Call it after each wait,
+    /// before daemons are told anything. `is_tick` says that nothing waits to be read.
     pub(super) fn has_stalled(&mut self, is_tick: bool) -> bool {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {

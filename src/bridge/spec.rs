@@ -18,12 +18,12 @@ use super::check::{check_engine, check_server};
 use super::discovery::PodLabels;
 use super::http::ServerAddress;
 
-/// Most ranks that one line names.
+/// Maximum number of ranks that one line names.
 const RANKS_MAX: u32 = 1024;
-/// Largest file that is read, in bytes.
+/// Maximum size of a file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// The fault of an engine as written.
+/// Fault in the text that describes an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// A flag does not have the expected form.
@@ -36,29 +36,29 @@ pub enum SpecError {
     Flag {
         /// The flag's value.
         text: String,
-        /// The fault, in words.
+        /// Text that says what is wrong.
         reason: String,
     },
     /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The fault, in words.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The file is larger than any list of engines.
     #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The file does not have the expected form.
     #[error("{}: {reason}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The fault and its place, in words.
+        /// Text that says what is wrong, and where.
         reason: String,
     },
 }
@@ -68,17 +68,17 @@ pub enum SpecError {
 pub struct EngineDefaults {
     /// Model; `None` if each engine, or its server, has to tell its own.
     pub model: Option<String>,
-    /// The tenant.
+    /// Tenant of the engines.
     pub tenant: Option<String>,
     /// Number of tokens in a block; `None` if it is not given for all engines.
     pub block_size: Option<u32>,
     /// Number of tokens in a block, for an engine that cannot be asked and whose block size is not given.
     pub untold_block_size: u32,
-    /// The format of payloads.
+    /// Format of the engines' payloads.
     pub format: Format,
     /// Scheme of the hashes by which blocks are named; `None` for the contract's.
     pub scheme: Option<Scheme>,
-    /// Labels of pods that become labels of engines that are found as pods.
+    /// Keys of pod labels that are copied to the engines found as pods.
     pub pod_labels: PodLabels,
 }
 
@@ -97,7 +97,7 @@ impl Default for EngineDefaults {
 }
 
 impl EngineDefaults {
-    /// Makes a server with these settings alone, without a name or an address yet.
+    /// Makes a server that has only these settings, without a name or an address yet.
     pub(super) fn server(&self) -> NewServer {
         NewServer {
             instance: String::new(),
@@ -115,7 +115,7 @@ impl EngineDefaults {
     }
 }
 
-/// One engine as written.
+/// Parsed text that describes one engine.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EngineText {

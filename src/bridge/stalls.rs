@@ -1,8 +1,8 @@
-//! Stalls: notices when this process has stood still, because it was stopped or had no processor. Engines go on meanwhile, and their
-//! messages wait unread.
+//! Stalls: notices when this process has stood still, because it was stopped or had no processor. Engines go on meanwhile,
+//! and their messages wait unread.
 //!
-//! So after a stall, each source is out of sight. It is in sight again once a look (a check of the source) has succeeded that
-//! began after the stall. All sources use the same watch:
+//! So after a stall, each source is out of sight. It is in sight again once a look (a check of the source) has succeeded
+//! that began after the stall. All sources use the same watch:
 //!
 //! | Source | What ends the doubt |
 //! |---|---|
@@ -43,22 +43,23 @@ impl fmt::Debug for BridgeClock {
     }
 }
 
-/// A look at an engine that has begun: a question that waits for its answer.
+/// Look (a check of an engine) that has begun: a question whose answer has not come yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PendingLook {
     stalls_before: u64,
 }
 
-/// Notices when its task has stood still.
+/// Detects when the task that uses it has stood still.
 #[derive(Debug)]
 pub(super) struct StallWatch {
     clock: BridgeClock,
-    /// Shortest time between two signs of life of the task that counts as a stall.
+    /// Minimum time between two signs of life of the task that counts as a stall.
     pause_max: Duration,
     /// Time at which the task was last seen to run.
     awake_at: Instant,
     stalls: u64,
-    /// Whether messages that waited during a stall may still be unread. Only sources that cannot be asked for missed messages use it.
+    /// Whether messages that waited during a stall may still be unread. Only sources that cannot be asked for missed
+    /// messages use it.
     is_behind: bool,
 }
 
@@ -73,8 +74,8 @@ impl StallWatch {
         }
     }
 
-    /// Returns whether the task has just waited for so long that it counts as a stall. Call it whenever the task has waited, before it
-    /// tells daemons anything. After a stall, put the source out of sight before anything else is told.
+    /// Returns whether the task has just waited for so long that it counts as a stall. Call it whenever the task has waited,
+    /// before it tells daemons anything. After a stall, put the source out of sight before anything else is told.
     pub(super) fn has_stalled(&mut self) -> bool {
         let now = self.clock.now();
         let paused = now.saturating_duration_since(self.awake_at);
@@ -109,7 +110,7 @@ impl StallWatch {
         }
     }
 
-    /// Whether the result of `look` still counts: the task has not stood still since the look began.
+    /// Whether the result of `look` still counts, that is, whether the task has not stood still since the look began.
     pub(super) fn is_news(&self, look: PendingLook) -> bool {
         look == self.look()
     }

@@ -25,28 +25,28 @@ use super::holders::Holders;
 use super::server::OriginServer;
 use super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 
-/// Error after which a stream of frames cannot go on.
+/// Error that ends a stream of frames.
 #[derive(Debug, thiserror::Error)]
 enum FrameStreamError {
     /// The number of a frame does not follow the number before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
-        /// The rank.
+        /// Rank of the frames.
         rank: Rank,
-        /// The number that was due.
+        /// Number that was expected.
         due: u64,
-        /// The number that came.
+        /// Number that the frame had.
         got: u64,
     },
     /// A chunk of a snapshot does not follow the chunk before.
     #[error("rank {rank}: a snapshot lacks its chunk {due}")]
     Chunk {
-        /// The rank.
+        /// Rank of the snapshot.
         rank: Rank,
-        /// The chunk that was due.
+        /// Index of the chunk that was expected.
         due: u32,
     },
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
@@ -73,7 +73,7 @@ struct RankStream {
     last: u64,
     /// Index of the snapshot's chunk that is due, and the number of chunks; `None` if no chunk is due.
     due: Option<(u32, u32)>,
-    /// Number of batches that the server has missed, or that came before it was asked.
+    /// Number of missing batches, because the server has missed them or they came before the bridge subscribed.
     missed: u64,
 }
 
@@ -153,7 +153,8 @@ impl SubscribedEvents {
         self.holders.lost().await
     }
 
-    /// Returns in words for operators why the state of a rank is not known; `None` if all are known.
+    /// Returns a text for operators that says why the state of a rank is not known; `None` if the states of all ranks are
+    /// known.
     fn trouble(&self) -> Option<String> {
         if self.ranks.is_empty() {
             return Some(
@@ -169,8 +170,8 @@ impl SubscribedEvents {
         ))
     }
 
-    /// Returns in words that fewer ranks have been heard than the engine has; `None` if all of the `count` ranks have been. A rank that is
-    /// idle says nothing, so that the ranks that were heard are not in doubt.
+    /// Returns a text that says that fewer ranks have sent frames than the engine has; `None` if all of the `count` ranks
+    /// have. An idle rank sends nothing, so the ranks that have sent frames are not in doubt.
     fn unheard(&self, count: u32) -> Option<String> {
         let heard = self.ranks.len();
         (heard < count as usize).then(|| {
@@ -267,7 +268,7 @@ impl SubscribedEvents {
         }
     }
 
-    /// Forgets the missed batches of a rank, as a clear has ended the doubt about it.
+    /// Sets a rank's number of missed batches to 0, because a clear has ended the doubt about the rank.
     fn forgive(&mut self, rank: Rank) {
         if let Some(stream) = self.ranks.get_mut(&rank) {
             stream.missed = 0;

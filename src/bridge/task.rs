@@ -19,17 +19,17 @@ use super::state::{Keeper, cache_of};
 enum Woken {
     /// A batch has come.
     Published(Numbered),
-    /// Nothing waits to be read, so that the batches read so far are told together.
+    /// No message waits to be read, so the batches read so far are reported together.
     Idle,
-    /// The time to look has come, unless something has arrived meanwhile.
+    /// The time to check the engine has come, unless a message has arrived in the meantime.
     Tick,
 }
 
-/// Follows one engine.
+/// Task that follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
-    /// Server that has told of the engine; `None` if the engine was given directly. After each new connection, the server has to
-    /// tell the same again.
+    /// Server that reported the engine; `None` if the engine was given directly. After each new connection, the server has
+    /// to report the same engine again.
     pub(super) origin: Option<OriginServer>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
@@ -90,7 +90,7 @@ impl EngineTask {
         }
     }
 
-    /// Ends the relay: tells daemons that the engine is out of sight, or to forget it. Keeps the known state.
+    /// Ends the relay: tells daemons that the engine is out of sight, or to forget it. Saves the known state.
     async fn end(mut self) -> Result<(), FollowError> {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if !says_goodbye {
@@ -104,7 +104,7 @@ impl EngineTask {
         }
     }
 
-    /// Returns the keeper of the engine's state; `None` if no state is kept, or another bridge keeps it.
+    /// Returns the keeper that saves the engine's state; `None` if no state is saved, or another bridge saves it.
     fn own_keeper(&mut self) -> Option<&mut Keeper> {
         let speaks = self.follower.relay().speaks();
         self.keeper
@@ -128,7 +128,7 @@ impl EngineTask {
         Ok(())
     }
 
-    /// Keeps the known state, if it is time.
+    /// Saves the known state, if it is time.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {
@@ -226,8 +226,8 @@ impl EngineTask {
         }
     }
 
-    /// Looks whether the engine lives and nothing is missing. An engine that was last heard at `heard_at` is out of sight after too long a
-    /// silence.
+    /// Checks that the engine lives and no batch is missing. The engine goes out of sight if its last message, at
+    /// `heard_at`, is too long ago.
     async fn look(&mut self, heard_at: &mut Instant) -> Result<(), FollowError> {
         match self.follower.look().await {
             Ok(()) => {

@@ -1,8 +1,8 @@
 //! TensorRT-LLM: asks its server over HTTP for the events since the last question.
 //!
-//! An answer takes the events out of the server. So exactly one client may ask, and an answer that is lost cannot be had again. The events
-//! are numbered from 0 for each rank, and the first event of a process tells its attention windows. So numbers that go on prove that
-//! nothing is missing, and an answer that begins at 0 is of another process.
+//! An answer takes the events out of the server. So exactly one client may ask, and an answer that is lost cannot be had
+//! again. The events are numbered from 0 for each rank, and the first event of a process tells its attention windows. So
+//! numbers that go on prove that nothing is missing, and an answer that begins at 0 is of another process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ use super::holders::Holders;
 use super::http::{HttpError, ServerAddress, ServerConnection};
 use super::sources::{FollowedSource, FollowedSourceError, SourceTask};
 
-/// Path of the events, unless the endpoint has a path.
+/// Path at which the server gives its events, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
 /// Pause between two questions, whether or not the last answer had events.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -36,19 +36,20 @@ pub(super) enum PollError {
     /// The server answered with this status instead of events.
     #[error("status {0}")]
     Status(u16),
-    /// Nothing came in time.
+    /// No answer came within this time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// The endpoint is no HTTP address.
     #[error("{0} is not http://HOST:PORT")]
     Endpoint(String),
-    /// The publisher towards the daemons failed. Following then ends.
+    /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
 
 impl PollError {
-    /// Whether the question may have reached the server, which then has taken out events for an answer that did not come.
+    /// Whether the question may have reached the server. The server has then taken out events, and the answer with them is
+    /// lost.
     fn may_have_taken(&self) -> bool {
         !matches!(self, Self::Http(HttpError::Connection(_)) | Self::Endpoint(_))
     }
@@ -73,7 +74,7 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError>
     Ok(address)
 }
 
-/// Asks one server.
+/// Client that asks one server for its events.
 struct Poller {
     address: ServerAddress,
     patience: Duration,
@@ -89,7 +90,8 @@ impl Poller {
         })
     }
 
-    /// Asks for the events since the last question, and returns the answer's body. After an error, the next call makes a new connection.
+    /// Asks for the events since the last question, and returns the answer's body. After an error, the next call makes a new
+    /// connection.
     async fn poll(&mut self) -> Result<Bytes, PollError> {
         let patience = self.patience;
         // The connection is taken out, so that a late answer is not read as the next one.
@@ -119,17 +121,18 @@ impl Poller {
 /// Verdict on the numbers of an answer, for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Numbers {
-    /// The numbers go on.
+    /// The numbers continue the earlier numbers without a hole.
     Whole,
     /// Some numbers are missing.
     Holes,
-    /// The numbers count anew, from 0 and without a hole.
+    /// The numbers begin again at 0, without a hole.
     Restarted,
-    /// The numbers count anew, and some are missing.
+    /// The numbers begin again, and some are missing.
     RestartedWithHoles,
 }
 
-/// Judges the `numbers` of an answer against `last`, the last number before. All are of one rank and in order.
+/// Judges the `numbers` of an answer's events against `last`, the last number of earlier answers. All numbers are of one
+/// rank and in order.
 fn prove(last: Option<u64>, numbers: &[u64]) -> Numbers {
     let Some(first) = numbers.first().copied() else {
         return Numbers::Whole;
@@ -155,7 +158,8 @@ pub(super) struct ServerEvents {
     decoder: Decoder,
     batch: EngineBatch,
     last: BTreeMap<Rank, u64>,
-    /// Ranks about which an answer may have been lost, or given to an earlier bridge. They are out of sight until their next numbers.
+    /// Ranks about which an answer may have been lost, or given to an earlier bridge. They are out of sight until their next
+    /// numbers.
     unproven: BTreeSet<Rank>,
 }
 
@@ -215,7 +219,8 @@ impl ServerEvents {
         }
     }
 
-    /// Notes that an answer did not come. Only the next numbers show whether it had events; an answer without events shows nothing.
+    /// Notes that an answer did not come. Only the next numbers show whether it had events; an answer without events shows
+    /// nothing.
     fn note_failure(&mut self, error: &PollError) {
         if error.may_have_taken() {
             self.unproven.insert(self.rank);
@@ -223,7 +228,8 @@ impl ServerEvents {
         }
     }
 
-    /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does not show that.
+    /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does
+    /// not show that.
     async fn apply(&mut self, answer: &[u8], seen_for: Option<Duration>) -> Result<(), PublisherError> {
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
             log_gated!(
@@ -254,8 +260,8 @@ impl ServerEvents {
         applied
     }
 
-    /// Judges the numbers of the batch, by rank. The server's own rank is always among the ranks, so that an empty answer also shows that
-    /// the server lives.
+    /// Judges the numbers of the batch, by rank. The server's own rank is always among the ranks, so that an empty answer
+    /// also shows that the server lives.
     fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
         let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::from([(self.rank, Vec::new())]);
         for EventNumber { rank, id } in &self.batch.numbers {

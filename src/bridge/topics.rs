@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// Topic of one engine, which its first batch decides.
+/// Topic of one engine, taken from the engine's first batch.
 #[derive(Debug)]
 pub(super) struct Topics {
     /// Configured beginning of the topic.
@@ -11,7 +11,8 @@ pub(super) struct Topics {
     own: Option<Vec<u8>>,
 }
 
-/// Returns the part of a topic that has to stay the same. For `kv@POD@MODEL` the part is the model, as the pod changes with each restart.
+/// Returns the part of a topic that has to stay the same. For `kv@POD@MODEL` the part is the model, as the pod changes with
+/// each restart.
 fn lasting(topic: &[u8]) -> &[u8] {
     let mut parts = topic.splitn(3, |byte| *byte == b'@');
     match (parts.next(), parts.next(), parts.next()) {
@@ -28,8 +29,8 @@ impl Topics {
         }
     }
 
-    /// Whether a batch with this topic is another engine's. The first batch with a topic decides the engine's topic. A batch without a
-    /// topic tells nothing.
+    /// Whether a batch with this topic is another engine's. The first batch with a topic decides the engine's topic. A batch
+    /// without a topic tells nothing.
     pub(super) fn is_other(&mut self, topic: &Bytes) -> bool {
         if topic.is_empty() {
             return false;

@@ -24,9 +24,9 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     kvatlas admin drain --instance kvatlas@host-1:4711\n\n\
     Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges.";
 
-/// Longest wait for a further reply after the last one.
+/// Longest wait for a further reply after the previous reply.
 const QUIET: Duration = Duration::from_millis(300);
-/// Most replies that are read to one command.
+/// Maximum number of replies to one command that are read.
 const REPLIES_MAX: usize = 4096;
 
 /// The flags of `kvatlas admin`.
@@ -111,7 +111,7 @@ struct AdminCommandReply {
 }
 
 impl AdminArguments {
-    /// Sends the command, and prints the replies. Fails if a reply has an error, or if none came.
+    /// Sends the command, and prints the replies. Fails if a reply has an error, or if no reply came.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let mut reset = None;
         let (command, (common, holder)) = match self.command {

@@ -89,7 +89,7 @@ impl ProcessRole {
         self == Self::Daemon
     }
 
-    /// Returns a hint that names the listeners to ask instead; `None` for a daemon, which keeps an index.
+    /// Returns a hint that says whose admin listener to ask instead of this one; `None` for a daemon, which keeps an index.
     pub(super) fn hint(self) -> Option<&'static str> {
         match self {
             Self::Gateway => {
@@ -102,7 +102,7 @@ impl ProcessRole {
 }
 
 impl AdminClientArguments {
-    /// Returns arguments for the listener at `address`. `None` means the address of the environment, or the default.
+    /// Makes arguments for the listener at `address`. If it is `None`, the address in the environment or the default is used.
     pub(super) fn at(address: Option<String>, timeout: Duration) -> Self {
         Self { address, timeout }
     }
@@ -155,8 +155,8 @@ fn authority(text: &str) -> Option<String> {
     (is_plain && port != 0).then(|| format!("{}:{port}", authority.host()))
 }
 
-/// Returns the address at which this machine reaches the listener. A listener on all addresses is reached over the loopback
-/// address.
+/// Returns the address at which this machine can reach the listener. If the listener uses all addresses of the machine, this is
+/// the loopback address.
 fn reachable(authority: String) -> String {
     let Ok(listens) = authority.parse::<SocketAddr>() else {
         return authority;
@@ -175,7 +175,7 @@ impl AdminClient {
         &self.authority
     }
 
-    /// Returns the status and the body of the answer at the path `target`, whatever the status is.
+    /// Asks for the path `target`. Returns the status and the body of the answer, even if the status is an error.
     pub(super) async fn body(&self, target: &str) -> Result<(StatusCode, Bytes), Failure> {
         let answering = async {
             let mut connection = self.connect().await?;
@@ -186,7 +186,7 @@ impl AdminClient {
         self.in_time(answering).await
     }
 
-    /// Returns whether the process is ready, and if not, why.
+    /// Asks whether the process is ready. The answer tells the reasons if it is not.
     pub(super) async fn readiness(&self) -> Result<ReadinessAnswer, Failure> {
         self.json("/readyz").await
     }

@@ -1,4 +1,4 @@
-//! `kvatlas bridge`: follows engines, and tells daemons elsewhere.
+//! `kvatlas bridge`: follows engines, and publishes their blocks to daemons in other processes.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ Examples:
   kvatlas bridge --engines-file /etc/kvatlas/engines.toml --nats-url nats://nats.example:4222
   kvatlas bridge --http-listen 127.0.0.1:8091";
 
-/// Most messages from daemons (questions) that may wait for one publisher.
+/// Maximum number of messages from daemons (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 /// Returns the longest time that the stop of a bridge may take: 5 s while it is connected to NATS, else 0.5 s.
 pub(super) fn stop_patience(is_connected: bool) -> Duration {
@@ -78,7 +78,7 @@ struct Listen(Option<SocketAddr>);
 /// Default address of the listener for metrics and probes.
 const ADMIN_LISTEN: Listen = Listen(Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465))));
 
-/// The listeners in force: the flags over the environment over the defaults.
+/// Addresses of the listeners. A flag overrides the environment, which overrides the default.
 #[derive(Debug, PartialEq, Eq)]
 struct Listeners {
     admin: Listen,
@@ -96,7 +96,7 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     }
 }
 
-/// Source of everything that the bridge's admin listener shows.
+/// Source of the answers of the bridge's admin listener.
 struct View {
     bridge: Bridge,
     readiness: Arc<Readiness>,
@@ -183,8 +183,8 @@ impl AdminSource for View {
     }
 }
 
-/// Returns the address of a listener: that of the flag, else that of the environment variable `name`, else the default. An empty
-/// variable counts as not set.
+/// Returns the address of a listener: the flag's address, else the address in the environment variable `name`, else the default.
+/// An empty variable counts as not set.
 fn listen_at(
     flag: Option<Listen>,
     name: &str,
@@ -208,8 +208,8 @@ fn variable<'a>(name: &str, environment: &'a [(String, String)]) -> Option<&'a s
 }
 
 impl BridgeArguments {
-    /// Returns the listeners in force. The container image sets the admin listener by the same variable that `kvatlas probe`
-    /// reads.
+    /// Returns the addresses of the listeners. The container image sets the address of the admin listener with the variable that
+    /// `kvatlas probe` reads, too.
     fn listeners(&self, environment: &[(String, String)]) -> Result<Listeners, Failure> {
         let token_file = self.http_token_file.clone();
         Ok(Listeners {
@@ -338,7 +338,7 @@ impl Listeners {
 /// Prefix of the subjects on which services of NATS are asked, for example by `kvatlas doctor`.
 const SERVICES: &str = "$SRV.";
 
-/// Records a notice of the NATS connection in the bridge's readiness, and logs it.
+/// Logs an incident of the NATS connection, and updates the bridge's readiness.
 ///
 /// A bridge is ready while it is connected, because it has nothing to load. It stays ready if the server refuses a subscription
 /// to `commands` (the subject of operators' commands) or to [`SERVICES`]. Any other refusal is a trouble.
@@ -375,7 +375,7 @@ fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
     }
 }
 
-/// Tells the supervisor that the bridge is ready, once NATS is reached. Never returns.
+/// Waits until the bridge has reached NATS, and then tells the supervisor that the bridge is ready. Never returns.
 async fn announce_ready(readiness: &Readiness) {
     const INTERVAL: Duration = Duration::from_millis(20);
     while !readiness.report().is_ready() {

@@ -1,4 +1,4 @@
-//! `kvatlas compare`: whether routing on exact answers pays.
+//! `kvatlas compare`: compares routing policies, to show whether routing on exact answers pays.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -100,7 +100,7 @@ fn parse_retention(text: &str) -> Result<Retention, String> {
     }
 }
 
-/// Compares the policies and prints what each achieved.
+/// Compares the policies, and prints the figures of each.
 pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
     let requests = arguments.requests()?;
     let comparison = |attention| Comparison {

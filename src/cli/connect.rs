@@ -15,7 +15,8 @@ use super::nats_context::Surroundings;
 use super::output::say;
 use super::text::printable;
 
-/// Most messages that may wait in one subscription. They are replies to this command's own requests, one from each shard.
+/// Maximum number of messages that may wait in one subscription. The messages are replies to this command's own requests, one
+/// from each shard.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// NATS servers and subjects at which a daemon is to be found.
@@ -36,8 +37,8 @@ pub(super) struct DaemonArguments {
 }
 
 impl DaemonArguments {
-    /// Loads a client's part of the configuration. Flags override the environment, which overrides the chosen context, which
-    /// overrides the defaults.
+    /// Loads the settings by which a client reaches a daemon. Flags override the environment, which overrides the chosen context,
+    /// which overrides the defaults.
     pub(super) fn load(&self, environment: Vec<(String, String)>) -> Result<Config, Failure> {
         self.load_among(environment, &Surroundings::of_process())
     }
@@ -71,8 +72,8 @@ type Variables = Vec<(String, String)>;
 /// Returns the environment, and the settings from a context of the `nats` command line.
 ///
 /// - A context that `flag` names replaces the `KVATLAS_NATS_…` variables, which are removed.
-/// - Without `flag`, the chosen context counts only if nothing else says how to reach NATS. Otherwise the settings are empty.
-///   `is_given` tells that another flag says it.
+/// - Without `flag`, the chosen context is used only if nothing else says how to reach NATS. Otherwise the settings are empty.
+///   `is_given` tells whether another flag says how to reach NATS.
 pub(super) fn with_context(
     flag: Option<&str>,
     is_given: bool,

@@ -41,11 +41,11 @@ Examples:
 const CHECKPOINT_REQUESTS: usize = 250;
 /// Number of queries that are under way at the same time.
 const IN_FLIGHT: usize = 8;
-/// Requests a second of the fleet that runs on with `--stay`.
+/// Rate of the fleet that keeps running with `--stay`, in requests a second.
 const STAY_RATE: NonZeroU32 = NonZeroU32::MIN.saturating_add(49);
 /// Largest number of the sample prompt's holders that are shown.
 const SHOWN_HOLDERS: usize = 6;
-/// Number of last requests among which the sample prompt is chosen.
+/// Number of the most recent requests among which the sample prompt is chosen.
 const SAMPLE_REQUESTS: usize = 200;
 /// Width of a bar, in characters.
 const BAR_WIDTH: usize = 24;
@@ -157,7 +157,7 @@ impl DemoArguments {
         Ok(session)
     }
 
-    /// Serves requests at [`STAY_RATE`] with a second fleet, in the namespace `stay`, until a signal comes.
+    /// Serves requests at the rate [`STAY_RATE`] with a second fleet, in the namespace `stay`, until a signal comes.
     async fn go_on(&self, session: &Session, signals: &mut StopSignals) -> Result<(), Failure> {
         let url = session.broker_url().unwrap_or_default();
         let flags = BTreeMap::from([("nats.url".to_owned(), url)]);
@@ -233,7 +233,7 @@ impl DemoArguments {
     }
 }
 
-/// Returns hints for a person: how to watch the fleet of `--stay`, and how to break it.
+/// Returns suggestions for a person: commands that watch the fleet of `--stay`, and commands that break parts of the deployment.
 fn what_to_try(session: &Session) -> String {
     let page = session
         .admin_address()
@@ -256,8 +256,8 @@ fn what_to_try(session: &Session) -> String {
     )
 }
 
-/// Returns the sample prompt: of the last [`SAMPLE_REQUESTS`] requests, the one that workers hold to the most different depths.
-/// Among equals, the longest wins.
+/// Returns one of the last [`SAMPLE_REQUESTS`] requests as sample prompt. It is the request of which workers hold the most
+/// different numbers of leading blocks. Among equals, the longest prompt is chosen.
 fn sample_prompt(replay: &Replay<'_>, requests: &[Request]) -> Option<Request> {
     let variety = |request: &&Request| {
         let mut depths: Vec<_> = replay

@@ -1,4 +1,4 @@
-//! Holders that are not exact (holders in doubt), as a daemon's route `/workers` lists them.
+//! Holders in doubt, that is, holders that are not exact, as a daemon's route `/workers` lists them.
 
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
@@ -15,7 +15,7 @@ pub(super) struct DoubtedHolder {
     /// Time since which the holder is not exact, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) since_us: Option<u64>,
-    /// Details of the reasons, as far as the daemon knows them.
+    /// Details of the reasons for doubt; `None` if the daemon knows none.
     #[serde(default)]
     pub(super) detail: Option<String>,
     /// Share of the last queries that the holder's doubt concerned.

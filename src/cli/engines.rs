@@ -22,9 +22,10 @@ use super::connect::parse_time;
 use super::failure::Failure;
 use super::serve::expect_regular;
 
-/// Least time between two writes of one engine's state. It is far shorter than the time that the engine's replay socket covers.
+/// Shortest time between two writes of one engine's state. It is far shorter than the time whose events the engine's replay
+/// socket can repeat.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
-/// Name of the source of engines that flags and `--engines-file` make up.
+/// Name of the source that gives the engines of flags and of `--engines-file`.
 const SOURCE: &str = "flags";
 
 /// Which engines to follow.
@@ -128,7 +129,7 @@ impl From<SpecError> for Failure {
 }
 
 impl EngineArguments {
-    /// Returns the model of `--model`, which counts for all engines that name none.
+    /// Returns the model of `--model`, which is the default for engines that name no model.
     pub(super) fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
@@ -138,7 +139,7 @@ impl EngineArguments {
         !self.sources.is_empty()
     }
 
-    /// Returns the engines that flags and the file name now. Reads the file anew.
+    /// Reads the file again, and returns the engines that flags and the file name.
     pub(super) fn load(&self) -> Result<Vec<GivenEngine>, SpecError> {
         let defaults = self.defaults();
         let mut engines = Vec::new();
@@ -151,7 +152,7 @@ impl EngineArguments {
         Ok(engines)
     }
 
-    /// Returns the properties of engines whose own specification leaves them out.
+    /// Returns the default properties of engines, for specifications that leave properties out.
     fn defaults(&self) -> EngineDefaults {
         let unsaid = EngineDefaults::default();
         EngineDefaults {
@@ -165,8 +166,8 @@ impl EngineArguments {
         }
     }
 
-    /// Returns the silence after which another process at an engine's sockets no longer counts as that engine. Warns if it is
-    /// longer than the silence after which the daemon of this process removes holders.
+    /// Returns the time of silence after which another process at an engine's sockets no longer counts as that engine. Warns if
+    /// this time is longer than the time after which the daemon of this process removes silent holders.
     fn give_up_after(&self) -> Duration {
         let by_default = || {
             self.remove_after
@@ -187,7 +188,7 @@ impl EngineArguments {
         give_up_after
     }
 
-    /// Returns the options for publishing engines' events once more; `None` without `--republish`.
+    /// Returns the options for republishing engines' events; `None` without `--republish`.
     fn republished(&self) -> Result<Option<RepublishOptions>, Failure> {
         let options = RepublishOptions {
             addresses: self.republish.clone(),
@@ -250,7 +251,8 @@ impl EngineArguments {
         Ok(bridge)
     }
 
-    /// Reads the engines anew at every SIGHUP, for ever. If the file cannot be used, the engines stay as they are.
+    /// Reads the engines again at every SIGHUP, for ever. If the file cannot be used, the bridge keeps following the same
+    /// engines.
     pub(super) async fn reload_at(&self, mut hangup: Signal, bridge: &Bridge) {
         while hangup.recv().await.is_some() {
             // The signals wait meanwhile, so a pipe is not read.

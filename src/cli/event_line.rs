@@ -37,8 +37,8 @@ fn is_device(tier: &Tier) -> bool {
 }
 
 impl LineBatch {
-    /// Parses a line, which must have no spaces around it. Checks it as the daemon would, except for the limits in a daemon's
-    /// configuration.
+    /// Parses a line, which must have no spaces around it. Checks the events as a daemon would, except for the limits in a
+    /// daemon's configuration.
     pub(super) fn parse(line: &str) -> Result<Self, EventLineError> {
         #[derive(Deserialize)]
         struct Shape {
@@ -66,7 +66,7 @@ impl LineBatch {
         serde_json::to_string(self)
     }
 
-    /// Returns how many blocks the events name.
+    /// Returns the number of blocks that the events name.
     pub(super) fn blocks(&self) -> usize {
         let blocks = |event: &Event| match event {
             Event::Stored(stored) => stored.names.len(),

@@ -40,17 +40,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure of a command that was understood.
+    /// Makes the failure of a command that was understood but failed.
     pub(crate) fn failed(text: impl fmt::Display) -> Self {
         Self::new(ExitStatus::Failed, text)
     }
 
-    /// Makes a failure of a command that is wrong itself.
+    /// Makes the failure for a wrong command line, input file name or configuration.
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
         Self::new(ExitStatus::Usage, text)
     }
 
-    /// Makes a failure of a command that found no broker or daemon to talk to.
+    /// Makes the failure of a command that found no broker or daemon to talk to.
     pub(crate) fn unavailable(text: impl fmt::Display) -> Self {
         Self::new(ExitStatus::Unavailable, text)
     }
@@ -64,7 +64,8 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the text without control characters, which an answer of a broker or daemon could bring to a terminal.
+    /// Writes the text without control characters. An answer of a broker or daemon in the text could bring such characters to the
+    /// terminal.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&printable(&self.text))
     }

@@ -1,4 +1,4 @@
-//! `kvatlas fleet`: simulated workers that run on until they are told to stop, to try out deployments.
+//! `kvatlas fleet`: simulates workers until it is told to stop, to try out deployments.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::failure::Failure;
 
-/// Length in bytes at which a line is too long. The largest message that any configuration allows is shorter as JSON.
+/// Length of a line's text, in bytes, that counts as too long. Even the largest message that a configuration can allow is shorter
+/// when written as JSON.
 const LINE_BYTES_MAX: u64 = 256 << 20;
 
 /// Opens the file at `path`, or standard input if `path` is `-`.
@@ -36,7 +37,7 @@ pub(super) struct NumberedLine {
     pub(super) text: String,
 }
 
-/// Error in place of a line.
+/// Error that takes the place of a line of the input.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
     /// The line is not UTF-8.
@@ -62,7 +63,7 @@ pub(super) enum LineError {
 }
 
 impl LineError {
-    /// Whether the error concerns one line only, so that the lines after it can be read.
+    /// Whether the error concerns one line only, so that the following lines can still be read.
     pub(super) fn is_of_one_line(&self) -> bool {
         matches!(self, Self::NotText { .. })
     }

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use kvatlas_config::Setting;
 use serde_json::Value;
 
-/// Most bytes that are read of a context's file.
+/// Maximum number of bytes that are read of a context's file.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Environment variable that names the context, as for the `nats` command line.
 const NAME_VARIABLE: &str = "NATS_CONTEXT";
 
-/// Supported fields of a context, each with the setting of kvatlas that means the same. A file is given by its path.
+/// Supported fields of a context, each with the kvatlas setting of the same meaning. A field for a file holds the file's path.
 const FIELDS: [(&str, &str); 10] = [
     ("url", "nats.url"),
     ("token", "nats.token"),
@@ -31,14 +31,14 @@ const FIELDS: [(&str, &str); 10] = [
 ];
 /// Fields that hold a path. In such a path a leading `~` is the user's home.
 const PATHS: [&str; 5] = ["creds", "nkey", "ca", "cert", "key"];
-/// Fields that kvatlas does not support. A context that has one is refused, because the server would be reached in another way
-/// than the context says.
+/// Fields that kvatlas does not support. A context with such a field is refused, because kvatlas would reach the server in
+/// another way than the context says.
 const NOT_SUPPORTED: [&str; 4] = ["nsc", "user_jwt", "socks_proxy", "windows_cert_store"];
 
 /// Error: a context cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ContextError {
-    /// The context's name is no name of a file.
+    /// The context's name cannot be the name of a file.
     #[error("{0:?} is not the name of a context of the nats command line; see: nats context ls")]
     Name(String),
     /// Neither `HOME` nor `XDG_CONFIG_HOME` is set, so there is no directory of contexts.
@@ -76,7 +76,7 @@ pub(super) enum ContextError {
     },
 }
 
-/// Directories of contexts, and the context that the environment names.
+/// Facts from the environment about contexts: the directory that holds them, the user's home, and the name of a context.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surroundings {
     /// The directory `nats` in the user's configuration directory.
@@ -108,8 +108,8 @@ impl Surroundings {
         }
     }
 
-    /// Returns the settings of a context: the one that `flag` names, else the one that the environment names, else the chosen
-    /// one. The settings are empty if there is none of these.
+    /// Returns the settings of a context. It is the context that `flag` names, else the context that the environment names, else
+    /// the chosen context. If there is none of the three, the settings are empty.
     ///
     /// # Errors
     ///
@@ -200,7 +200,7 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
 mod tests {
     use super::*;
 
-    /// A home with the contexts that are given, the first of which is chosen.
+    /// Makes a home directory with the given contexts. The first of them is the chosen context.
     fn home(contexts: &[(&str, &str)]) -> (tempfile::TempDir, Surroundings) {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join(".config/nats");

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 
 use super::failure::Failure;
 
-/// Writes `text` to standard output. A reader that has gone, such as `head`, is no failure.
+/// Writes `text` to standard output. If the reader, such as `head`, has ended, that is no failure.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -16,7 +16,7 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes a text for a person to standard error. If nobody reads it, nothing happens, where `eprint!` would panic.
+/// Writes a text for a person to standard error. If the reader has ended, nothing happens, whereas `eprint!` would panic.
 pub(crate) fn say(text: impl fmt::Display) {
     let _ = write!(std::io::stderr().lock(), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Broken promises, as a daemon's route `/index` lists them. Exact answers about such a holder promise more blocks than requests
-//! find.
+//! Broken promises, as a daemon's route `/index` lists them. A promise is broken if exact answers about a holder promise more
+//! blocks than requests find.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! `kvatlas publish`: the events of one worker, from JSON lines.
+//! `kvatlas publish`: publishes the events of one worker, read as JSON lines.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -86,14 +86,14 @@ pub(crate) struct PublishArguments {
     dry_run: bool,
 }
 
-/// Counts of a publication: batches, events and blocks that were published, and bad lines.
+/// Numbers of batches, events and blocks that were published, and of bad lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct PublishedCounts {
     batches: u64,
     events: u64,
     blocks: u64,
     bad_lines: u64,
-    /// Whether the last batch had a goodbye event. After that the daemon no longer knows the holder.
+    /// Whether the last batch had a goodbye event. After a goodbye, the daemon no longer knows the holder.
     has_said_goodbye: bool,
 }
 
@@ -126,7 +126,7 @@ impl PublishedCounts {
     }
 }
 
-/// Publishes the batches of the lines, and prints how many there were. With `--dry-run`, only checks the lines.
+/// Publishes the batches of the lines, and prints how many were published. With `--dry-run`, only checks the lines.
 pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure> {
     let profile = arguments.profile()?;
     if arguments.dry_run {
@@ -184,7 +184,7 @@ fn check_lines(arguments: &PublishArguments) -> Result<(), Failure> {
     checked.check()
 }
 
-/// Returns the reason, in words, for which batches were not taken in time.
+/// Returns, in words, why the server did not take the batches in time.
 fn not_taken(transport: TransportName) -> &'static str {
     match transport {
         TransportName::Core => "the NATS server did not take the batches in time",
@@ -205,10 +205,11 @@ struct PublishTarget {
 }
 
 impl PublishTarget {
-    /// Longest wait for the daemon's answer. Most often no daemon is there, or the daemon answers at once.
+    /// Longest wait for the daemon's answer. Usually no daemon is there, or the daemon answers immediately.
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// Asks the daemon for these facts. If no daemon answers, nothing is known.
+    /// Asks the daemon for the namespace's block size and the rank's epoch. If no daemon answers, returns `None` for the size and
+    /// 0 for the epoch.
     async fn ask(arguments: &PublishArguments, connection: &NatsConnection) -> Self {
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let patience = Self::PATIENCE.min(arguments.connection.timeout);
@@ -228,8 +229,8 @@ impl PublishTarget {
         }
     }
 
-    /// Returns the epoch and number before the first batch. A new epoch lies above the epoch that the daemon knows, even if this
-    /// machine's clock is behind that of an earlier publisher.
+    /// Returns the epoch and the number after which the first batch follows. A new epoch is above the epoch that the daemon
+    /// knows, even if an earlier publisher's clock was ahead of this machine's clock.
     fn beginning(self, arguments: &PublishArguments) -> Beginning {
         match arguments.epoch {
             Some(epoch) => Beginning::After(BatchCursor {
@@ -311,13 +312,13 @@ struct Sending<'a> {
     publisher: &'a HolderPublisher,
     /// Largest message that the server takes, in bytes.
     payload_max: usize,
-    /// Amounts handed over to the publisher.
+    /// Counts of what has been handed over to the publisher.
     handed_over: PublishedCounts,
-    /// Amounts that the server has taken. With JetStream, the stream has kept them.
+    /// Counts of what the server has taken. With JetStream, the stream has kept these batches.
     taken: PublishedCounts,
     /// Cursor of the last batch that the server has taken.
     cursor: BatchCursor,
-    /// Whether the last confirmation failed or came too late.
+    /// Whether the last confirmation by the server failed or came too late.
     is_refused: bool,
 }
 
@@ -382,8 +383,8 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// Returns the batch of a line if `check` accepts the batch. With `keep_going`, a bad line is reported and gives `None`;
-/// otherwise it is an error.
+/// Returns the batch of a line if `check` accepts the batch. With `keep_going`, a bad line is reported and `None` is returned.
+/// Otherwise a bad line is an error.
 fn read(
     line: Result<NumberedLine, LineError>,
     keep_going: bool,
@@ -410,8 +411,8 @@ fn read(
     Ok(None)
 }
 
-/// Encodes a batch as it will be sent, except for its number, and with the longest time and block size that there are. Also gives
-/// the batch back.
+/// Encodes a batch to find its largest possible size. The time and the block size have their longest form, and only the batch's
+/// number may differ when the batch is sent. Also returns the batch.
 fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec<u8>) {
     let sent = EventBatch {
         epoch: cursor.epoch,

@@ -1,4 +1,4 @@
-//! Waits until a daemon has applied the published batches, or has dropped them.
+//! Waiting until a daemon has applied the published batches, or has dropped some of them.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::failure::Failure;
 use super::status_report::describe_state;
 use super::text::counted;
 
-/// Time between two questions to the daemon about its progress.
+/// Pause between two questions to the daemon about its progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Watch on how far a daemon has applied the batches of one worker's rank.
@@ -24,7 +24,7 @@ pub(super) struct DaemonWatch {
     worker: WorkerName,
     rank: Rank,
     patience: Duration,
-    /// Reasons for doubt that are no sign of a lost batch of this command: see [`earlier_doubts`].
+    /// Reasons for doubt that do not mean that a batch of this command was lost: see [`earlier_doubts`].
     earlier: DegradedReasons,
 }
 
@@ -52,7 +52,8 @@ impl DaemonWatch {
         watch
     }
 
-    /// Asks until the daemon has applied the batch at `cursor`. Returns a text about the blocks that the rank then holds.
+    /// Asks the daemon again and again until it has applied the batch at `cursor`. Returns a text about the blocks that the rank
+    /// then holds.
     pub(super) async fn wait_until_applied(
         &self,
         cursor: BatchCursor,
@@ -130,13 +131,13 @@ fn dropped(state: &str) -> Failure {
     ))
 }
 
-/// Returns those of the reasons that stand for a dropped or lost batch.
+/// Returns only those `reasons` that mean that a batch was dropped or lost.
 fn of_dropped(reasons: DegradedReasons) -> DegradedReasons {
     reasons.filtered(|reason| matches!(reason, DegradedReason::Gap | DegradedReason::Undecodable))
 }
 
-/// Returns the doubts that are not due to the batches from `first` on. These are the doubts that `before` has already, and a gap
-/// if `first` itself skips numbers.
+/// Returns the reasons for doubt that the batches from `first` on do not cause. These are the reasons in `before`, the earlier
+/// status, and a gap if `first` itself skips numbers.
 fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> DegradedReasons {
     let degraded = before.map_or(DegradedReasons::default(), |holder| of_dropped(holder.degraded));
     let continued = before.filter(|holder| holder.epoch == first.epoch);
@@ -269,7 +270,8 @@ mod tests {
         assert_eq!(found, waiting);
     }
 
-    /// A heartbeat after a dropped batch brings the daemon to that batch's number, although the batch was not applied.
+    /// Tests that a dropped batch does not count as applied, even if a heartbeat after it makes the daemon's last number equal to
+    /// the batch's number.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {

@@ -106,7 +106,8 @@ pub(crate) struct QueryArguments {
     json: bool,
 }
 
-/// Flags that exclude `--every` and `--positions`, because they need the whole chain of blocks or are given in the file.
+/// Flags that `--every` and `--positions` cannot be given with. Most of these flags need the whole chain of blocks; a file gives
+/// the positions itself.
 const WHOLE_FORMS: [&str; 8] = [
     "status",
     "tokens",
@@ -118,7 +119,8 @@ const WHOLE_FORMS: [&str; 8] = [
     "predicted",
 ];
 
-/// Flags that exclude `--lora-name` and `--cache-salt`. Hashes contain both already, and a file gives both itself.
+/// Flags that `--lora-name` and `--cache-salt` cannot be given with. Hashes already depend on the adapter and the salt, and a
+/// file gives both itself.
 const HASH_FORMS: [&str; 5] = [
     "status",
     "block_hashes",
@@ -202,8 +204,8 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
 }
 
 impl QueryArguments {
-    /// Returns the failure for a client's error. With `--gather`, an unanswered query means that no shard listens, though a
-    /// daemon may.
+    /// Returns the failure for a client's error. If nobody listens to a query with `--gather`, the failure says that no shard
+    /// runs. A daemon that is no shard may run nevertheless.
     fn failure(&self, error: ClientError) -> Failure {
         match error {
             ClientError::NoDaemon { subject } if self.gather => Failure::unavailable(format_args!(
@@ -246,7 +248,7 @@ impl QueryArguments {
         Ok(query)
     }
 
-    /// Returns the query's key: the hashes or tokens. clap admits exactly one form.
+    /// Returns the query's key: the hashes or tokens that the flags give. The command line allows exactly one form.
     fn take_key(&mut self) -> Result<QueryKey, Failure> {
         if let Some(hashes) = self.block_hashes.take() {
             return Ok(QueryKey::BlockHashes(hashes));

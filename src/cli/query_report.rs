@@ -127,8 +127,8 @@ fn predicted_line(reply: &QueryReply) -> String {
     }
 }
 
-/// Returns the holder's number of matched blocks, or its bounds if the query gave only some of the blocks. `show` writes a
-/// number.
+/// Returns the holder's number of matched blocks as text. If the query gave only some of the blocks, returns the bounds of that
+/// number. `show` formats a number.
 fn span(holder: &HolderMatch, show: impl Fn(u32) -> String) -> String {
     match holder.matched_blocks_max {
         None => show(holder.matched_blocks),
@@ -136,7 +136,7 @@ fn span(holder: &HolderMatch, show: impl Fn(u32) -> String) -> String {
     }
 }
 
-/// Returns a share in whole percents, rounded down, so that only a full match is 100 %.
+/// Returns the share of `part` in `whole` in whole percents. It is rounded down, so that only a full match is 100 %.
 fn percent(part: u32, whole: u32) -> String {
     let percent = u64::from(part) * 100 / u64::from(whole.max(1));
     format!("{percent} %")

@@ -30,14 +30,14 @@ Examples:
   kvatlas replay --trace conversation_trace.jsonl --workers 64 --embedded
   kvatlas replay --trace conversation_trace.jsonl --nats-url nats://127.0.0.1:4222 --json";
 
-/// Log filter of a simulation: warnings and errors. The daemon's warning about its development broker is left out, because the
-/// command says that in better words.
+/// Log filter of a simulation, which shows warnings and errors. It hides the daemon's warning about the development broker,
+/// because the command itself says more about that broker.
 pub(super) const LOG_FILTER: &str = "warn,kvatlas_daemon::life::start=error";
 
 /// Prefix of the subjects on the NATS server that the command starts.
 const EMBEDDED_PREFIX: &str = "kvatlas";
 
-/// Least time between two drawings of the progress.
+/// Shortest time between two drawings of the progress bar.
 const REDRAW: Duration = Duration::from_millis(200);
 
 /// Trace to replay, and the fleet to replay it through.
@@ -88,7 +88,7 @@ pub(crate) struct ReplayArguments {
     json: bool,
 }
 
-/// Default limit of workers in one namespace of a daemon.
+/// Maximum number of workers in one namespace, by a daemon's default limits.
 const WORKERS_MAX: usize = 4096;
 
 /// Parses a number of workers, from 1 to [`WORKERS_MAX`].
@@ -206,7 +206,7 @@ pub(super) fn interrupted(signal: &str) -> Failure {
     Failure::failed(format_args!("interrupted by {signal}; there is no report"))
 }
 
-/// Ends a session; fails if something did not stop in time.
+/// Ends a session. Fails if some part of the daemon in this process did not stop in time.
 pub(super) async fn close(session: Session) -> Result<(), Failure> {
     match session.close().await {
         Some(report) if !report.overran.is_empty() => Err(Failure::failed(report)),
@@ -269,7 +269,7 @@ impl Drop for ReplayProgress {
     }
 }
 
-/// Returns the run so far in one line: share of blocks hit, queries a second, latency of queries, blocks in the index.
+/// Returns a line that sums up the run so far: share of blocks hit, queries a second, latency of queries, blocks in the index.
 pub(super) fn summary(tally: &Tally) -> String {
     let latency = tally.query_latency();
     format!(

@@ -41,8 +41,8 @@ pub(crate) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// Loads the configuration and its source. Returns `None` if the configuration was only to be checked or printed, which is
-    /// then done. A failure names everything that is wrong.
+    /// Loads the configuration, and returns it with its source. If it is only to be checked or printed, does so and returns
+    /// `None`. A failure names every mistake in the configuration.
     pub(crate) fn load(self) -> Result<Option<(Config, ConfigSource)>, Failure> {
         let Self {
             config: file,
@@ -95,7 +95,7 @@ pub(super) fn expect_regular(path: &Path) -> Result<(), IrregularFile> {
     }
 }
 
-/// Source of the configuration, from which a reload reads it again.
+/// Source of the configuration: the flags, the variables and the file from which a reload reads it again.
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
     file: Option<PathBuf>,
@@ -109,7 +109,8 @@ impl ConfigSource {
         Config::load(self.flags.clone(), environment, self.file.as_deref())
     }
 
-    /// Reloads the configuration at every SIGHUP, for ever, and logs the outcome. A configuration with mistakes changes nothing.
+    /// Reloads the configuration at every SIGHUP, for ever, and logs the outcome. If the new configuration has mistakes, nothing
+    /// changes.
     pub(crate) async fn reload_at(&self, hangup: &mut Signal, daemon: &Daemon) {
         while hangup.recv().await.is_some() {
             self.reload(daemon);
@@ -185,7 +186,7 @@ pub(crate) struct StopSignals {
     last: LastSignal,
 }
 
-/// Time of the last signal that was no echo.
+/// Time of the last signal that was not an echo of an earlier one.
 #[derive(Debug, Default)]
 struct LastSignal(Option<Instant>);
 
@@ -194,7 +195,7 @@ impl LastSignal {
     /// process and then its group. A person takes longer.
     const ECHO_MAX: Duration = Duration::from_millis(100);
 
-    /// Notes a signal. Returns whether it is new, and not an echo of the last one.
+    /// Notes a signal at the time `now`. Returns whether the signal is new, that is, not an echo of the last one.
     fn is_new(&mut self, now: Instant) -> bool {
         let is_echo = self
             .0

@@ -25,9 +25,9 @@ pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1
     kvatlas status --admin 10.0.0.7:9464 --json\n  \
     until kvatlas status >/dev/null; do sleep 1; done";
 
-/// Most degraded holders of a namespace that are named on the screen.
+/// Maximum number of degraded holders of a namespace that are named on the screen.
 const NAMED_MAX: usize = 10;
-/// Most pages of degraded holders that are read. A page has up to 10,000 holders.
+/// Maximum number of pages of degraded holders that are read. A page has up to 10,000 holders.
 const PAGES_MAX: usize = 100;
 
 /// Daemon whose status is shown, and the form.
@@ -54,15 +54,15 @@ struct Status {
     role: ProcessRole,
     #[serde(skip_deserializing)]
     ready: bool,
-    /// Why the daemon is not ready.
+    /// Reasons why the daemon is not ready; empty if it is ready.
     #[serde(skip_deserializing)]
     reasons: Vec<String>,
     #[serde(default)]
     messages_waiting: u64,
-    /// Why the newest snapshot could not be written; `None` if that is not so.
+    /// Error of the last attempt to write a snapshot; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_error: Option<String>,
-    /// Why the newest snapshot could not be sent to the Object Store; `None` if that is not so.
+    /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_upload_error: Option<String>,
     /// Shards that did not answer this gateway.
@@ -80,33 +80,33 @@ struct NamespaceStatus {
     holders: u64,
     #[serde(skip_deserializing)]
     degraded: u64,
-    /// Number of degraded holders by reason. A holder with several reasons counts under each.
+    /// Number of degraded holders, by reason. A holder with several reasons is counted under each of them.
     #[serde(skip_deserializing)]
     reasons: BTreeMap<&'static str, u64>,
     distinct_blocks: u64,
     held_blocks: u64,
-    /// Number of holders whose block size is only guessed.
+    /// Number of holders whose block size is guessed, because nobody tells it.
     #[serde(default)]
     unsized_holders: u64,
     /// Number of holders whose epochs lie ahead of the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Names of some holders whose epochs lie ahead, the first by name.
+    /// Names of some holders whose epochs lie ahead of the daemon's clock, in the order of their names.
     #[serde(default)]
     ahead: Vec<String>,
-    /// Some publishers whose batches are dropped. They have no holder.
+    /// Names of some publishers whose batches are dropped. The daemon keeps no holder for them.
     #[serde(default)]
     refused_publishers: Vec<String>,
-    /// The same publishers, each with the reason for which its batches are dropped.
+    /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
     refused: Vec<PublisherRefusal>,
     /// Counts of the last answers about the namespace, and of those that were not exact.
     #[serde(default)]
     cost: Option<Cost>,
-    /// Names of some degraded holders, the first by name.
+    /// Names of some degraded holders, in the order of their names.
     #[serde(skip_deserializing)]
     named: Vec<String>,
-    /// Details of the holders in `named`, in the same order: reasons, since when, and cost.
+    /// Details about each holder in `named`, in the same order: the reasons for doubt, when the doubt began, and its cost.
     #[serde(skip)]
     doubts: Vec<DoubtedHolder>,
     /// Holders whose exact answers promise more blocks than requests find.
@@ -254,7 +254,7 @@ fn unsent(error: &str) -> String {
     format!("snapshots are not sent to the Object Store: {error}")
 }
 
-/// Returns `: ` and the names joined by commas; empty if there are no names, as from older daemons.
+/// Returns the text `: ` and the names, joined by commas. Empty if there are no names, because an older daemon sends none.
 fn listed(names: &[String]) -> String {
     match names.is_empty() {
         true => String::new(),
@@ -274,7 +274,7 @@ impl NamespaceStatus {
         }
     }
 
-    /// Returns lines about troubles that make no holder degraded.
+    /// Returns lines about troubles that do not make a holder degraded.
     fn render_notes(&self) -> String {
         let mut text = String::new();
         let name = &self.namespace;

@@ -65,7 +65,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
     heading + &table.render() + &incomplete
 }
 
-/// Returns a text that the block size is guessed, and for how many holders; empty if it is not.
+/// Returns a remark that the block size is guessed for `unsized_holders` holders; empty if that is 0.
 fn describe_guess(unsized_holders: u32) -> String {
     match unsized_holders {
         0 => String::new(),

@@ -1,4 +1,5 @@
-//! Strays, as a daemon's route `/index` lists them. A stray is a namespace that does not exist although events of it come.
+//! Strays, as a daemon's route `/index` lists them. A stray is a namespace that does not exist, although publishers send events
+//! of it.
 
 use std::fmt;
 
@@ -7,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::text::{counted, since};
 
-/// Namespace whose events come but are dropped, because the namespace does not exist.
+/// Namespace that does not exist, and whose events are dropped.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct StrayNamespace {
     namespace: String,
-    /// Worker whose publisher sent the last message.
+    /// Worker whose publisher sent the last message of the namespace.
     worker: String,
     reason: String,
     detail: String,

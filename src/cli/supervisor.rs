@@ -14,7 +14,7 @@ pub(crate) fn stopping() {
     tell(NotifyState::Stopping);
 }
 
-/// Tells the supervisor again and again that the runtime still runs, twice in each watchdog interval. Never returns.
+/// Tells the supervisor twice in each watchdog interval that the async runtime still runs. Never returns.
 pub(crate) async fn keep_watchdog() {
     let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else {
         return std::future::pending().await;

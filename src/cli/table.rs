@@ -1,4 +1,4 @@
-//! Tables for people: aligned columns without rules between them.
+//! Tables for people: aligned columns without lines between them.
 
 /// Table with a header.
 #[derive(Debug)]
@@ -12,8 +12,8 @@ pub(super) struct TextTable {
 const GAP: &str = "  ";
 
 impl TextTable {
-    /// Creates a table without rows, whose columns have these titles. Columns are aligned to the left, for words. A title that
-    /// begins with `>` aligns its column to the right, for numbers; the `>` is not shown.
+    /// Creates a table without rows. `titles` are the titles of the columns. A column is aligned to the left, for words. If its
+    /// title begins with `>`, it is aligned to the right, for numbers; the `>` is not shown.
     pub(super) fn new(titles: &[&str]) -> Self {
         let shown = titles
             .iter()
@@ -51,7 +51,8 @@ impl TextTable {
         }
     }
 
-    /// Returns each row as a paragraph. Each cell that is not empty has a line, behind the title of its column.
+    /// Returns each row as a paragraph. The paragraph has a line for each cell that is not empty, with the column's title before
+    /// the cell.
     fn render_paragraphs(&self) -> String {
         let Some((titles, rows)) = self.rows.split_first() else {
             return String::new();

@@ -1,7 +1,7 @@
 //! `kvatlas up`: everything that one machine needs.
 //!
-//! Without the address of a NATS server, it starts a `nats-server` as a child process. The daemon, the bridge and HTTP are in
-//! this process.
+//! If no NATS server is given, the command starts a `nats-server` as a child process. The daemon, the bridge and the HTTP
+//! listener run in this process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,11 +36,11 @@ Examples:
 
 /// Default address of the listener for queries over HTTP.
 const HTTP_LISTEN: &str = "127.0.0.1:8090";
-/// Longest time that the start waits for engines. A warning names the engines that were not seen in that time.
+/// Longest time for which the start waits for engines. A warning names the engines whose blocks are not known by then.
 const ENGINES_PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two looks at whether the engines are known.
+/// Pause between two checks whether the engines' blocks are known.
 const ENGINES_INTERVAL: Duration = Duration::from_millis(20);
-/// Most messages from the daemon (questions) that may wait for one publisher.
+/// Maximum number of messages from the daemon (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// Engines to follow, and the daemon's settings.
@@ -110,7 +110,7 @@ impl UpArguments {
     }
 }
 
-/// Loads the settings. If no flag, variable or file gives a setting, the value that [`presume`] chooses holds.
+/// Loads the settings. If no flag, variable or file gives a setting, the value that [`presume`] returns for it is used.
 fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) -> Result<Config, Failure> {
     let file = file.or_else(file_of_environment);
     let environment = process_environment().into_iter();
@@ -134,8 +134,8 @@ fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String
     presumed
 }
 
-/// Waits until the engines are known and the daemon is ready, prints how to ask, and waits for the end. Returns the name of the
-/// signal or command that ended it.
+/// Waits until the engines are known and the daemon is ready, prints instructions, and then waits for the end. Returns the name
+/// of the signal or command that asked for the end.
 async fn follow(
     daemon: &Daemon,
     (bridge, queries): (&Bridge, &QueryClient),
@@ -170,8 +170,8 @@ async fn follow(
     }
 }
 
-/// Waits until the daemon knows the blocks of every engine, as far as the engine tells them, but at most [`ENGINES_PATIENCE`]. A
-/// warning names the engines that are missing then.
+/// Waits until the daemon knows the blocks of every engine that can tell them, but at most [`ENGINES_PATIENCE`]. Then warns of
+/// the engines whose blocks are still not known.
 async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
     let deadline = Instant::now() + ENGINES_PATIENCE;
     loop {
@@ -236,14 +236,15 @@ async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
         .any(|holder| holder.worker == worker && holder.rank == key.rank && holder.exact)
 }
 
-/// Makes a token of 128 random bits. Clients show it to register engines over HTTP, except programs on this machine.
+/// Makes a token of 128 random bits. Clients on other machines must show it to register engines over HTTP.
 fn made_token() -> std::io::Result<Secret> {
     let mut bits = [0; 16];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bits)?;
     Ok(Secret::new(format!("{:032x}", u128::from_le_bytes(bits))))
 }
 
-/// Returns the advice on what to type next. `token` is needed to register engines from elsewhere; `None` if no token is needed.
+/// Returns the instructions that a person sees after the start. `token` is the token that registering engines from other machines
+/// needs; `None` if it needs no token.
 fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
     let token = token.map_or(String::new(), |token| {
         format!(" -H 'authorization: Bearer {token}'")

@@ -66,7 +66,7 @@ pub(crate) fn vocab(arguments: &VocabArguments) -> Result<(), Failure> {
     }
 }
 
-/// Answer about the allowed tokens, before it is printed.
+/// Answer about the allowed tokens, from which the output is made.
 struct MaskAnswer<'a> {
     vocabulary: &'a Vocabulary,
     format: VocabularyFormat,

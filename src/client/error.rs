@@ -27,7 +27,7 @@ pub enum ClientError {
     /// The daemon answered with an error code that this client does not know.
     #[error("the daemon refused: {text} (error {code})")]
     RefusedOtherwise {
-        /// The error code.
+        /// The unknown error code, as the daemon sent it.
         code: String,
         /// The daemon's error text.
         text: String,
@@ -48,7 +48,7 @@ pub enum ClientError {
         /// The server's limit on a message, in bytes.
         bytes_max: usize,
     },
-    /// The connection failed.
+    /// The connection to NATS failed. The text tells the reason.
     #[error("NATS: {0}")]
     Connection(String),
 }

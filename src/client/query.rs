@@ -16,20 +16,23 @@ use kvatlas_core::wire::{
 use super::error::ClientError;
 use super::gather::Gatherer;
 
-/// Longest wait of a request for its answer, unless the caller sets another.
+/// Longest wait of a request for its answer, unless the caller sets a different one.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a waiting request checks whether the connection was made anew.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Most connections on which one request is sent. A server may end a connection because of the request itself.
+/// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
+/// because of the request itself.
 const CONNECTIONS_MAX: usize = 8;
-/// Divisor of the patience. For that part of the patience, a request is sent again while no daemon listens.
+/// Divisor of a request's patience. While no daemon listens, the request is sent again until the resulting part of the patience
+/// has passed.
 const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.
 ///
-/// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request is sent
-/// again on each new connection, and once more after half of its patience, which is safe because asking changes nothing. If no daemon
-/// listens, the request is sent again for a twentieth of the patience: daemons whose server has gone soon connect to another.
+/// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request
+/// is sent again on each new connection, and a second time after half of its patience. This is safe, because asking changes
+/// nothing. If no daemon listens, the request is sent again for a twentieth of the patience: a daemon that has lost its server
+/// soon connects to another server.
 ///
 /// ```no_run
 /// use kvatlas_client::QueryClient;
@@ -66,8 +69,8 @@ impl QueryClient {
         }
     }
 
-    /// Lets the client ask all shards instead of one daemon or gateway, and merge their answers into one. An answer that lacks shards when
-    /// the patience ends names them in `gathered`: set a patience that a router can afford.
+    /// Lets the client ask all shards instead of one daemon or gateway, and merge their answers into one. If some shards have not
+    /// answered when the patience ends, the answer names them in `gathered`. Set a patience that a router can afford.
     ///
     /// # Errors
     ///
@@ -87,7 +90,7 @@ impl QueryClient {
         self
     }
 
-    /// Asks which holders have leading blocks of the query, and how many.
+    /// Asks which holders have leading blocks of the query's prompt, and how many of them.
     pub async fn query(
         &self,
         namespace: &NamespaceName,
@@ -131,7 +134,7 @@ impl QueryClient {
         Ok(BatchReply::decode(&reply.payload)?.results)
     }
 
-    /// Asks how far a daemon has followed the holders of a namespace.
+    /// Asks for the status of a namespace, which tells how far a daemon has followed each holder.
     pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
         if let Some(gatherer) = &self.gatherer {
             return Ok(gatherer
@@ -143,8 +146,8 @@ impl QueryClient {
         Ok(StatusReply::decode(&reply.payload)?)
     }
 
-    /// Reports outcomes: how many blocks requests really found, beside the blocks that answers promised. Daemons do not reply,
-    /// and the call returns when the report has been sent.
+    /// Reports outcomes to daemons. An outcome tells how many blocks a request really found, and how many the answer had
+    /// promised. Daemons do not reply, and the call returns when the report has been sent.
     ///
     /// # Errors
     ///
@@ -177,7 +180,7 @@ impl QueryClient {
         self.publish(&subject, reports).await
     }
 
-    /// Publishes reports, to which no daemon replies.
+    /// Publishes messages to which no daemon replies.
     async fn publish(
         &self,
         subject: &str,
@@ -218,7 +221,8 @@ impl QueryClient {
 }
 
 impl QueryClient {
-    /// Sends the request, and sends it a second time in parallel when half of the patience has passed. Returns the first reply.
+    /// Sends the request. If there is no reply when half of the patience has passed, sends it a second time in parallel. Returns
+    /// the first reply.
     async fn ask_twice(&self, subject: &str, payload: Bytes) -> Result<Message, RequestError> {
         let ask = || self.ask_on_each_connection(subject.to_owned(), payload.clone());
         let mut first = pin!(ask());

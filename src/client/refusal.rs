@@ -1,8 +1,8 @@
 //! A refusal by a NATS server: of a subscription, or of a message.
 //!
 //! The server reports a refusal in an error on the connection. The error comes when the client subscribes or publishes. It also
-//! comes later, if the server loads its configuration again and the right is gone. The client library ignores the error, so only
-//! its text shows the refusal.
+//! comes later, if the server reloads its configuration and the client has lost the right. The client library ignores the error,
+//! so only its text shows the refusal.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Reads the refusal in the server's `words`; `None` if they are about something else.
+    /// Reads the refusal in the server's error text `words`; `None` if the text reports no refusal.
     pub fn parse(words: &str) -> Option<Self> {
         // Versions of the server differ in upper and lower case.
         let lower = words.to_ascii_lowercase();
@@ -44,7 +44,7 @@ impl Refusal {
         })
     }
 
-    /// Whether a subscription to one of `subjects` was refused, or may have been.
+    /// Whether the refusal is, or may be, about a subscription to one of `subjects`.
     pub fn is_subscription_to(&self, subjects: &[String]) -> bool {
         match &self.refused {
             Refused::Subscription(Some(subject)) => subjects.contains(subject),

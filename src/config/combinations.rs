@@ -1,4 +1,4 @@
-//! Rules about several settings at once.
+//! Rules that concern several settings together.
 //!
 //! A rule is checked only when each of its settings is [settled](Layers::are_settled). So one mistake is reported once,
 //! not again as a broken rule.
@@ -10,7 +10,7 @@ use super::effective::{SettingEntries, SettingEntry};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
 
-/// The ways to authenticate to NATS. At most one may be given.
+/// Keys of the settings that each give a way to authenticate to NATS. At most one of them may be given.
 const AUTHENTICATION: [&str; 4] = [
     "nats.credentials_file",
     "nats.nkey_seed_file",
@@ -18,10 +18,10 @@ const AUTHENTICATION: [&str; 4] = [
     "nats.user",
 ];
 
-/// A certificate and its key. Neither may be given without the other.
+/// Keys of the settings for a certificate and its private key. Neither may be given without the other.
 const CERTIFICATE: [&str; 2] = ["nats.tls_cert_file", "nats.tls_key_file"];
 
-/// Settings about an external NATS server. None may be given beside `nats.embedded`.
+/// Keys of the settings about an external NATS server. None of these settings may be given while `nats.embedded` is on.
 pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
     "nats.url",
     "nats.credentials_file",
@@ -36,10 +36,10 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
     "nats.tls_key_file",
 ];
 
-/// Settings about an index. A gateway has no index, so none may be given for one.
+/// Keys of the settings about an index. None of these settings may be given for a gateway, because a gateway has no index.
 const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "grpc.writing"];
 
-/// The addresses that the daemon listens at.
+/// Keys of the settings that hold the addresses of the daemon's listeners.
 const LISTENERS: [&str; 5] = [
     "http.listen",
     "admin.listen",
@@ -147,14 +147,15 @@ fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError>
     })
 }
 
-/// Checks that `other` is given if `key` is. `reason` ends the error message.
+/// Checks that the setting `other` is given whenever the setting `key` is given. `reason` ends the error message.
 fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Vec<ConfigError> {
     let origin = given(layers, key).filter(|_| given(layers, other).is_none());
     let error = |origin| ConfigError::combination(origin, format!("{key} needs {other} beside it{reason}"));
     origin.map(error).into_iter().collect()
 }
 
-/// Checks that no `excluded` setting is given while `switch` is on. `rule` makes the message from the origin of the switch.
+/// Checks that no `excluded` setting is given while the setting `switch` is on. `rule` makes the error message from the switch's
+/// origin.
 fn check_excluded(
     layers: &Layers,
     switch: &str,
@@ -175,7 +176,7 @@ fn check_excluded(
         .collect()
 }
 
-/// Checks that a gateway with `grpc.listen` has `grpc.namespace`: a gateway does not know which namespaces there are.
+/// Checks that a gateway with `grpc.listen` has `grpc.namespace`, because a gateway does not know which namespaces exist.
 fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
     let (switch, listen, namespace) = ("gateway.enabled", "grpc.listen", "grpc.namespace");
     if !layers.are_settled(&[switch, listen, namespace]) || given(layers, switch).is_none() {
@@ -189,8 +190,8 @@ fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
     )
 }
 
-/// Checks that `grpc.writing` has `grpc.namespace`, because reports name no model. With the word `token` it needs
-/// `grpc.writing_token_file`, too.
+/// Checks that `grpc.namespace` is given if `grpc.writing` is, because reports name no model. If `grpc.writing` is `token`,
+/// `grpc.writing_token_file` must be given, too.
 fn check_writing(layers: &Layers) -> Vec<ConfigError> {
     let (writing, namespace, token) = ("grpc.writing", "grpc.namespace", "grpc.writing_token_file");
     if !layers.are_settled(&[writing, namespace, token]) {
@@ -224,8 +225,8 @@ fn check_resync(layers: &Layers) -> Vec<ConfigError> {
     })
 }
 
-/// Reports a broken rule about two settings, unless `is_right` or one is not settled. The error has the origin of the
-/// first of `keys` that is given.
+/// Reports a broken rule about two settings. Reports nothing if `is_right`, or if one of the settings is not settled. The error
+/// has the origin of the first of `keys` that is given.
 fn check_pair(
     layers: &Layers,
     keys: [&str; 2],
@@ -242,7 +243,7 @@ fn check_pair(
     )]
 }
 
-/// Checks that a holder is removed only after it is stale. The rule holds for the defaults, and for each named namespace.
+/// Checks that holders become stale before they are removed. The rule holds for the defaults, and for each named namespace.
 fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     if !layers.are_settled(&[STALE_AFTER, REMOVE_AFTER]) {
         return Vec::new();

@@ -23,7 +23,7 @@ pub struct Setting {
     pub variable: String,
     /// Name of a second, shorter flag, without its two dashes.
     pub alias: Option<&'static str>,
-    /// Kind of values that are allowed.
+    /// Kind of values that the setting allows.
     pub kind: Kind,
     /// Default, written as in an environment variable. An empty text means unset.
     pub default: &'static str,
@@ -31,7 +31,8 @@ pub struct Setting {
     pub help: &'static str,
     /// Help text of the setting's section, as a sentence.
     pub about: &'static str,
-    /// Table of the file whose named tables may override the setting, such as `namespaces`; else `None`.
+    /// Table of the configuration file, such as `namespaces`, whose named tables may override the setting. `None` if no table
+    /// may.
     pub named_in: Option<&'static str>,
     /// Whether a running daemon takes the setting at a reload, without a restart.
     pub is_live: bool,
@@ -75,21 +76,21 @@ impl Setting {
     }
 }
 
-/// A group of settings that is read into one value.
+/// A type whose fields are a group of settings.
 pub(super) trait SettingTable: Sized {
-    /// Returns the settings, in the order of their rows.
+    /// Returns the declarations of the group's settings, in the order of their rows.
     fn settings() -> Vec<Setting>;
 
-    /// Reads the values in force into the typed value.
+    /// Converts the values in force to this type.
     fn read(values: Values<'_>) -> Result<Self, ConfigError>;
 
-    /// Takes over the values of the live settings of `other`.
+    /// Replaces the values of the live settings by those of `other`.
     fn take_live(&mut self, other: &Self);
 }
 
-/// A [`SettingTable`] whose settings named tables of the file may override.
+/// A [`SettingTable`] whose settings can be overridden in named tables of the file.
 pub(super) trait NamedTable: SettingTable {
-    /// Table of the file that holds the named tables.
+    /// Table of the configuration file that holds the named tables.
     const NAMED_IN: &'static str;
 }
 
@@ -240,9 +241,9 @@ pub(super) use tables;
 /// Declares the struct `Config`: one table of settings for each section.
 macro_rules! configuration {
     ($($section:ident: $type:ty,)+) => {
-        /// A configuration whose values are all allowed, each alone and all together.
+        /// A configuration that has been checked: each value is allowed, and all values are allowed together.
         ///
-        /// Two configurations are equal if their values are, whatever the origins of the values.
+        /// Two configurations are equal if their values are equal, even if the values come from other sources.
         #[derive(Debug, Clone)]
         pub struct Config {
             $(
@@ -270,7 +271,7 @@ macro_rules! configuration {
                 })
             }
 
-            /// Returns the configuration with the live settings of `other`; all others stay as they are.
+            /// Returns this configuration with the live settings of `other`. All other settings keep their values.
             #[must_use]
             pub fn with_live(&self, other: &Config) -> Config {
                 let mut config = self.clone();

@@ -1,4 +1,5 @@
-//! The values in force (those of the strongest source), and how a table of settings reads them.
+//! The values in force (for each setting, the value of the strongest source), and the way in which a table of settings reads
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ pub(super) struct SettingEntry {
     pub(super) origin: Origin,
 }
 
-/// Values by the key of their setting.
+/// Values with their origins, by the key of their setting.
 pub(super) type SettingEntries = BTreeMap<&'static str, SettingEntry>;
 
 /// The entries of one named table of the file, such as `[namespaces.llama]`.
@@ -37,8 +38,8 @@ impl Effective {
         self.entries.get(key)
     }
 
-    /// Returns the keys of the settings whose values differ, whatever their origins. A table whose named tables differ
-    /// is in the list by its own name, such as `namespaces`.
+    /// Returns the keys of the settings whose values differ from those of `other`. Origins are not compared. If the named tables
+    /// in a table differ, the list has that table's name, such as `namespaces`.
     pub(super) fn differences(&self, other: &Effective) -> Vec<&'static str> {
         let is_changed = |(key, entry): &(&&'static str, &SettingEntry)| {
             other.entry(key).is_none_or(|others| others.value != entry.value)
@@ -65,13 +66,14 @@ impl Effective {
         values
     }
 
-    /// Returns the named tables that this table of the file holds, by name.
+    /// Returns the named tables in `table` of the file, each with its name.
     pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&String, &NamedEntries)> + Clone {
         self.named.get(table).into_iter().flatten()
     }
 }
 
-/// View of the values in force for a table of settings. Entries of a named table, if it is for one, override the others.
+/// View of the values in force, from which a table of settings is read. If the view is for a named table, that table's entries
+/// override the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Values<'a> {
     effective: &'a Effective,
@@ -98,7 +100,7 @@ impl<'a> Values<'a> {
             .ok_or(ConfigError::Table { key })
     }
 
-    /// Returns, for each named table in `table`, its name and the values in force there.
+    /// Returns the name of each named table in `table`, with a view of the values in force there.
     pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&'a String, Values<'a>)> {
         let effective = self.effective;
         effective.named(table).map(move |(name, table)| {

@@ -6,7 +6,7 @@ use super::layers::Layers;
 use super::settings::{CONFIG_VARIABLE, SETTINGS};
 use super::suggest;
 
-/// Prefix of the variables for our tests. Programs that the tests start inherit these variables.
+/// Prefix of the variables that control kvatlas's own tests. Programs that the tests start inherit these variables.
 const TEST_PREFIX: &str = "KVATLAS_TEST_";
 
 /// Returns the environment variables of this process that begin with [`ENVIRONMENT_PREFIX`].
@@ -25,7 +25,7 @@ pub fn process_environment() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Overrides the values in `layers` with those of the environment. Variables of other programs are passed over.
+/// Overrides the values in `layers` with those of the environment. Ignores variables of other programs.
 pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: &mut Layers) {
     let ours = environment.filter(|(name, _)| name.starts_with(ENVIRONMENT_PREFIX) && !is_of_others(name));
     for (name, text) in ours {
@@ -49,7 +49,7 @@ pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: 
     }
 }
 
-/// Whether a variable with our prefix is meant for something else than a setting.
+/// Whether a variable with the prefix of the settings is not meant for a setting.
 ///
 /// Kubernetes gives every container variables about the services of its namespace. The daemon must start even if a
 /// service is named `kvatlas` or `kvatlas-admin`.
@@ -66,8 +66,8 @@ fn is_of_others(name: &str) -> bool {
         || is_service_port
 }
 
-/// Returns the variables of the section whose prefix `name` begins with, joined by commas. If there is no such section,
-/// returns the prefixes of all sections.
+/// Returns the names of the variables in the section with whose prefix `name` begins, joined by commas. If there is no such
+/// section, returns the prefixes of all sections.
 fn neighbours(name: &str) -> String {
     let section = |setting: &Setting| setting.variable.len() - setting.name().len();
     let near: Vec<_> = SETTINGS

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// The source that a value came from. The variants are in the order of strength, weakest first.
+/// Source from which a value came. The variants are sorted by strength: a value of a later variant overrides one of an earlier
+/// variant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The default in the declaration of the setting.
     Default,
-    /// The configuration file.
+    /// The configuration file sets the value.
     File {
         /// Path of the file.
         path: PathBuf,
@@ -26,7 +27,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Makes the origin of a setting, or of a part of one, in a file.
+    /// Makes the origin of a setting in a file, or of a part of a setting.
     pub(super) fn file(path: &Path, line: usize, key: impl Into<String>) -> Origin {
         Origin::File {
             path: path.to_owned(),
@@ -76,9 +77,9 @@ pub enum ConfigError {
     Unknown {
         /// Origin of the unknown name.
         origin: Origin,
-        /// Names that are allowed in its place.
+        /// Names that are allowed in place of the unknown name.
         allowed: String,
-        /// Name of the setting that was probably meant, if one is similar enough.
+        /// Name that the user probably wanted to write; `None` if no allowed name is similar enough.
         meant: Option<String>,
     },
     /// A value of the wrong type or out of range.
@@ -91,12 +92,12 @@ pub enum ConfigError {
         /// Description of the value. Secrets are hidden.
         found: String,
     },
-    /// A value that is allowed alone, but not together with the value of another setting.
+    /// A value that is allowed by itself, but not together with the value of another setting.
     #[error("{origin}: {rule}")]
     Combination {
         /// Origin of the value.
         origin: Origin,
-        /// The broken rule, and how to keep it.
+        /// The broken rule, and the way to comply with it.
         rule: String,
     },
     /// A defect of kvatlas itself: the code reads a setting that is not declared, or the bounds of a setting exceed its type.
@@ -107,7 +108,7 @@ pub enum ConfigError {
     },
 }
 
-/// Returns the part of a message that asks for the name that was probably meant; empty without a guess.
+/// Returns the part of an error message that suggests the name `meant`. Empty if `meant` is `None`.
 fn guess(meant: Option<&str>) -> String {
     meant.map_or_else(String::new, |meant| format!(" did you mean {meant}?"))
 }
@@ -121,7 +122,7 @@ impl ConfigError {
         }
     }
 
-    /// Returns the number of the line that has the mistake, from 1. `None` for a mistake that is not at a line of the file.
+    /// Returns the number of the file's line that has the mistake, from 1. `None` if the mistake is not in a line of the file.
     pub fn line(&self) -> Option<usize> {
         match self {
             ConfigError::Syntax { line, .. } => Some(*line),
@@ -157,7 +158,8 @@ impl ConfigErrors {
         }
     }
 
-    /// Returns the errors: those of the file first (by line), then those of the environment, the flags and the combinations.
+    /// Returns the errors. Those of the file come first, sorted by line. Then come those of the environment, of the flags, and of
+    /// combinations.
     pub fn as_slice(&self) -> &[ConfigError] {
         &self.0
     }

@@ -33,7 +33,8 @@ pub(super) fn read(path: &Path, layers: &mut Layers) {
     }
 }
 
-/// Returns the key of a line whose value looks like a text without quotes, such as a URL, a path or a word; else `None`.
+/// Returns the key of a line whose value is probably a text that lacks its quotes, such as a URL, a path or a word. `None` for
+/// any other line.
 fn lacks_quotes(line: Option<&str>) -> Option<&str> {
     let (key, value) = line?.split_once('=')?;
     let (key, value) = (key.trim(), value.trim());
@@ -94,9 +95,9 @@ impl FileReader<'_> {
         self.layers.errors.sort_by_key(ConfigError::line);
     }
 
-    /// Keeps only the syntax error of each line that has one. The parser makes up the rest of such a line, such as an
-    /// empty key, so other errors there mislead. Unknown keys after a broken section header are dropped, too: the
-    /// header of their section is lost.
+    /// Removes errors that only follow from a syntax error. In a line with a syntax error, the parser makes up the rest of the
+    /// line, such as an empty key. So all other errors of that line are removed. Errors about unknown keys after a broken section
+    /// header are removed, too, because their section is not known.
     fn forget_artefacts(&mut self) {
         let is_syntax = |error: &ConfigError| matches!(error, ConfigError::Syntax { .. });
         let broken: BTreeSet<_> = self
@@ -201,7 +202,7 @@ impl FileReader<'_> {
         Origin::file(self.path, self.line(at.span().start), key)
     }
 
-    /// Returns the number of the line that has this byte offset. The first line is 1.
+    /// Returns the number of the line at a byte offset of the file. The first line is 1.
     fn line(&self, offset: usize) -> usize {
         1 + self
             .text

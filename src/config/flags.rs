@@ -1,4 +1,4 @@
-//! The flags of all settings, made for a clap command to flatten in.
+//! The flags of all settings, in a form that can be flattened into a clap command.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -62,7 +62,7 @@ impl FromArgMatches for SettingFlags {
     }
 }
 
-/// Settings that most users give. `-h` shows these alone; `--help` shows all.
+/// Keys of the settings that most users give. `-h` shows only these; `--help` shows all.
 const COMMON: [&str; 11] = [
     "nats.url",
     "nats.credentials_file",

@@ -14,7 +14,7 @@ use super::dynamo::{Discovery, DynamoComponent};
 /// Text that is shown in place of a secret.
 pub(super) const REDACTED: &str = "***";
 
-/// Largest number of characters that an error shows of a value that is not allowed.
+/// Maximum number of characters of a refused value that an error shows.
 const SHOWN_CHARACTERS_MAX: usize = 80;
 
 /// Largest length of a subject prefix, in bytes.
@@ -59,11 +59,11 @@ pub(super) fn parse_components(text: &str) -> Option<Vec<DynamoComponent>> {
 /// A value that its [`Kind`] allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SettingValue {
-    /// Yes or no.
+    /// A value of `true` or `false`.
     Boolean(bool),
-    /// A number, or a number of bytes.
+    /// A whole number, or a number of bytes.
     Integer(u64),
-    /// A text of any other kind; an empty text means unset.
+    /// A text that may be shown; an empty text means unset.
     Text(String),
     /// A text that must not be shown; an empty text means unset.
     Secret(Secret),
@@ -106,7 +106,7 @@ pub enum Kind {
         /// The greatest value allowed, in bytes.
         maximum: u64,
     },
-    /// One of these words.
+    /// One word of a fixed list.
     Choice(&'static [&'static str]),
     /// `nats://` or `tls://` URLs joined by commas, without a user or password.
     ServerUrls,
@@ -171,7 +171,7 @@ impl Kind {
         }
     }
 
-    /// Checks a text against this kind. It serves flags that are no settings.
+    /// Checks whether this kind allows a text. This is for flags that are not settings.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl Kind {
         }
     }
 
-    /// Reads the text of a flag or variable; `None` if it is not allowed.
+    /// Reads the text of a flag or variable. `None` if this kind does not allow the text.
     pub(super) fn parse(&self, text: &str) -> Option<SettingValue> {
         let is_allowed = match self {
             Kind::Boolean => return text.parse().ok().map(SettingValue::Boolean),
@@ -207,7 +207,7 @@ impl Kind {
         is_allowed.then(|| SettingValue::Text(text.to_owned()))
     }
 
-    /// Reads a value of the file; `None` if its type does not fit or it is not allowed.
+    /// Reads a value of the file. `None` if the value has the wrong type, or is not allowed.
     pub(super) fn parse_toml(&self, value: &DeValue<'_>) -> Option<SettingValue> {
         match (self, value) {
             (Kind::Boolean, DeValue::Boolean(value)) => Some(SettingValue::Boolean(*value)),
@@ -220,7 +220,7 @@ impl Kind {
         }
     }
 
-    /// Returns a text that is not allowed, as an error shows it. Secrets are hidden, and long texts are cut.
+    /// Returns the form in which an error shows a text that is not allowed. Secrets are hidden, and long texts are cut.
     pub(super) fn show(&self, text: &str) -> String {
         let may_hold_password = match self {
             Kind::ServerUrls => !text.split(',').all(is_plain_address),
@@ -234,7 +234,7 @@ impl Kind {
         }
     }
 
-    /// Returns a value of the file that is not allowed, as an error shows it.
+    /// Returns the form in which an error shows a value of the file that is not allowed.
     pub(super) fn show_toml(&self, value: &DeValue<'_>) -> String {
         match value {
             DeValue::String(text) => self.show(text),
@@ -284,7 +284,7 @@ pub(super) fn parse_server(url: &str) -> Option<async_nats::ServerAddr> {
         .filter(|server| !server.host().is_empty())
 }
 
-/// Whether a refused text is still a plain address, with a scheme or without, and so holds no password.
+/// Whether a refused text is a plain address, with or without a scheme. Such a text holds no password, so an error may show it.
 fn is_plain_address(text: &str) -> bool {
     let address = text.trim();
     let address = match address.split_once("://") {

@@ -1,4 +1,5 @@
-//! The values given so far. A later source overrides an earlier one, and every mistake is kept.
+//! The values of the sources that have been read so far. A source that is read later overrides earlier ones, and every mistake is
+//! kept.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +9,13 @@ use super::error::{ConfigError, Origin};
 use super::kind::SettingValue;
 use super::settings::SETTINGS;
 
-/// Values of all sources read so far, read from the weakest source to the strongest.
+/// Values and mistakes of the sources that have been read so far. Sources are read from the weakest to the strongest.
 #[derive(Debug, Default)]
 pub(super) struct Layers {
     pub(super) effective: Effective,
     pub(super) errors: Vec<ConfigError>,
-    /// Settings whose strongest value so far is not allowed. For them, `effective` holds the value of a weaker source.
-    /// The weaker value was meant to be overridden, so rules about several settings must not rely on it.
+    /// Settings whose strongest value so far is not allowed. For such a setting, `effective` holds the value of a weaker source.
+    /// A stronger source tried to override that value, so rules about several settings must not rely on it.
     doubtful: BTreeSet<&'static str>,
     /// Whether part of the file could not be read. Then an absent setting may have been in the lost part, so nothing
     /// follows from its absence.
@@ -32,8 +33,8 @@ impl Layers {
         layers
     }
 
-    /// Overrides the value given before, if any. `None` is a value that is not allowed: it is reported as an error, and
-    /// `found` describes it.
+    /// Sets the value of a setting, which overrides the value of an earlier source. `None` stands for a value that is not
+    /// allowed. It is reported as an error, in which `found` describes the value.
     pub(super) fn give(
         &mut self,
         setting: &'static Setting,
@@ -53,7 +54,7 @@ impl Layers {
         }
     }
 
-    /// Overrides the value given before with the text of a flag or variable.
+    /// Sets the value of a setting from the text of a flag or variable, which overrides the value of an earlier source.
     pub(super) fn give_text(&mut self, setting: &'static Setting, text: &str, origin: Origin) {
         self.give(
             setting,
@@ -63,13 +64,13 @@ impl Layers {
         );
     }
 
-    /// Whether any source sets this setting: to an allowed value, a wrong one, or even the default.
+    /// Whether any source sets this setting, whether to an allowed value, to a wrong value, or to the default.
     pub(super) fn is_said(&self, key: &str) -> bool {
         let entry = self.effective.entry(key);
         self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)
     }
 
-    /// Whether rules may rely on the values of all these settings: none is doubtful, and no part of the file is lost.
+    /// Whether rules may rely on the values of all these settings, that is, none is doubtful and no part of the file is lost.
     pub(super) fn are_settled(&self, keys: &[&str]) -> bool {
         !self.has_lost_input && keys.iter().all(|key| !self.doubtful.contains(key))
     }

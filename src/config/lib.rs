@@ -6,12 +6,13 @@
 //!
 //! - A flag overrides the environment, which overrides the file, which overrides the default.
 //! - Every value and every name is checked, even one that a stronger source overrides.
-//! - **All** mistakes are reported at once. Each report names its flag, its variable, or its line of the file, and the allowed values.
+//! - **All** mistakes are reported at once. Each report names its flag, its variable, or its line of the file, and the allowed
+//!   values.
 //! - Loading changes nothing outside the process: it makes no directory and binds no address. Files that a setting
 //!   names must exist.
 //! - Secrets are shown neither in errors, nor by `Debug`, nor by [`Config::to_toml`].
 //!
-//! Namespaces may have contracts (block size, hashing, times of silence) of their own, in the file only:
+//! A namespace may have its own contract (block size, hashing, times of silence). Only the file can set it:
 //!
 //! ```toml
 //! [namespaces.llama-70b]

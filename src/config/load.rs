@@ -30,14 +30,14 @@ impl Config {
         Config::load_presuming(|_| Vec::new(), flags, environment, file)
     }
 
-    /// Loads the configuration as [`Config::load`] does, with other defaults from the caller.
+    /// Loads the configuration as [`Config::load`] does, but with defaults that the caller chooses for some settings.
     ///
-    /// `presume` is called with the values that the sources give. The function returns values by the dotted keys of their
-    /// settings. Such a value holds if no source sets the setting.
+    /// `presume` is a function that is called with the values that the sources give. It returns default values, each with the
+    /// dotted key of its setting. Such a value holds if no source sets the setting.
     ///
     /// # Errors
     ///
-    /// As [`Config::load`].
+    /// The errors of [`Config::load`].
     pub fn load_presuming(
         presume: impl FnOnce(Said<'_>) -> Vec<(&'static str, String)>,
         flags: BTreeMap<String, String>,
@@ -72,7 +72,8 @@ impl Config {
         Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
     }
 
-    /// Returns the keys of the settings whose values differ. `namespaces` is among them if the tables of namespaces differ.
+    /// Returns the keys of the settings whose values differ from those of `other`. `namespaces` is among them if the tables of
+    /// namespaces differ.
     pub fn changed_settings(&self, other: &Config) -> Vec<&'static str> {
         self.effective.differences(&other.effective)
     }
@@ -85,7 +86,7 @@ impl Config {
     }
 }
 
-/// View of the sources' values, before the configuration is checked as a whole.
+/// View of the values that the sources give, before the configuration is checked as a whole.
 #[derive(Debug, Clone, Copy)]
 pub struct Said<'a>(&'a Layers);
 
@@ -97,7 +98,7 @@ impl Said<'_> {
     }
 }
 
-/// Lays the presumed values over the defaults, and beneath the values of all sources.
+/// Adds the presumed values. They override the defaults, and every source overrides them.
 fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     for (key, text) in presumed {
         if let Some(setting) = Setting::find(key)
@@ -108,7 +109,7 @@ fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     }
 }
 
-/// Whether a variable tells a client how to reach a daemon. The settings of the embedded server do not.
+/// Whether a variable belongs to a setting that tells a client how to reach a daemon. Settings of the embedded server do not.
 fn is_for_clients(variable: &str) -> bool {
     SETTINGS.iter().any(|setting| {
         setting.variable == variable

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::dynamo::DynamoComponent;
 use super::kind::{Kind, Secret, SettingValue, parse_components, parse_server};
 
-/// The kind of values that a setting allows, and their conversion to `T`.
+/// Rule of a setting: the kind of values that the setting allows, and their conversion to `T`.
 pub(super) struct Rule<T> {
     pub(super) kind: Kind,
-    /// Converts a value to a `T`; `None` if it does not fit. A unit test tries the bounds of every setting.
+    /// Converts a value to a `T`; `None` if the value does not fit into a `T`. A unit test tries the bounds of every setting.
     pub(super) read: fn(&SettingValue) -> Option<T>,
 }
 

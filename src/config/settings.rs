@@ -450,7 +450,7 @@ impl SettingTable for SharedAuthentication {
     }
 }
 
-/// Reads `None` if no bucket is named.
+/// Reads the settings of the Object Store; `None` if they name no bucket.
 impl SettingTable for Option<ObjectStoreConfig> {
     fn settings() -> Vec<Setting> {
         ObjectStoreConfig::settings()
@@ -469,7 +469,7 @@ impl SettingTable for Option<ObjectStoreConfig> {
 }
 
 impl GatewayConfig {
-    /// Returns the process's role: the name that it has among the services of NATS and at its admin listener.
+    /// Returns the process's role, which the process shows among the services of NATS and at its admin listener.
     pub fn role(&self) -> &'static str {
         match self.enabled {
             true => "gateway",
@@ -504,7 +504,8 @@ pub(super) fn sections() -> Vec<&'static str> {
     sections
 }
 
-/// Returns the settings that named tables in `table` of the file may override; no settings if `table` holds no named tables.
+/// Returns the settings that can be overridden in named tables of `table` in the file. There are none if `table` cannot hold
+/// named tables.
 pub(super) fn named_in(table: &str) -> impl Iterator<Item = &'static Setting> {
     SETTINGS
         .iter()

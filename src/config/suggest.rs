@@ -1,9 +1,9 @@
-//! Guesses the name that was meant by a misspelt one.
+//! Guesses the allowed name that a misspelt name stands for.
 
-/// Least likeness, from 0 to 1, at which one name is taken for a misspelling of the other.
+/// Least similarity, from 0 to 1, at which a name counts as a misspelling of another name.
 const LIKENESS_MIN: f64 = 0.8;
 
-/// Returns the allowed name that is most like `name`; `None` if no name is like enough.
+/// Returns the allowed name that is most similar to `name`; `None` if no allowed name is similar enough.
 pub fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<String> {
     let likeness = |other: &str| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
     let rated = allowed.map(|other| (likeness(other), other));

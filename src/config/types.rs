@@ -46,7 +46,7 @@ impl SharedAuthentication {
         self.0.load_full()
     }
 
-    /// Takes over the current value of `other`, for all clones of `self`.
+    /// Replaces the value of `self` and of all its clones by the current value of `other`.
     pub fn replace(&self, other: &Self) {
         self.0.store(other.current());
     }
@@ -63,12 +63,12 @@ impl Eq for SharedAuthentication {}
 choices!(Transport, Depth, GrpcWriting, Hashing, LogFormat);
 
 worded! {
-    /// How events travel.
+    /// Transport by which events travel from publishers to daemons.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Transport {
         /// Messages of core NATS, which delivers each at most once.
         Core => "core",
-        /// Through a stream of JetStream, which keeps the events.
+        /// A stream of JetStream, which keeps the events.
         JetStream => "jetstream",
     }
 }
@@ -84,8 +84,8 @@ impl Transport {
 }
 
 worded! {
-    /// Which depth of a holder is told to clients that ask in another dialect than the contract's. A depth is a number of
-    /// leading blocks of the prompt.
+    /// Kind of depth that answers give for a holder if the client speaks another dialect than the contract's. A depth is a number
+    /// of leading blocks of the prompt.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum Depth {
         /// The leading blocks that a request can reuse.

@@ -1,6 +1,6 @@
-//! Asking the processor for memory ahead of its use.
+//! Prefetching: asks the processor to load memory before the code uses it.
 
-/// Number of items ahead for which memory is prefetched.
+/// Number of items between the item in use and the item whose memory is prefetched.
 pub(crate) const AHEAD: usize = 16;
 
 /// Asks the processor to load the cache line of `place`, which a later step will need.

@@ -6,7 +6,8 @@
 
 use crossbeam_epoch::{Guard as Pinned, Shared};
 
-/// Presence of a reader: while the guard lives, nothing that the reader can have found is freed.
+/// Registration of the current thread as a reader. While the guard lives, no memory that the reader can have found is
+/// freed.
 #[derive(Debug)]
 pub(crate) struct Guard(Pinned);
 
@@ -30,7 +31,7 @@ impl Guard {
         self.0.repin();
     }
 
-    /// Frees some of the memory that writers have given up and that no guard keeps.
+    /// Frees some of the memory that writers have released and that no guard protects any more.
     pub(crate) fn flush(&self) {
         self.0.flush();
     }

@@ -1,4 +1,4 @@
-//! Hash map that never grows all at once. A large map consists of many small maps, each of which grows by itself.
+//! Hash map that never grows as a whole. A large map consists of many small maps, each of which grows separately.
 
 use std::hash::{BuildHasher, Hash};
 
@@ -9,10 +9,10 @@ const WHOLE_MAX: usize = 8192;
 /// Number of small maps that a large map consists of.
 const SPLITS: usize = 256;
 
-/// Hash map of one or of many small maps; see the module.
+/// Hash map that consists of one map while small, and of [`SPLITS`] small maps once large.
 #[derive(Debug)]
 pub(crate) struct SplitMap<K, V> {
-    /// No map, one map, or [`SPLITS`] maps.
+    /// Maps that hold the entries: none, one, or [`SPLITS`] of them.
     maps: Vec<HashMap<K, V>>,
     chooser: DefaultHashBuilder,
     /// Bytes that the small maps have allocated for entries.
@@ -34,7 +34,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().all(HashMap::is_empty)
     }
 
-    /// Number of bytes that the whole map has allocated.
+    /// Number of bytes that all small maps together have allocated.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.maps.capacity() * size_of::<HashMap<K, V>>()
     }
@@ -59,7 +59,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.get_mut(place)?.get_mut(key)
     }
 
-    /// Returns the small map where `key` belongs, with room for one more entry.
+    /// Returns the small map in which `key` belongs, after making room there for one more entry.
     fn roomy(&mut self, key: &K) -> &mut HashMap<K, V> {
         match self.maps.as_slice() {
             [] => self.maps.push(HashMap::new()),
@@ -104,7 +104,8 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().flatten()
     }
 
-    /// Number of small maps. The keys of one, [`Self::keys_of`], are few enough to look at in one go.
+    /// Number of small maps. The keys of one small map, which [`Self::keys_of`] returns, are few enough to look at
+    /// without a pause.
     pub(crate) fn splits(&self) -> usize {
         self.maps.len()
     }

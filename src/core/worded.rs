@@ -1,9 +1,10 @@
 //! Enums whose values have stable words.
 
-/// Declares an enum whose values have stable words, each variant beside its word: `Variant => "word"`, or
+/// Declares an enum whose values have stable words. Each variant is given with its word: `Variant => "word"`, or
 /// `Variant = NUMBER => "word"`.
 ///
-/// `ALL` has all values in this order, and `WORDS` their words. `as_str` gives the word of a value, and `of_word` the value of a word.
+/// `ALL` has all values in the order of declaration, and `WORDS` has their words in the same order. `as_str` returns
+/// the word of a value, and `of_word` returns the value of a word.
 #[macro_export]
 macro_rules! worded {
     ($(#[$enum_attribute:meta])* $visibility:vis enum $name:ident {
@@ -15,10 +16,10 @@ macro_rules! worded {
         }
 
         impl $name {
-            /// All values, in the order of their declaration.
+            /// All values of the enum, in the order of their declaration.
             pub const ALL: [Self; Self::WORDS.len()] = [$(Self::$variant),+];
 
-            /// The words of all values, in the same order.
+            /// Words of all values of the enum, in the order of the values' declaration.
             pub const WORDS: [&'static str; [$($word),+].len()] = [$($word),+];
 
             /// Returns the stable word of the value.

@@ -1,8 +1,8 @@
-//! Arrays of words that readers look at without a lock. An array that grows is replaced as a whole.
+//! Arrays of words that readers read without a lock. To grow an array, a writer replaces the whole array.
 //!
 //! A replaced array is put aside when no reader can see it any more, and a writer frees it later. Readers free no
-//! array: they would contend with the writer for the writer's part of the allocator. A reader can be the thread that
-//! finds an array unused, and it only puts the array aside.
+//! array: they would contend with the writer for the writer's part of the allocator. A reader may find that an array
+//! is unused, but then it only puts the array aside.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
@@ -15,8 +15,8 @@ use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 type Array = Box<[AtomicU64]>;
 
-/// Array of words behind one word: its address in the lower 48 bits, and its length above them. So a reader needs to
-/// read no other word to reach the array. An empty array takes no memory.
+/// Array of words, kept as a single atomic word: the array's address is in the lower 48 bits, its length in the bits
+/// above. So a reader reaches the array after reading one word. An empty array takes no memory.
 ///
 /// One writer at a time replaces arrays; words may change in place.
 #[derive(Debug, Default)]
@@ -26,14 +26,16 @@ pub(crate) struct Words(AtomicPtr<AtomicU64>);
 compile_error!("an address of 48 bits and a length share a word of 64 bits");
 
 const ADDRESS_BITS: u32 = 48;
-/// Least length that is stored as its logarithm: from here on, lengths are powers of two.
+/// Smallest array length that is stored as its logarithm. Arrays of this length or longer have powers of two as
+/// lengths.
 const LONG: usize = 1 << 15;
 
-/// Arrays of all indexes that no reader sees any more and that are still to be freed. [`COUNT`] is their number.
+/// Arrays, of all indexes, that no reader sees any more and that are still to be freed. [`COUNT`] is the number of
+/// these arrays.
 static PUT_ASIDE: Mutex<Vec<Array>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Turns an array into a word; null if the array is empty.
+/// Returns the word that stands for an array: its address and length. The word is null if the array is empty.
 fn packed(array: Array) -> *mut AtomicU64 {
     let (len, layout) = (array.len(), Layout::for_value(&*array));
     if len == 0 {
@@ -80,10 +82,11 @@ pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
-/// Number of arrays put aside from which on a thread interrupts other work to free them.
+/// Number of arrays put aside at which a thread interrupts other work to free them.
 pub(crate) const GIVEN_BACK: usize = 64;
 
-/// Frees the arrays that no reader sees any more, if there are at least `arrays_min`.
+/// Frees the arrays that were put aside, if there are at least `arrays_min` of them. No reader sees these arrays any
+/// more.
 #[inline]
 pub(crate) fn give_back(arrays_min: usize) {
     if COUNT.load(Ordering::Relaxed) >= arrays_min {
@@ -109,8 +112,8 @@ fn put_aside(array: Array) {
 }
 
 impl Words {
-    /// Returns the present array. The reference lives no longer than the guard, which keeps a replaced array from being
-    /// freed. The reference also lives no longer than `self`: when `self` is dropped, its array is freed at once,
+    /// Returns the current array. The reference lives no longer than the guard, which keeps a replaced array from
+    /// being freed. The reference also lives no longer than `self`: dropping `self` frees its array immediately,
     /// whatever guards are held.
     #[inline]
     pub(crate) fn get<'g>(&'g self, _: &'g Guard) -> &'g [AtomicU64] {
@@ -130,8 +133,8 @@ impl Words {
         }
     }
 
-    /// Publishes a new array of `len` words, [`rounded`], in place of the present array. Returns how many words the old
-    /// array had. `fill` gets the new words, which are all 0.
+    /// Replaces the array by a new one of [`rounded`]`(len)` words, and returns the length of the old array. `fill`
+    /// fills the new array, whose words are all 0, before readers can see it.
     pub(crate) fn replace(&self, len: usize, fill: impl FnOnce(&[AtomicU64]), guard: &Guard) -> usize {
         let next: Array = (0..rounded(len)).map(|_| AtomicU64::new(0)).collect();
         fill(&next);
@@ -182,7 +185,7 @@ mod tests {
             assert!(array.iter().enumerate().all(is_so));
         }
     }
-    /// Whether every word is the array's length, as [`fill_with_length`] leaves it.
+    /// Whether every word of the array equals the array's length, as [`fill_with_length`] writes it.
     fn is_whole(array: &[AtomicU64]) -> bool {
         let len = array.len() as u64;
         array.iter().all(|word| word.load(Ordering::Relaxed) == len)
@@ -193,7 +196,7 @@ mod tests {
         array.iter().for_each(|word| word.store(len, Ordering::Relaxed));
     }
 
-    /// Checks that readers of a replaced array still see their old array. The test is small enough for Miri, which
+    /// Checks that a reader of a replaced array still sees the old array. The test is small enough for Miri, which
     /// reports each read of freed memory.
     #[test]
     fn readers_of_a_replaced_array_go_on_with_what_they_have() {

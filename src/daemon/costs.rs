@@ -17,17 +17,17 @@ use kvatlas_core::wire::{HolderId, NamespaceName};
 
 /// Length of one span of counting. A cost covers one to two spans.
 const SPAN: Duration = Duration::from_secs(60);
-/// Most holders in doubt whose cost is kept; about 200 bytes each.
+/// Maximum number of holders in doubt whose cost is kept. A cost takes about 200 bytes.
 const HOLDERS_MAX: usize = 65_536;
 
 /// Counts of answers in the last one to two minutes, or since the doubt began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cost {
-    /// All answers about the namespace.
+    /// Number of all answers about the namespace.
     queries: u64,
-    /// Answers that list the holder as not exact.
+    /// Number of answers that list the holder as not exact.
     finding: u64,
-    /// Answers that are not exact, for any reason.
+    /// Number of answers that are not exact, for any reason.
     inexact: u64,
 }
 
@@ -42,8 +42,8 @@ impl Cost {
         }
     }
 
-    /// Returns the share of inexact answers in words. A publisher without a holder has this sentence only: no answer lists it, so
-    /// it has no share of its own.
+    /// Returns the share of inexact answers as a sentence. A publisher without a holder is described by this sentence
+    /// only: no answer lists the publisher, so the publisher has no share of its own.
     pub fn of_all(self) -> String {
         match self.queries {
             0 => "no queries lately".to_owned(),
@@ -81,7 +81,7 @@ fn percent(part: u64, all: u64) -> String {
     }
 }
 
-/// A cost as numbers and in words, for clients that only show it.
+/// Cost of a doubt as numbers and as a sentence, for clients that only show costs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ToldCost {
     #[serde(flatten)]
@@ -142,7 +142,7 @@ impl CostMarks {
     }
 }
 
-/// The costs of all holders in doubt, and of all namespaces.
+/// Costs of the doubts about all holders, and about all namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct Costs {
     book: Mutex<Book>,
@@ -190,7 +190,8 @@ impl Costs {
         Some(ToldCost::of_namespace(known.all.cost()))
     }
 
-    /// Returns up to `max` holders that the most answers list as not exact, the worst first.
+    /// Returns up to `max` holders in doubt, each with its cost. The holder that the largest number of answers list as
+    /// not exact comes first.
     pub(crate) fn worst(&self, max: usize) -> Vec<(NamespaceName, HolderId, Cost)> {
         let book = self.book.lock();
         let of_all = book.namespaces.iter().flat_map(|(name, known)| {
@@ -263,8 +264,8 @@ mod tests {
         namespaces.get_or_create(&name, None).unwrap()
     }
 
-    /// Counts answers about the namespace: `exact` ones, `finding` ones that list the holder as not exact, and `inexact` other
-    /// ones.
+    /// Counts answers about the namespace. The numbers are of three kinds: exact answers (`exact`), inexact answers
+    /// that list the holder as not exact (`finding`), and other inexact answers (`inexact`).
     fn answer(namespace: &Namespace, holder: &HolderWriter, exact: u64, finding: u64, inexact: u64) {
         (0..exact).for_each(|_| namespace.answers.count(true));
         (0..finding + inexact).for_each(|_| namespace.answers.count(false));

@@ -7,7 +7,7 @@
 //! | [`lanes`] | from a message to a change of the index | |
 //! | `resync` | asks publishers for missing batches | `lanes` |
 //! | `queries` | from a request to its reply | `lanes`, `outcomes`, `hints` |
-//! | `outcomes` | whether requests find what answers promised | |
+//! | `outcomes` | whether requests find the blocks that answers promised | |
 //! | `hints` | where routers say that they have sent requests | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
@@ -17,8 +17,8 @@
 //! | `grpc` | the listener at which SGLang's router asks | `http`, `queries` |
 //! | `traces` | spans of queries and batches, for a collector | |
 //!
-//! Every room may import `traces`, and the crates below: `kvatlas_telemetry`, `kvatlas_config`, and `kvatlas_process` with the admin
-//! listener, connections to NATS and the registry of engines. No room imports `life`.
+//! Every room may import `traces`, and the crates below: `kvatlas_telemetry`, `kvatlas_config`, and `kvatlas_process`
+//! with the admin listener, connections to NATS and the registry of engines. No room imports `life`.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -32,34 +32,40 @@
 //! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, twelve files.
 //!
 //! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
-//!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
-//!    of the stream, which tells messages from before a loss from those after it.
-//! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the namespace
-//!    and the worker from the subject: [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). Further messages on the
-//!    same subject reuse the sender that was found.
+//!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It
+//!    adds the *generation* of the stream, a number that changes when messages are lost. So messages from before a loss
+//!    are distinguished from later messages.
+//! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive),
+//!    reads the namespace and the worker from the subject:
+//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). Further messages on the same subject
+//!    reuse the sender that was found.
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes the message, together with the others that have come. Messages of one worker that come together are one job.
-//!    While the queue is full, messages of core NATS are dropped by [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop).
-//!    With JetStream, [`JobSender::send`](lanes::queue::JobSender::send) waits: this is the back-pressure.
+//! 4. The lane's queue takes the message, together with the others that have come. Messages of one worker that come
+//!    together are one job. While the queue is full, messages of core NATS are dropped by
+//!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
+//!    [`JobSender::send`](lanes::queue::JobSender::send) waits: this is the back-pressure.
 //! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
-//! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs` and
-//!    `reader.rs`. If it fails, the worker's holders are degraded.
-//! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what
-//!    the batch's number means: apply the batch, skip it, or hold it until missing batches have come.
-//! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its reply says which
-//!    blocks were rejected, and the holder turns that into reasons for doubt.
+//! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with
+//!    `core/wire/event.rs` and `reader.rs`. If it fails, the worker's holders are degraded.
+//! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks
+//!    [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what the batch's number means: apply
+//!    the batch, skip it, or hold it until missing batches have come.
+//! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its
+//!    reply says which blocks were rejected, and the holder turns that into reasons for doubt.
 //!
 //! | room | files |
 //! |---|---|
 //! | `sources` | `core_nats.rs` or `jetstream.rs` |
 //! | `lanes` | `pool.rs`, `line.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
 //! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
-//! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
+//! | `core/index` | counted as one: `writer.rs`, `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/` |
 //!
-//! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry` count, and
-//! `lanes/position.rs` notes how far the stream has been handed over. `core/wire/reader/fast.rs` reads short keys and numbers, and passes
-//! over keys that the contract does not know.
+//! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry`
+//! count, and `lanes/position.rs` notes the last message of the stream that was handed over.
+//! `core/wire/reader/fast.rs` reads short keys and numbers, and passes over keys that the contract does not know. At a
+//! bound,
+//! `core/index/capacity.rs` takes part too.
 //!
 //! # The way of one query
 //!
@@ -80,19 +86,20 @@
 //! |---|---|
 //! | `queries` | `requests.rs`, `service.rs`, `answer.rs`; beside the rooms `responder.rs` |
 //! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
-//! | `core/index` | `indexer.rs`, counted as one. Behind it: `namespace.rs`, `search/`, `runs/`, `directory/`; for queries by tokens or block hashes `core/hash` |
+//! | `core/index` | `indexer.rs` and its parts, counted as one: `namespace.rs`, `search/`, `runs/`, `directory/` |
 //!
-//! Outside these steps, `kvatlas_telemetry::QueryMetrics` counts. A gateway takes requests the same way, and then asks the shards:
+//! Outside these steps, `kvatlas_telemetry::QueryMetrics` counts. Queries by tokens or block hashes also use
+//! `core/hash`. A gateway takes requests the same way, and then asks the shards:
 //! [`Gateway::run`](queries::gateway::Gateway::run).
 //!
 //! # Start and stop
 //!
 //! Start, in this order:
 //!
-//! 1. embedded broker, where asked for
+//! 1. embedded broker, if the settings ask for one
 //! 2. lanes
 //! 3. admin listener
-//! 4. HTTP listener, where asked for: it refuses queries until the daemon is ready
+//! 4. HTTP listener, if the settings ask for one: it refuses queries until the daemon is ready
 //! 5. newest snapshot: from the Object Store if it has a newer one than the directory, else the newest file
 //! 6. operators' commands
 //! 7. events
@@ -105,8 +112,8 @@
 //!
 //! A gateway has no index. It skips the snapshot, events, resyncs and the comparison.
 //!
-//! Stop, in this order: no new queries over NATS, then over HTTP; no new events; lanes drained; a last snapshot; admin listener; broker.
-//! All of it has one time limit.
+//! Stop, in this order: no new queries over NATS, then over HTTP; no new events; lanes drained; a last snapshot; admin
+//! listener; broker. All of it has one time limit.
 
 #![allow(
     rustdoc::private_intra_doc_links,

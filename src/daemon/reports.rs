@@ -11,20 +11,22 @@ use kvatlas_core::wire::{PROTOCOL_VERSION, ReportReply, WireError};
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
 use kvatlas_telemetry::labels::{Connection, LabelValue};
 
-/// Most reports that may wait on the connection. Further reports are dropped, and counted as losses of a slow consumer.
+/// Maximum number of reports that wait on the connection. Further reports are dropped, and counted as losses of a slow
+/// consumer.
 const WAITING_MAX: usize = 1024;
 
-/// Source of one kind of reports.
+/// Subjects and connection from which one kind of reports comes: hints or outcomes.
 pub(crate) struct Told {
     /// Label of the connection, which also names the reports in logs.
     pub(crate) connection: Connection,
     pub(crate) subjects: String,
-    /// Queue group by which replicas share the reports. `None` if each replica takes all reports.
+    /// Queue group by which replicas share the reports, so that each report reaches one replica. `None` if every
+    /// replica takes all reports.
     pub(crate) group: Option<String>,
 }
 
-/// Subscribes to reports, and calls `take` for each, as a task of `stage`. `take` returns the number of hints or outcomes that it
-/// has taken from the report.
+/// Subscribes to reports of one kind, and calls `take` for each report, as a task of `stage`. `take` returns the number
+/// of hints or outcomes that it has taken from the report.
 ///
 /// # Errors
 ///

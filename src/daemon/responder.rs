@@ -1,4 +1,4 @@
-//! Sending replies. Answers and errors become messages here and nowhere else.
+//! Sending of replies over NATS. Only this file turns answers and errors into messages.
 
 use async_nats::{Client, HeaderMap, Subject};
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use kvatlas_core::wire::{
 use kvatlas_telemetry::QueryErrorMetrics;
 use kvatlas_telemetry::labels::ReplyDropReason;
 
-/// Sends replies on one connection.
+/// Sender of replies on one NATS connection.
 pub(crate) struct Responder {
     client: Client,
     subjects: Subjects,
@@ -29,12 +29,12 @@ impl Responder {
         }
     }
 
-    /// Makes the same responder for another task.
+    /// Returns a second responder on the same connection, for another task.
     pub(crate) fn again(&self) -> Self {
         Self::new(self.client.clone(), self.subjects.clone(), self.shard)
     }
 
-    /// The length of the longest reply that the server takes, in bytes.
+    /// Maximum length of a reply that the NATS server takes, in bytes.
     pub(crate) fn reply_bytes_max(&self) -> usize {
         match self.client.max_payload() {
             0 => usize::MAX,
@@ -42,8 +42,8 @@ impl Responder {
         }
     }
 
-    /// Sends an encoded reply, or an error in its place. Sends nothing if the reply could reach subscribers other than the sender of the
-    /// request.
+    /// Sends an encoded reply, or an error in its place. Sends nothing if the reply could reach subscribers other than
+    /// the sender of the request.
     pub(crate) async fn send(&self, reply_to: Subject, reply: Result<Bytes, WireError>) {
         if !self.subjects.may_reply_to(&reply_to) {
             return self
@@ -69,8 +69,8 @@ impl Responder {
     }
 }
 
-/// Makes the error that is sent in place of a reply that is too long. The reply has at least `bytes`, and the server takes
-/// `bytes_max`.
+/// Returns the error that is sent in place of a reply that is too long. The reply has at least `bytes`, and the server
+/// takes `bytes_max`.
 pub(crate) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     let text = format!(
         "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"

@@ -1,19 +1,19 @@
 //! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
 //! Markdown, so that each sentence is written in one place only.
 
-/// The pages that are searched. The page with advice comes first.
+/// Pages that are searched for a word. The page with advice comes first.
 const PAGES: [&str; 3] = [
     include_str!("runbook/operating.md"),
     include_str!("runbook/metrics.md"),
     include_str!("runbook/settings.md"),
 ];
 
-/// An entry of a page about a word.
+/// Entry of the runbook's pages that explains a word.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Heading under which the entry stands.
+    /// Heading of the section in which the entry stands.
     pub section: String,
-    /// The sentences, each after the title of its column. The title is empty for a section of text.
+    /// Sentences about the word, each after the title of its table column. The title is empty for a section of text.
     pub said: Vec<(String, String)>,
 }
 
@@ -23,8 +23,8 @@ pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
-/// Returns the advice about `words`: the sentences of the column `title`, each sentence once. For a word without a sentence, returns the
-/// command that explains the word.
+/// Returns the advice about `words`: the sentences of the column `title`, each sentence once. For a word without a
+/// sentence, returns the command that explains the word.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
@@ -36,10 +36,11 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
     mends.join("; ")
 }
 
-/// Placeholder for a culprit in the commands of the pages.
+/// Placeholder for namespace, worker and rank in the commands of the pages.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// Returns the advice of [`mend_of`], with the culprit's own namespace, worker and rank in its commands. An empty rank means all ranks.
+/// Returns the advice of [`mend_of`], with the namespace, worker and rank of the holder at fault in its commands. An
+/// empty rank means all ranks.
 pub fn mend_for<'a>(
     words: impl Iterator<Item = &'a str>,
     title: &str,
@@ -57,7 +58,7 @@ fn said_of(word: &str, title: &str) -> Option<String> {
     said.find(|(column, _)| column == title).map(|(_, text)| text)
 }
 
-/// Returns the words that the pages explain, in the order of the pages.
+/// Returns all words that the pages explain, in the order of the pages.
 pub fn words() -> Vec<&'static str> {
     let mut words: Vec<&str> = Vec::new();
     for line in PAGES.iter().flat_map(|page| page.lines()) {
@@ -118,7 +119,7 @@ fn of_row(section: &str, titles: &[&str], cells: &[&str]) -> Entry {
     }
 }
 
-/// Returns the cells of a table's row. Empty if the line is not a row.
+/// Returns the cells of a table row. Empty if the line is not a table row.
 fn cells(line: &'static str) -> Vec<&'static str> {
     let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else {
         return Vec::new();
@@ -126,7 +127,7 @@ fn cells(line: &'static str) -> Vec<&'static str> {
     row.split(" | ").collect()
 }
 
-/// Returns the words in backticks of a cell. Empty if the cell does not begin with a backtick.
+/// Returns the words in backticks in a table cell. Empty if the cell does not begin with a backtick.
 fn names(cell: &'static str) -> Vec<&'static str> {
     if !cell.starts_with('`') {
         return Vec::new();

@@ -25,7 +25,7 @@ use kvatlas_process::admin::Readiness;
 /// State that the rooms of a starting daemon share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    /// Configuration of the connection to NATS. If the broker is embedded, it has the broker's address.
+    /// Configuration of the connection to NATS. Has the address of the embedded broker, if the broker is embedded.
     pub(crate) nats: NatsConfig,
     pub(crate) subjects: Subjects,
     pub(crate) namespaces: Arc<Namespaces>,
@@ -35,21 +35,21 @@ pub(crate) struct Shared {
     pub(crate) pool: Arc<LanePool>,
     /// Address of the admin listener. `None` until the listener is open.
     pub(crate) admin_address: Option<SocketAddr>,
-    /// Sample of recent queries, for people who look at the page.
+    /// Sample of recent queries, for people who look at the admin listener's page.
     pub(crate) sample: Arc<QuerySample>,
-    /// In a gateway: the shards whose blocks are missing from answers.
+    /// Shards whose blocks are missing from answers. Used by gateways only.
     pub(crate) missing_shards: Arc<MissingShards>,
-    /// The error of the newest snapshot, while snapshots cannot be written.
+    /// Error of the newest snapshot, as long as snapshots cannot be written.
     pub(crate) snapshot_failing: Arc<SnapshotFailing>,
-    /// Turns of requests that take long, over all ways of asking.
+    /// Turns of requests that take long. Requests over NATS and over all listeners share these turns.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Record of the times at which each holder was exact, and at which it was not.
     pub(crate) history: Arc<History>,
     /// Reports of how many blocks requests really found cached, beside the blocks that answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
-    /// Hints of routers. `None` if hints are not taken.
+    /// Hints of routers (reports of where they have sent requests). `None` if hints are not taken.
     pub(crate) hints: Option<Arc<Hints>>,
-    /// Opens trace spans. `None` if no collector is configured.
+    /// Tracer that opens trace spans. `None` if no collector is configured.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.
     pub(crate) query_limits: Live<WireLimits>,
@@ -57,17 +57,19 @@ pub(crate) struct Shared {
     pub(crate) http_limits: Live<WireLimits>,
     /// Time without any holder after which a namespace is forgotten.
     pub(crate) empty_namespace: Live<Duration>,
-    /// Source of the listeners' answers. Empty until the first listener asks for it.
+    /// Source of the answers of all listeners. Empty until the first listener asks for the source.
     pub(crate) source: OnceCell<Arc<Source>>,
 }
 
 impl Shared {
-    /// Returns an answerer for requests over NATS on `subjects`. A shard has other subjects than a daemon with all workers.
+    /// Returns an answerer for requests over NATS on `subjects`. A shard (a daemon with a part of the workers) has
+    /// subjects of its own.
     pub(crate) fn query_answerer(&self, subjects: &Subjects) -> Answerer {
         self.answerer(subjects, &self.query_limits)
     }
 
-    /// Returns an answerer for listeners, with HTTP's bounds and the configured depth of the dialects.
+    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries and the depth that the
+    /// settings choose for dialects.
     pub(crate) fn listener_answerer(&self) -> Answerer {
         Answerer {
             dialect_depth: self.config.queries.dialect_depth,
@@ -75,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// Returns an answerer whose queries are sampled, and which takes turns and hints into account.
+    /// Returns an answerer that samples its queries, lets large requests take turns, and adds hints to answers.
     fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
         let (namespaces, trust) = (Arc::clone(&self.namespaces), Arc::clone(&self.trust));
         let freshness = self.pool.freshness();
@@ -88,7 +90,7 @@ impl Shared {
     }
 }
 
-/// Tasks that are stopped together.
+/// Set of tasks that are stopped together.
 #[derive(Default)]
 pub(crate) struct Stage {
     pub(crate) stop: CancellationToken,
@@ -96,13 +98,13 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Does `work` in a task of the stage, until the stage ends.
+    /// Runs `work` as a task of the stage, until the stage ends.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks
             .spawn(self.stop.clone().run_until_cancelled_owned(work));
     }
 
-    /// Tells the tasks to stop, and waits until all have ended.
+    /// Tells the stage's tasks to stop, and waits until all have ended.
     pub(crate) async fn end(&self) {
         self.stop.cancel();
         self.tasks.close();

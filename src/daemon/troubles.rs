@@ -10,22 +10,22 @@ use kvatlas_core::wire::WorkerName;
 
 use super::lanes::epoch_ahead_s;
 
-/// Most publishers or holders that are named for each trouble.
+/// Maximum number of publishers or holders that are named for each trouble.
 const NAMED_MAX: usize = 8;
 
-/// The publishers and holders that cause troubles.
+/// Publishers and holders that cause troubles, as a table of names and numbers for the admin listener.
 #[derive(Debug, Serialize)]
 pub(crate) struct Troubles {
-    /// Publishers whose batches are dropped. They have no holder that could show the trouble.
+    /// Publishers whose batches are dropped. Such a publisher has no holder that could show the trouble.
     refused_publishers: Vec<WorkerName>,
-    /// The same publishers, each with the reason.
+    /// Publishers of `refused_publishers`, each with the reason for which its batches are dropped.
     refused: Vec<RefusedPublisher>,
-    /// Holders whose epochs lie ahead of the clock: `worker/rank`.
+    /// Holders whose epochs lie ahead of the clock, each as `WORKER/RANK`.
     ahead: Vec<String>,
-    /// Time at which the first of these holders' epochs began here, in microseconds since the Unix epoch. `None` if that is not
-    /// known.
+    /// Time at which this daemon saw the first of the epochs in `ahead` begin, in microseconds since the Unix epoch.
+    /// `None` if the time is not known.
     ahead_since_us: Option<u64>,
-    /// Number of all holders whose epochs lie ahead of the clock, also those not named in `ahead`.
+    /// Number of all holders whose epochs lie ahead of the clock, including holders that `ahead` does not name.
     epochs_ahead: usize,
 }
 

@@ -69,7 +69,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// Number of the first component as a group: above all numbers that engines give their groups.
+    /// Group number of the first component. It is above all numbers that engines give their groups.
     const FIRST: u32 = u32::MAX - 16;
 
     /// The component as a group of layers.
@@ -144,7 +144,7 @@ pub struct EngineStored {
     pub content: Content,
     /// The tier in which the blocks lie.
     pub tier: Tier,
-    /// The group of layers.
+    /// The group of layers that stores the blocks.
     pub group: Group,
     /// Name of the blocks' LoRA adapter, if any.
     pub lora_name: Option<Span>,
@@ -152,7 +152,7 @@ pub struct EngineStored {
     pub lora_id: Option<u64>,
     /// Salt that keeps caches apart. Engines may tell it with the first block of a sequence only.
     pub cache_salt: Option<Span>,
-    /// Objects, ascending by block.
+    /// Objects of the blocks, ascending by block.
     pub objects: Span,
 }
 
@@ -185,7 +185,7 @@ pub struct EngineRemoved {
     pub names: Span,
     /// The tier from which the blocks were removed; `None` stands for every tier.
     pub tier: Option<Tier>,
-    /// The group of layers.
+    /// The group of layers that removes the blocks.
     pub group: Group,
     /// For each block, the number of copies that are left; the numbers are among the hashes of the batch. `None` if the event
     /// doesn't tell them.
@@ -209,7 +209,7 @@ pub enum EngineChange {
         from: Tier,
         /// The tier in which the block lies now.
         to: Tier,
-        /// The group of layers.
+        /// The group of layers that moves the block.
         group: Group,
     },
     /// All blocks were removed, from every tier.
@@ -225,7 +225,7 @@ pub struct EngineEvent {
     pub rank: Option<Rank>,
     /// The engine's number of the event, for formats that number events.
     pub id: Option<u64>,
-    /// The change.
+    /// The change that the event reports.
     pub change: EngineChange,
 }
 
@@ -243,7 +243,7 @@ pub struct Envelope {
 pub struct EventNumber {
     /// The rank whose events are numbered; `None` if the event doesn't tell it.
     pub rank: Option<Rank>,
-    /// The number.
+    /// The event's number.
     pub id: u64,
 }
 
@@ -274,7 +274,7 @@ pub struct PlacedDoubt {
     pub events_before: usize,
     /// The first reason for doubt at this place.
     pub reason: Reason,
-    /// The tier beyond the device that alone is in doubt; `None` if all tiers are.
+    /// The only tier in doubt, which is beyond the device; `None` if all tiers are in doubt.
     pub tier: Option<Tier>,
 }
 
@@ -289,8 +289,8 @@ pub struct EngineBatch {
     pub envelope: Option<Envelope>,
     /// Counts of the payload's parts that are not among the events, by reason.
     pub reasons: ReasonCounts,
-    /// The numbers of all events that could be read, in order, for formats whose numbers prove that nothing is missing: TensorRT-LLM's, and
-    /// Dynamo's.
+    /// The numbers of all events that could be read, in order, for formats whose numbers prove that nothing is missing:
+    /// TensorRT-LLM's, and Dynamo's.
     pub numbers: Vec<EventNumber>,
     /// The facts that the stored events cannot tell, because their format has no field for them.
     pub untold: Untold,
@@ -409,8 +409,8 @@ impl EngineBatch {
         self.events.push(event);
     }
 
-    /// Leaves an event out: takes back everything that was appended since `mark`, and counts `reason`. A given `tier` is the tier
-    /// that the event is about.
+    /// Leaves an event out: takes back everything that was appended since `mark`, and counts `reason`. If given, `tier` is
+    /// the tier that the event is about.
     pub(crate) fn leave_out(&mut self, reason: Reason, tier: Option<Tier>, mark: Mark) {
         self.rewind(mark);
         match tier {
@@ -439,7 +439,7 @@ impl EngineBatch {
         }
     }
 
-    /// Notes a doubt that begins after the events so far. With a `tier`, the doubt is about that tier alone.
+    /// Notes a doubt that begins after the events so far. With a `tier`, the doubt is only about that tier.
     pub(crate) fn doubt(&mut self, tier: Option<Tier>, reason: Reason) {
         let events_before = self.events.len();
         // Of several doubts about one tier at one place, the first stays.

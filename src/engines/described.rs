@@ -1,12 +1,13 @@
-//! Messages by which engines' servers describe their engine over gRPC: its model, its block size, and the publishers of its events.
+//! Messages by which engines' servers describe their engine over gRPC: its model, its block size, and the publishers of its
+//! events.
 //!
 //! | Server | Service | Messages |
 //! |---|---|---|
 //! | vLLM's own front end | `vllm.Control` | [`EventSources`], [`ServerInfo`], [`ModelInfo`] |
 //! | servicers of SMG | as `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
 //!
-//! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a method `GetKvEventSources`, too, whose
-//! answer has another field 2. OpenEngine is another service, and is not asked.
+//! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a method `GetKvEventSources`, too,
+//! whose answer has another field 2. OpenEngine is another service, and is not asked.
 
 /// A request without fields.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
@@ -29,7 +30,7 @@ pub struct EventSource {
     /// The address where the publisher sends events, as the engine was configured: a wildcard is kept.
     #[prost(string, tag = "2")]
     pub endpoint: String,
-    /// The topic of its messages.
+    /// The topic of the publisher's messages.
     #[prost(string, tag = "3")]
     pub topic: String,
     /// The address where the publisher replays events; empty if it does not replay.
@@ -41,7 +42,7 @@ pub struct EventSource {
     /// The encoding of payloads: `msgpack`.
     #[prost(string, tag = "6")]
     pub encoding: String,
-    /// The version of the events in them: 1.
+    /// The version of the format of the payloads' events: 1.
     #[prost(uint32, tag = "7")]
     pub schema_version: u32,
 }
@@ -108,7 +109,7 @@ pub struct TokenSpeedModel {
 /// The answer to `GetModelInfo` of a servicer of TensorRT-LLM.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct TensorRtModel {
-    /// The model.
+    /// The name of the model.
     #[prost(string, tag = "1")]
     pub model_id: String,
 }
@@ -130,7 +131,7 @@ pub struct Flushed {
     /// Whether the cache was dropped.
     #[prost(bool, tag = "1")]
     pub success: bool,
-    /// The server's words.
+    /// The server's message about the outcome.
     #[prost(string, tag = "2")]
     pub message: String,
 }

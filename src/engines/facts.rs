@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Most groups that can be stated.
+/// Maximum number of groups of layers that can be stated.
 const GROUPS_MAX: usize = 256;
 
 /// Kinds of groups of layers, by the blocks that a request needs in the group's cache.
@@ -23,10 +23,11 @@ pub enum GroupKind {
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,
-    /// Whether the events leave out something that a request needs. This holds for SGLang's events of a model with windows or
-    /// states, and for vLLM's with hits within blocks.
+    /// Whether the events leave out a fact that decides how much a request can reuse. This holds for SGLang's events of a
+    /// model with windows or states, and for vLLM's with hits within blocks.
     pub is_hybrid: bool,
-    /// Whether hits are a block shorter than the cached prefix: speculative decoding with EAGLE and a KV connector.
+    /// Whether hits are one block shorter than the cached prefix. That is so for speculative decoding with EAGLE and a KV
+    /// connector.
     pub has_eagle_drop: bool,
     /// Whether a KV connector loads main attention's blocks from tiers beyond the device even if other groups lack the blocks
     /// there.
@@ -39,7 +40,8 @@ impl GroupFacts {
         self.is_hybrid || self.has_eagle_drop
     }
 
-    /// Least number of groups beside main attention, for an engine that tells of several groups. One if no kinds are stated.
+    /// Minimum number of groups of layers beside main attention, for an engine whose events name several groups. One if no
+    /// kinds are stated.
     #[cfg(feature = "translate")]
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;

@@ -30,7 +30,7 @@ impl Format {
         !matches!(self, Self::Mooncake | Self::Dynamo)
     }
 
-    /// Whether a KV connector tells of the blocks beyond the device.
+    /// Whether a KV connector reports the blocks beyond the device.
     pub fn has_connector(self) -> bool {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
@@ -54,7 +54,8 @@ impl Format {
         }
     }
 
-    /// The largest number that the first batch of a process can have: Mooncake counts from 1.
+    /// The largest number that the first batch of a process can have. It is 1 for Mooncake, which counts from 1, and 0 for
+    /// others.
     pub fn first_number_max(self) -> u64 {
         u64::from(self == Self::Mooncake)
     }

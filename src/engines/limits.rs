@@ -4,15 +4,16 @@
 /// an event with a longer text is left out. Of a frame of `SubscribeKvEvents`, only the events beyond the bound are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeLimits {
-    /// Longest payload, in bytes. The decoded batch takes at most twelve times as much memory.
+    /// Maximum size of a payload, in bytes. The decoded batch takes at most twelve times as much memory.
     pub payload_bytes_max: usize,
-    /// Most events in one payload. A long payload may have more: one event for every 24 bytes.
+    /// Maximum number of events in one payload. A long payload may have more: one event for every 24 bytes.
     pub events_max: usize,
-    /// Longest text that is looked at, in bytes: names of adapters, salts, identifiers of images.
+    /// Maximum size of a text that is looked at, in bytes. Such texts are names of adapters, salts, and identifiers of
+    /// images.
     pub text_bytes_max: usize,
 }
 
-/// Least number of bytes of an event that tells changed blocks.
+/// Minimum size of an event that names changed blocks, in bytes.
 const BYTES_AN_EVENT: usize = 24;
 
 impl DecodeLimits {

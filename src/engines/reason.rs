@@ -42,13 +42,14 @@ worded! {
         OutOfRange => "out_of_range",
         /// The block size is not the namespace's: the engine was registered with another block size than it is configured with.
         BlockSize => "block_size",
-        /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which blocks.
+        /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which
+        /// blocks.
         OtherRank => "other_rank",
         /// The engine's block hashes cover more tokens after a block than queries can, or not all hashes cover the same number of
         /// tokens.
         Lookahead => "lookahead",
-        /// The event does not tell everything that tells its blocks apart. The configuration may state this of all the engine's
-        /// events.
+        /// The event leaves out a fact by which blocks with the same tokens differ. The configuration may state that all of
+        /// the engine's events do.
         Untold => "untold",
         /// Batches were lost on the way, and cannot be replayed.
         LostBatches => "lost_batches",
@@ -98,8 +99,8 @@ impl Reason {
         self < Self::PartOfBlock
     }
 
-    /// Whether an event that is left out for this reason puts its tier's blocks in doubt, if the tier is beyond the device. The
-    /// blocks of nearer tiers stay certain.
+    /// Whether an event that is left out for this reason puts the blocks of its tier in doubt, if that tier is beyond the
+    /// device. The blocks of nearer tiers stay certain.
     pub fn hides_tier(self) -> bool {
         let is_of_tiers = matches!(
             self,
@@ -150,7 +151,7 @@ impl ReasonCounts {
         }
     }
 
-    /// How often `reason` occurred.
+    /// Number of times that `reason` occurred.
     pub fn of(&self, reason: Reason) -> u64 {
         self.0.get(reason as usize).copied().unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! Frames of `SubscribeKvEvents`: the gRPC stream by which servers of vLLM, SGLang, TokenSpeed and TensorRT-LLM hand on their engines' KV events.
+//! Frames of `SubscribeKvEvents`: the gRPC stream by which servers of vLLM, SGLang, TokenSpeed and TensorRT-LLM hand on
+//! their engines' KV events.
 //!
 //! The messages are those of the package `smg.grpc.common`. Fields that kvatlas does not need are not declared, and are
 //! skipped. A frame is either a live batch, a chunk of a snapshot, or a report of load, which tells nothing of blocks.
@@ -21,7 +22,7 @@ pub struct SubscribeRequest {
     pub start_sequence_number: u64,
 }
 
-/// One frame.
+/// One frame of the stream.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct KvEventFrame {
     #[prost(uint64, tag = "1")]
@@ -44,7 +45,7 @@ pub struct SnapshotChunk {
     /// The chunk's number, from 0.
     #[prost(uint32, tag = "1")]
     pub index: u32,
-    /// How many chunks the snapshot has.
+    /// Number of chunks in the snapshot.
     #[prost(uint32, tag = "2")]
     pub count: u32,
     /// Blocks in the whole snapshot, copies counted.
@@ -357,7 +358,8 @@ impl KvBlocksStored {
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }
 
-    /// Whether an extra key is no object: it is empty, or repeats the event's field for the adapter's name or the salt.
+    /// Whether an extra key is no object, that is, whether it is empty or repeats the event's field for the adapter's name
+    /// or the salt.
     fn is_namespace(&self, text: &str) -> bool {
         text.is_empty()
             || [&self.lora_name, &self.cache_salt]

@@ -1,4 +1,4 @@
-//! Design 2: any index behind a single-threaded actor.
+//! Design 2: any index, owned by a single-threaded actor.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -8,10 +8,10 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
-/// Most messages that wait for the actor. When there are as many, a sender waits (back-pressure).
+/// Maximum number of messages that wait for the actor. At this number, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
 
-/// The messages that the actor takes.
+/// Messages to the actor.
 enum ActorMessage {
     Store(HolderNumber, Option<SequenceHash>, Vec<PrefixBlock>),
     Remove(HolderNumber, Vec<SequenceHash>),
@@ -22,20 +22,20 @@ enum ActorMessage {
     Sizes(SyncSender<PrefixIndexSize>),
 }
 
-/// Design 2: an index that one thread owns; all others talk to it through a channel.
+/// Design 2: an index that one thread owns. All other threads send it messages through a channel.
 ///
 /// # Promise
 ///
-/// The same as that of the index inside. Reads and writes are applied in the order in which they were sent. So an answer counts
-/// every change that its asker had sent before.
+/// The same as that of the index inside. Reads and writes are applied in the order in which they were sent. So an
+/// answer includes every change that the same sender had sent before the query.
 ///
 /// # Cost
 ///
-/// Neither locks nor sharing, but one core: queries and events wait for each other in one queue. The published actor reads two
-/// channels with an async runtime. One channel keeps the order and needs no runtime.
+/// The index needs no locks, but uses only one core: queries and events wait in one queue. The published actor reads
+/// two channels with an async runtime. One channel keeps the order and needs no runtime.
 #[derive(Debug)]
 pub struct Actor {
-    /// Sender of the thread's channel. `None` only while the actor is dropped.
+    /// Sender of the thread's channel. `None` only while the actor is being dropped.
     messages: Option<SyncSender<ActorMessage>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,8 +58,8 @@ impl Actor {
         })
     }
 
-    /// Sends a message to the thread. Only a panic ends the thread before the actor is dropped. The message is then lost, and
-    /// answers are empty.
+    /// Sends a message to the thread. Only a panic can end the thread before the actor is dropped. After a panic the
+    /// message is lost, and answers are empty.
     fn send(&self, message: ActorMessage) {
         if let Some(messages) = &self.messages {
             let _ = messages.send(message);

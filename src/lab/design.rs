@@ -1,4 +1,4 @@
-//! All designs, by name.
+//! All designs, each with its name.
 
 use std::io;
 
@@ -16,28 +16,28 @@ use super::prefix_index::PrefixIndex;
 use super::radix::RadixTree;
 
 worded! {
-    /// One of the seven designs, in the order in which they came about.
+    /// The seven designs, in the order in which they were designed.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Design {
-        /// 1: [`NestedDictionary`].
+        /// Design 1: [`NestedDictionary`].
         NestedDictionary => "nested dictionary",
-        /// 2: [`Actor`] around the nested dictionary.
+        /// Design 2: [`Actor`] that owns a nested dictionary.
         Actor => "actor",
-        /// 3: [`InvertedIndex`].
+        /// Design 3: [`InvertedIndex`].
         InvertedIndex => "inverted index",
-        /// 4: [`RadixTree`].
+        /// Design 4: [`RadixTree`].
         RadixTree => "radix tree",
-        /// 5: [`ConcurrentRadixTree`] in a thread pool.
+        /// Design 5: [`ConcurrentRadixTree`] in a thread pool.
         ConcurrentRadixTree => "concurrent radix tree",
-        /// 6: [`JumpIndex`] in a thread pool.
+        /// Design 6: [`JumpIndex`] in a thread pool.
         JumpIndex => "positional, jump search",
-        /// 7: [`LineageIndex`], ours, in a thread pool.
+        /// Design 7: [`LineageIndex`], kvatlas's own index, in a thread pool.
         LineageIndex => "lineage (ours)",
     }
 }
 
 impl Design {
-    /// Whether the design's answers are exact. Designs that are not exact conflate blocks of equal content.
+    /// Whether the design's answers are exact. Designs that are not exact confuse blocks with equal content.
     pub fn is_exact(self) -> bool {
         match self {
             Self::NestedDictionary | Self::Actor | Self::InvertedIndex => false,

@@ -1,10 +1,11 @@
-//! Walk that designs 3, 4 and 5 share: follows a prompt block by block with the set of holders that have every block so far.
+//! Walk that designs 3, 4 and 5 use. It follows a prompt block by block, with the set of holders that have every
+//! block so far.
 
 use hashbrown::HashSet;
 
 use super::prefix_index::{Depth, HolderNumber};
 
-/// Set of the holders that have every block so far, and the depths of the holders that have dropped out.
+/// State of a walk: the holders that have every block so far, and the depths of the holders that have dropped out.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     matched: usize,
@@ -13,7 +14,7 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Takes the next block, whose holders are `holders`. Returns whether some holder has every block so far.
+    /// Takes the next block; `holders` are its holders. Returns whether any holder has every block so far.
     pub(super) fn step(&mut self, holders: &HashSet<HolderNumber>) -> bool {
         let Self {
             matched,

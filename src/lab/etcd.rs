@@ -1,4 +1,4 @@
-//! Simulated etcd for tests of Dynamo's records: keys, leases and ranges, over the HTTP gateway of etcd.
+//! Simulated etcd for tests of Dynamo's records: keys, leases and range queries, over the HTTP gateway of etcd.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by it")]
 
@@ -15,20 +15,20 @@ use serde_json::{Map, Value, json};
 /// Value of a key, with its lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdValue {
-    /// The value, in bytes.
+    /// Bytes of the value.
     pub value: Vec<u8>,
-    /// Number of the lease under which the value was written; empty if there is none.
+    /// Number of the lease under which the value was written; empty if there is no lease.
     pub lease: String,
 }
 
-/// Contents of a simulated etcd. Nothing expires by itself: a test removes keys and leases.
+/// Contents of a simulated etcd. Nothing expires automatically: a test removes keys and leases.
 #[derive(Debug, Default)]
 pub struct Etcd {
     /// Values by key.
     pub kept: BTreeMap<String, EtcdValue>,
     /// Seconds that each lease has left, by the lease's number.
     pub leases: BTreeMap<String, i64>,
-    /// Number of writes over the gateway.
+    /// Number of writes through the HTTP gateway.
     pub writes: usize,
     granted: u32,
     lease_seconds: i64,
@@ -72,7 +72,8 @@ impl Etcd {
         }
     }
 
-    /// Returns the answer to a range query: one key, or all keys from `key` up to `range_end`, at most `limit`.
+    /// Returns the answer to a range query: the value of one key, or of all keys from `key` up to `range_end`.
+    /// Returns at most `limit` keys.
     fn range(&self, question: &Value) -> Value {
         let (first, end) = (field(question, "key"), field(question, "range_end"));
         let limit = question["limit"].as_u64().unwrap_or(u64::MAX);
@@ -100,14 +101,14 @@ impl Etcd {
     }
 }
 
-/// Returns a field of a request that holds bytes in base64; empty if the field is missing.
+/// Returns the bytes of a request's field in base64. Empty if the field is missing.
 fn field(question: &Value, name: &str) -> Vec<u8> {
     STANDARD
         .decode(question[name].as_str().unwrap_or_default())
         .unwrap()
 }
 
-/// Serves a simulated etcd on a free local port. Returns it with its `HOST:PORT`.
+/// Serves a simulated etcd on a free local port. Returns the etcd and its `HOST:PORT`.
 pub async fn serve() -> (Arc<Mutex<Etcd>>, String) {
     let etcd = Arc::new(Mutex::new(Etcd::default()));
     let known = Arc::clone(&etcd);

@@ -11,21 +11,22 @@ use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixI
 ///
 /// # Promise
 ///
-/// The same as that of [`NestedDictionary`](super::NestedDictionary). It is exact as long as a holder's different blocks have
-/// different block hashes, and every store names a parent that the holder holds.
+/// The same as that of [`NestedDictionary`](super::NestedDictionary): answers are exact as long as a holder's
+/// different blocks have different block hashes, and the parent of every stored block is held.
 ///
 /// # Wrong by design
 ///
-/// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes. So a holder of
+/// - **It conflates blocks of equal content**: the entry of a block hash has no positions or prefixes. So a holder of
 ///   `A B` matches the query `B A` whole, and a holder of `X B` and `A` matches `A B`.
-/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of a content
-///   tells only that the holder has it, not how often. Removing one of two blocks with the same content hides the other.
+/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of
+///   a content tells only that the holder has it, not how often. Removing one of two blocks with the same content
+///   hides the other.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost
 ///
-/// A query takes depth + holders steps: it follows the prompt once, and drops each holder once. Each position needs one look-up
-/// in a table of all blocks.
+/// A query takes depth + holders steps: it follows the prompt once, and drops each holder once. Each position needs
+/// one look-up in a table of all blocks.
 #[derive(Debug, Default)]
 pub struct InvertedIndex {
     holders_of: HashMap<BlockHash, HashSet<HolderNumber>>,

@@ -15,37 +15,38 @@ use super::pool::SharedIndex;
 use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 use super::sequence_entry::SeqEntry;
 
-/// Default number of blocks that a search jumps over; the published choice.
+/// Default number of blocks that a search jumps over. It is the number of the published design.
 pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and block hash)
-/// for events. It is made for a [`ThreadPool`](super::ThreadPool).
+/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and
+/// block hash) for events. It is made for a [`ThreadPool`](super::ThreadPool).
 ///
 /// # Promise
 ///
-/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from the query.
-/// With other chains a prompt is not found. While events are applied, a query sees its probes at different instants.
+/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from
+/// the query. With other chains a prompt is not found. While events are applied, a query reads the blocks at
+/// different instants.
 ///
 /// # What is mended
 ///
-/// - The published search compares how many holders two positions have. But as many other holders may have joined as have dropped
-///   out. Here the *sets* are compared.
-/// - The published search takes the prefix of an entry for the query's prefix without comparing hashes. So it matches blocks of
-///   equal content behind another prefix. Here such an entry is believed only during the search. The rolling hash is computed as
-///   far as holders were found, and **the prefix of every answer is verified**. A holder that fails is searched for again with
-///   hashes throughout.
-/// - The published search can find a holder behind its hole. Here the holders with holes are known, and searched for block by
-///   block.
+/// - The published search compares how many holders two positions have. The numbers can be equal although some
+///   holders have dropped out, because others have joined. Here the *sets* are compared.
+/// - The published search assumes that the prefix of an entry is the query's prefix, without comparing hashes. So it
+///   also matches blocks of equal content after another prefix. Here such an entry is believed only during the
+///   search. The rolling hash is computed as far as holders were found, and **the prefix of every answer is
+///   verified**. A holder whose prefix differs is searched for again, comparing hashes at every step.
+/// - The published search can count blocks after a holder's hole. Here the holders with holes are known, and their
+///   depths are found block by block.
 ///
 /// # Cost
 ///
-/// Depth / jump look-ups, a scan of one jump for each holder that drops out, and one rolling hash of 4 ns for each matched block.
-/// A miss needs no hash.
+/// Depth / jump look-ups, a scan of one jump for each holder that drops out, and one rolling hash of 4 ns for each
+/// matched block. A miss needs no hash.
 #[derive(Debug)]
 pub struct JumpIndex {
     pub(super) entries: DashMap<(usize, BlockHash), SeqEntry>,
     held: DashMap<HolderNumber, RwLock<HeldBlocks>>,
-    /// Holders that have a block whose parent they do not have.
+    /// Holders that have any block whose parent they do not have.
     pub(super) holed: RwLock<HashSet<HolderNumber>>,
     pub(super) jump_size: usize,
     refused_stores: AtomicU64,
@@ -59,11 +60,11 @@ struct HeldBlock {
     parent: Option<SequenceHash>,
 }
 
-/// The blocks that one holder has, by name.
+/// Blocks that one holder has, by name.
 #[derive(Debug, Default)]
 struct HeldBlocks {
     blocks: HashMap<SequenceHash, HeldBlock>,
-    /// Number of held blocks under each parent's name, whether or not the parent is held.
+    /// Number of held children of each parent, by the parent's name, whether or not the parent is held.
     children: HashMap<SequenceHash, usize>,
     /// Number of blocks above position 0 whose parent is not held.
     orphans: usize,
@@ -102,7 +103,7 @@ impl Default for JumpIndex {
 }
 
 impl JumpIndex {
-    /// An empty index whose searches jump over `jump_size` blocks.
+    /// Makes an empty index whose searches jump over `jump_size` blocks.
     pub fn new(jump_size: NonZeroUsize) -> Self {
         Self {
             entries: DashMap::new(),
@@ -120,7 +121,7 @@ impl JumpIndex {
             .insert(name, holder);
     }
 
-    /// Removes the holder from a block's entry. An entry without holders is erased.
+    /// Removes the holder from a block's entry. If the entry has no holders left, erases it.
     fn withdraw(&self, holder: HolderNumber, name: SequenceHash, held: HeldBlock) {
         if let Entry::Occupied(mut entry) = self.entries.entry((held.position, held.content))
             && entry.get_mut().remove(name, holder)
@@ -142,7 +143,7 @@ impl JumpIndex {
         }
     }
 
-    /// Returns the position of the block after `parent`; `None` if the holder does not hold `parent`.
+    /// Returns the position of the block after `parent`. `None` if the holder does not have `parent`.
     fn next_position(&self, holder: HolderNumber, parent: Option<SequenceHash>) -> Option<usize> {
         let Some(parent) = parent else {
             return Some(0);

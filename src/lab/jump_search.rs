@@ -10,17 +10,17 @@ use super::sequence_entry::SeqEntry;
 
 type HolderNumbers = HashSet<HolderNumber>;
 
-/// Treatment of an entry with a single prefix, which may differ from the query's prefix.
+/// Treatment of an entry that has a single prefix, which may differ from the query's prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
-    /// The prefix is taken for the query's without comparing hashes. Holders of another prefix may be found, but no holder is
-    /// missed.
+    /// The prefix is assumed to be the query's prefix, without comparing hashes. Holders of another prefix may be
+    /// found, but no holder is missed.
     Believe,
     /// The prefix is compared with the query's hash.
     Verify,
 }
 
-/// One search: the query, and its sequence hashes as far as they were needed.
+/// One search: the query, and those of its sequence hashes that were needed so far.
 struct JumpSearch<'a> {
     index: &'a JumpIndex,
     blocks: &'a [BlockHash],
@@ -51,7 +51,7 @@ pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
 }
 
 impl JumpSearch<'_> {
-    /// Returns the query's sequence hash at `position`. Computes it from the last hash that was needed.
+    /// Returns the query's sequence hash at `position`, computed from the last hash that was needed.
     fn name(&mut self, position: usize) -> Option<SequenceHash> {
         let missing = self.blocks.get(self.rolled.len()..=position).unwrap_or_default();
         for block in missing {
@@ -141,10 +141,10 @@ impl JumpSearch<'_> {
         self.note(active, self.blocks.len());
     }
 
-    /// Removes the depths whose last block has another prefix than the query's. Returns the holders of these depths.
+    /// Removes the depths whose last block does not have the query's prefix. Returns the holders of these depths.
     ///
-    /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all blocks before it. At
-    /// `depth`, the holder was found not to have the query's content.
+    /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all blocks
+    /// before it. The search has also found that the holder does not have the query's content at `depth`.
     fn take_unverified(&mut self) -> HolderNumbers {
         let mut depths = std::mem::take(&mut self.depths);
         depths.sort_unstable_by_key(|depth| depth.matched_blocks);

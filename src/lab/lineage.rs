@@ -1,4 +1,4 @@
-//! Design 7: the daemon's own index, as a baseline beside the others.
+//! Design 7: the daemon's own index, for comparison with the other designs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,23 +14,23 @@ use kvatlas_core::wire::{Event, HolderId, RemovedBlocks, StoredBlocks, Tier, Wor
 use super::pool::SharedIndex;
 use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 
-/// Design 7: the daemon's own [`PositionalIndexer`], keyed by lineage hashes. Made to be put in a
-/// [`ThreadPool`](super::ThreadPool), whose threads stand for the daemon's lanes.
+/// Design 7: the daemon's own [`PositionalIndexer`], keyed by lineage hashes. It is made for a
+/// [`ThreadPool`](super::ThreadPool), whose threads have the role of the daemon's lanes.
 ///
 /// # Promise
 ///
-/// Exact at every instant, per holder: the holder had the returned depth at some instant between the query's start and its
-/// end. If the sequence hashes are no chain, the index notices and walks block by block.
+/// Exact at every instant, per holder: the holder had the returned depth at some instant between the query's start
+/// and its end. If the sequence hashes are not a chain, the index notices and walks block by block.
 ///
 /// # What differs from the daemon
 ///
-/// Holders are the ranks of one worker, so that a rank is a holder's number. Nothing waits for a parent: a store without one is
-/// refused at once, as the other designs refuse it.
+/// Holders are the ranks of one worker, so that a rank is a holder's number. No store waits for its parent: a store
+/// without a held parent is refused immediately, as in the other designs.
 ///
 /// # Cost
 ///
-/// A handful of look-ups, which grow with the number of distinct depths and the logarithm of the query's. The query comes as
-/// sequence hashes and needs no hashing.
+/// A few look-ups. Their number grows with the number of distinct depths and the logarithm of the query's depth. The
+/// query is given as sequence hashes and needs no hashing.
 #[derive(Debug)]
 pub struct LineageIndex {
     indexer: PositionalIndexer,
@@ -40,7 +40,7 @@ pub struct LineageIndex {
 }
 
 impl LineageIndex {
-    /// An empty index, whose holders are the ranks of `worker`.
+    /// Makes an empty index whose holders are the ranks of `worker`.
     pub fn new(worker: WorkerName) -> Self {
         let limits = IndexLimits {
             ranks_per_worker_max: usize::MAX,
@@ -58,8 +58,8 @@ impl LineageIndex {
         }
     }
 
-    /// Calls `change` with the holder's writer, and returns the result. A new holder is registered first. `None` if the index has
-    /// no room for another holder.
+    /// Calls `change` with the holder's writer, and returns the result. A new holder is registered first. `None` if
+    /// the index has no room for a new holder.
     fn with_writer<T>(&self, holder: HolderNumber, change: impl FnOnce(&mut HolderWriter) -> T) -> Option<T> {
         if !self.writers.contains_key(&holder) {
             let id = HolderId {

@@ -10,20 +10,21 @@ use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixI
 ///
 /// # Promise
 ///
-/// Exact as long as a holder's different blocks have different block hashes, and every store names a parent that the holder
-/// holds.
+/// Exact as long as a holder's different blocks have different block hashes, and the parent of every stored block is
+/// held.
 ///
 /// # Wrong by design
 ///
-/// - **It conflates blocks of equal content.** A query matches all blocks of these contents, in any order and after any
-///   prefix. A holder of `A B` matches the query `B A` whole.
-/// - **A content has one name.** Of several blocks of one content only the last name is kept. A removal by an older name
-///   finds nothing. A removal by the last name takes the content away, though the holder still has it elsewhere.
+/// - **It conflates blocks of equal content.** A query matches all blocks of these contents, in any order and after
+///   any prefix. A holder of `A B` matches the query `B A` whole.
+/// - **A content has one name.** Of several blocks of one content only the last name is kept. A removal by an older
+///   name finds nothing. A removal by the last name removes the content, although the holder still has it at another
+///   place.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost
 ///
-/// A query costs depth × holders, and a removed block a scan of all that its holder has.
+/// A query takes depth × holders steps. Removing a block takes a scan of all blocks of its holder.
 #[derive(Debug, Default)]
 pub struct NestedDictionary {
     holders: HashMap<HolderNumber, HashMap<BlockHash, SequenceHash>>,

@@ -1,12 +1,12 @@
-//! Checks for tests that a page, or a part of a file, is what the declarations in the code make of it.
+//! Checks for tests that a page, or a part of a file, equals the text that is made from declarations in the code.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by it")]
 
 use std::path::Path;
 
-/// Root of the repository.
+/// Path of the root of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// Environment variable with which the tests write the pages instead of comparing them.
+/// Environment variable that makes the tests write the pages instead of comparing them.
 const WRITE_VARIABLE: &str = "KVATLAS_TEST_WRITE_PAGES";
 
 /// Requires that the page `deploy/NAME` has this text.

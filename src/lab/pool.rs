@@ -1,4 +1,5 @@
-//! The thread pool of designs 5 to 7: events on sticky threads, queries inline.
+//! Thread pool of designs 5 to 7. Each holder's events are always applied by the same thread; queries run on the
+//! calling thread.
 
 use std::io;
 use std::sync::Arc;
@@ -11,21 +12,21 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 
-/// Most messages that wait for one thread. When there are as many, a sender waits (back-pressure).
+/// Maximum number of messages that wait for one thread. At this number, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
 
 /// Index that many threads share.
 ///
-/// Calls that change one holder must come one after the other. Calls for different holders, and queries, may run at the same
-/// time. The methods mean the same as those of [`PrefixIndex`].
+/// Calls that change the same holder must not overlap. Calls for different holders, and queries, may run at the same
+/// time. The methods have the same meaning as those of [`PrefixIndex`].
 pub trait SharedIndex: Send + Sync + 'static {
-    /// Notes that `holder` holds `blocks`.
+    /// Records that `holder` holds `blocks`.
     fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]);
 
-    /// Notes that `holder` no longer holds the blocks with these names.
+    /// Records that `holder` no longer holds the blocks with these names.
     fn remove(&self, holder: HolderNumber, names: &[SequenceHash]);
 
-    /// Notes that `holder` holds nothing any more.
+    /// Records that `holder` holds no blocks any more.
     fn clear(&self, holder: HolderNumber);
 
     /// Returns the holders of leading blocks of `query`, each with the number of leading blocks that it holds.
@@ -34,7 +35,7 @@ pub trait SharedIndex: Send + Sync + 'static {
     /// Number of stores that were refused because the holder did not hold the parent.
     fn refused_stores(&self) -> u64;
 
-    /// The size of the index. May walk over the whole index.
+    /// Returns the size of the index. May walk over the whole index.
     fn sizes(&self) -> PrefixIndexSize;
 }
 
@@ -52,10 +53,10 @@ struct PoolThread {
     thread: JoinHandle<()>,
 }
 
-/// A [`SharedIndex`] whose events are applied by a pool of threads, and whose queries run on the thread that asks.
+/// A [`SharedIndex`] whose events are applied by a pool of threads, and whose queries run on the calling thread.
 ///
-/// A holder's first event assigns the holder to one thread for good; the threads take turns. So a holder's events are applied in
-/// order, and no two threads ever change one holder.
+/// A holder's first event assigns the holder permanently to one thread; the threads take turns at getting new
+/// holders. So a holder's events are applied in order, and no two threads ever change one holder.
 #[derive(Debug)]
 pub struct ThreadPool<I> {
     index: Arc<I>,
@@ -64,7 +65,7 @@ pub struct ThreadPool<I> {
 }
 
 impl<I: SharedIndex> ThreadPool<I> {
-    /// Creates a pool of `lanes` threads, at least one, around `index`.
+    /// Makes a pool of `lanes` threads, at least one, for `index`.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! The trait that all designs implement, and the types of its methods.
+//! Trait that all designs implement, and the types that its methods use.
 
 use std::sync::Arc;
 
 use kvatlas_core::hash::{BlockHash, SequenceHash, sequence_hashes};
 use kvatlas_core::wire::QueryKey;
 
-/// A holder, by number: the baselines know no names.
+/// Number of a holder. The designs identify holders only by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderNumber(pub u32);
 
@@ -18,7 +18,7 @@ pub struct PrefixBlock {
     pub name: SequenceHash,
 }
 
-/// A prompt, in the forms that the designs look it up by. Cheap to clone.
+/// A prompt as a query, with the hashes by which the designs look it up. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct PrefixQuery {
     blocks: Arc<[BlockHash]>,
@@ -26,7 +26,7 @@ pub struct PrefixQuery {
 }
 
 impl PrefixQuery {
-    /// Creates the query for a prompt with these blocks.
+    /// Makes the query for a prompt with these blocks.
     pub fn new(blocks: &[BlockHash]) -> Self {
         let chain = sequence_hashes(blocks.iter().copied()).collect();
         Self {
@@ -35,21 +35,21 @@ impl PrefixQuery {
         }
     }
 
-    /// Block hashes, by position. Designs 1 to 6 look these up.
+    /// Returns the block hashes, by position. Designs 1 to 6 use these.
     pub fn blocks(&self) -> &[BlockHash] {
         &self.blocks
     }
 
-    /// Sequence hashes, by position. Design 7 looks these up.
+    /// Returns the sequence hashes, by position. Design 7 uses these.
     pub fn chain(&self) -> &QueryKey {
         &self.chain
     }
 }
 
-/// How many leading blocks of a query one holder holds.
+/// Depth of one holder: the number of leading blocks of a query that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Depth {
-    /// Holder that has the blocks.
+    /// Holder of the blocks.
     pub holder: HolderNumber,
     /// Number of leading blocks that the holder has without a hole; at least 1.
     pub matched_blocks: u32,
@@ -65,39 +65,40 @@ impl Depth {
     }
 }
 
-/// The size of an index. All numbers are 0 when nobody holds anything.
+/// Size of an index. All numbers are 0 when no holder holds a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixIndexSize {
-    /// Entries that queries look up: nodes, keys, or hashes in the dictionaries of all holders.
+    /// Number of entries that queries look up: nodes, keys, or hashes in the dictionaries of all holders.
     pub entries: usize,
-    /// Names that removals look up, summed over all holders.
+    /// Number of names that removals look up, summed over all holders.
     pub names: usize,
-    /// Holders that have any state.
+    /// Number of holders that have any state.
     pub holders: usize,
 }
 
-/// An index of the prefixes that holders hold. The crate's documentation has the contract.
+/// Index of the prefixes that holders hold. The documentation of the crate has the contract.
 pub trait PrefixIndex {
-    /// Notes that `holder` holds `blocks`, which follow one another after the block named `parent`, or start at position 0.
+    /// Records that `holder` holds `blocks`. They are consecutive; the first follows the block named `parent`, or is
+    /// at position 0.
     fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]);
 
-    /// Notes that `holder` no longer holds the blocks with these names.
+    /// Records that `holder` no longer holds the blocks with these names.
     fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]);
 
-    /// Notes that `holder` holds nothing any more.
+    /// Records that `holder` holds no blocks any more.
     fn clear(&mut self, holder: HolderNumber);
 
     /// Returns the holders of leading blocks of `query`, each with the number of leading blocks that it holds, in no particular
     /// order. Holders without the first block are left out.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
-    /// Waits until all changes that were handed over before are applied.
+    /// Waits until all changes passed to the index before this call have been applied.
     fn flush(&self) {}
 
     /// Number of stores that were refused because the holder did not hold the parent.
     fn refused_stores(&self) -> u64;
 
-    /// The size of the index. May walk over the whole index.
+    /// Returns the size of the index. May walk over the whole index.
     fn sizes(&self) -> PrefixIndexSize;
 }
 

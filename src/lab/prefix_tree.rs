@@ -1,28 +1,30 @@
-//! A concurrent radix tree of blocks: a lock in every node, and queries that follow one pointer a block.
+//! A concurrent radix tree of blocks. Every node has a lock, and queries follow one pointer for each block.
 //!
-//! A node is a block. It knows its children by a key, and its holders. It exists as long as it has holders or children.
-//! Lookups and changes of different holders go on at the same time.
+//! A node is a block. It has its children, by key, and its holders. It exists as long as it has holders or children.
+//! Look-ups, and changes of different holders, can run at the same time.
 //!
 //! # Locks
 //!
-//! A node's lock is taken while its parent's is held, never the other way. A holder enters a node, and an empty node is
-//! erased, under the lock of the parent; so no holder enters a node that is being erased. The node under which a holder
-//! enters another one cannot be erased either. The holder is in it, and only the writer of that holder takes it out. (The
-//! root is never erased.) A walk holds one lock at a time, and only while it looks at a node's holders and for one child.
+//! A thread may take a node's lock while it holds the lock of the node's parent, but never the other way round. A
+//! holder enters a node, and an empty node is erased, under the lock of the parent; so no holder enters a node that
+//! is being erased. When a holder enters a node, the node's parent cannot be erased either. The holder is in the
+//! parent, and only the writer of that holder takes it out. (The root is never erased.) A walk holds one lock at a
+//! time, and only while it reads a node's holders and finds one child.
 //!
 //! # What a walk sees
 //!
-//! A walk sees each node at an instant of its own, one after the other, from the root on. Suppose that a holder enters nodes
-//! parents first and leaves them children first. Then it has a whole path from the root at every instant. Suppose that a walk
-//! finds the holder in the first k nodes of its path and not in the next. Then the holder's depth on that path was
+//! A walk reads the nodes one after another, from the root on, each at a different instant. Suppose that a holder
+//! enters parents before children and leaves children before parents. Then it has a whole path from the root at every
+//! instant. Suppose that a walk finds the holder in the first k nodes of its path and not in the next. Then the
+//! holder's depth on that path was
 //!
-//! - at least k when the walk looked at the k-th node, since it was in that node;
-//! - at most k at an instant after that: when the walk looked at the next node, or did not find that node under the k-th. If
-//!   a node that the walk stood on or looked at was erased meanwhile, the instant is that of the erasure, when no holder was
-//!   in the node.
+//! - at least k when the walk read the k-th node, because the holder was in that node;
+//! - at most k at a later instant: when the walk read the next node, or did not find it among the children of the
+//!   k-th node. If one of these two nodes was erased during the walk, the instant is that of the erasure, when no
+//!   holder was in the node.
 //!
-//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per holder, at some
-//! point between its start and its end.
+//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per
+//! holder, at some point between its start and its end.
 
 use std::fmt;
 use std::hash::Hash;
@@ -37,28 +39,28 @@ use children::NodeChildren;
 
 /// The holders of one node.
 pub(crate) trait HolderGroup: Default {
-    /// The type that names one holder.
+    /// Type that identifies one holder.
     type Holder: Copy;
 
-    /// Adds `holder`, if it is not in.
+    /// Adds `holder`, if it is not in the group.
     fn add(&mut self, holder: Self::Holder);
 
-    /// Takes `holder` out, if it is in.
+    /// Removes `holder`, if it is in the group.
     fn take(&mut self, holder: Self::Holder);
 
-    /// Whether there is no holder.
+    /// Whether the group has no holder.
     fn has_nobody(&self) -> bool;
 
-    /// Number of bytes that the group takes on the heap, beside its own size.
+    /// Number of bytes that the group takes on the heap, in addition to its own size.
     fn heap_bytes(&self) -> usize;
 }
 
-/// A node, shared by the tree and by the tables that keep a holder's nodes.
+/// A node, shared by the tree and the tables of each holder's nodes.
 pub(crate) type SharedNode<K, G> = Arc<TreeNode<K, G>>;
 
-/// One block; the root stands before position 0.
+/// Node of the tree: one block. The root is no block, and comes before position 0.
 pub(crate) struct TreeNode<K, G> {
-    /// The node's parent, and the key under which the parent knows the node; `None` for the root.
+    /// Parent of the node, and the key of the node in its parent. `None` for the root.
     place: Option<(Weak<Self>, K)>,
     state: RwLock<NodeState<K, G>>,
 }
@@ -93,20 +95,20 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> TreeNode<K, G> {
         }
     }
 
-    /// Returns the parent, and the key under which the parent knows this node. `None` for the root, and if both nodes have been
-    /// erased.
+    /// Returns the parent, and the key of this node in its parent. `None` for the root, and if this node and its
+    /// parent have been erased.
     fn above(&self) -> Option<(SharedNode<K, G>, K)> {
         let (parent, key) = self.place.as_ref()?;
         Some((parent.upgrade()?, *key))
     }
 }
 
-/// The tree. The module's documentation has its contract.
+/// A concurrent radix tree of blocks. The module's documentation has its contract.
 pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
     root: SharedNode<K, G>,
-    /// Number of nodes, without the root.
+    /// Number of nodes, not counting the root.
     nodes: AtomicU64,
-    /// The bytes allocated for nodes, beside their own size.
+    /// Number of bytes allocated by nodes, in addition to their own size.
     heap_bytes: AtomicU64,
 }
 
@@ -121,10 +123,10 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Default for PrefixTree<K, G> {
 }
 
 impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
-    /// The bytes of a node, without its tables: two counts of references beside itself.
+    /// Number of bytes of a node without its tables: its own size and two reference counts.
     const NODE_BYTES: u64 = (size_of::<TreeNode<K, G>>() + 2 * size_of::<usize>()) as u64;
 
-    /// Returns the root, which stands before all blocks at position 0. No holder enters it.
+    /// Returns the root, which comes before all blocks at position 0. No holder enters the root.
     pub(crate) fn root(&self) -> &SharedNode<K, G> {
         &self.root
     }
@@ -134,12 +136,12 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// Returns how many bytes the blocks take.
+    /// Returns the number of bytes that the blocks take.
     pub(crate) fn bytes(&self) -> u64 {
         self.len() * Self::NODE_BYTES + self.heap_bytes.load(Ordering::Relaxed)
     }
 
-    /// Makes a change, and accounts for the memory that it takes or gives back.
+    /// Makes a change, and counts the memory that the change takes or frees.
     fn change<R>(&self, state: &mut NodeState<K, G>, change: impl FnOnce(&mut NodeState<K, G>) -> R) -> R {
         let before = state.heap_bytes();
         let result = change(state);
@@ -152,8 +154,8 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         result
     }
 
-    /// Adds `holder` to the child `key` of `parent`, and returns the child, which is made if it is not there. The holder must
-    /// be in `parent`, unless `parent` is the root.
+    /// Adds `holder` to the child `key` of `parent`, and returns the child. Makes the child if it is missing. The
+    /// holder must be in `parent`, unless `parent` is the root.
     pub(crate) fn enter(&self, parent: &SharedNode<K, G>, key: K, holder: G::Holder) -> SharedNode<K, G> {
         let above = parent.state.read();
         if let Some(child) = above.children.get(&key) {
@@ -173,7 +175,8 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         child
     }
 
-    /// Takes `holder` out of `node`. Erases the node and its ancestors as far as they have neither holders nor children.
+    /// Removes `holder` from `node`. Then erases the node, and each ancestor in turn, as long as it has neither
+    /// holders nor children.
     pub(crate) fn leave(&self, mut node: SharedNode<K, G>, holder: G::Holder) {
         {
             let mut here = node.state.write();
@@ -206,9 +209,9 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         }
     }
 
-    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end. `visit` gets the number
-    /// of blocks of the path up to a node, and the node's holders. The walk goes on as long as `visit` returns true and there
-    /// is a next node.
+    /// Follows a path from the root. `key` returns the key at each depth, from 0, up to the end of the path. At each
+    /// node, `visit` gets the number of blocks of the path so far, and the node's holders. The walk continues as long
+    /// as `visit` returns true and there is a next node.
     pub(crate) fn walk(
         &self,
         mut key: impl FnMut(usize) -> Option<K>,
@@ -231,7 +234,8 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
 }
 
 impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
-    /// Drops node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
+    /// Drops the nodes one by one. If nodes dropped their children recursively, the stack would have to be as deep as
+    /// the longest prompt.
     fn drop(&mut self) {
         let mut pending = vec![Arc::clone(&self.root)];
         while let Some(node) = pending.pop() {
@@ -241,7 +245,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
 }
 
 impl<K, G> fmt::Debug for TreeNode<K, G> {
-    /// Leaves out the nodes below, which may go deep.
+    /// Writes the node without the nodes below it, which may be many levels.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("TreeNode").finish_non_exhaustive()
     }

@@ -12,32 +12,34 @@ use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixI
 
 type SharedRadixNode = Rc<RefCell<RadixNode>>;
 
-/// One block of the tree; the root stands before position 0.
+/// Node of the tree: one block. The root is no block, and comes before position 0.
 #[derive(Debug, Default)]
 struct RadixNode {
-    /// The node's parent, and the content under which the parent knows the node; `None` for the root.
+    /// Parent of the node, and the content of the node, which is its key in the parent. `None` for the root.
     place: Option<(Weak<RefCell<RadixNode>>, BlockHash)>,
     children: HashMap<BlockHash, SharedRadixNode>,
     holders: HashSet<HolderNumber>,
 }
 
-/// Design 4: a tree in which each node knows its holders, and its children by block hash. Beside the tree, a map holder →
-/// (sequence hash → node) for events.
+/// Design 4: a tree in which each node has its holders, and its children by block hash. A separate map holder →
+/// (sequence hash → node) is for events.
 ///
 /// # Promise
 ///
-/// Exact, whatever the holders' sequence hashes are. They are only names: the hashes of any engine will do, as long as a
-/// holder has one name for a block. Blocks of equal content meet only under one parent, where they are the same block.
+/// Exact, whatever the holders' sequence hashes are. They are only names: the hashes of any engine can be used if
+/// each holder has only one name for a block. Blocks of equal content share a node only under one parent, where they
+/// are the same block.
 ///
 /// # What is mended
 ///
-/// The published tree drops the children of a node with its last holder. That loses blocks which are still held behind a
-/// hole, so that they never match again when the hole is filled. Here a node stays as long as it has holders or children, and
-/// nodes that a removal empties are erased upwards.
+/// When a node loses its last holder, the published tree drops the node's children. That loses blocks that are still
+/// held after a hole, so that they do not match when the hole is filled. Here a node stays as long as it has holders
+/// or children, and nodes that a removal empties are erased upwards.
 ///
 /// # Cost
 ///
-/// A query follows one pointer a block, each a likely cache miss, and looks at the holders at every block. One thread only.
+/// A query follows one pointer for each block, which is probably a cache miss, and reads the holders of every block.
+/// The tree can be used by one thread only.
 #[derive(Debug)]
 pub struct RadixTree {
     root: SharedRadixNode,
@@ -55,7 +57,7 @@ impl Default for RadixTree {
     }
 }
 
-/// Adds `holder` to the child of `parent` with this content, and returns the child. A missing child is made.
+/// Adds `holder` to the child of `parent` with this content, and returns the child. Makes the child if it is missing.
 fn enter(parent: &SharedRadixNode, content: BlockHash, holder: HolderNumber) -> SharedRadixNode {
     let mut above = parent.borrow_mut();
     let child = above.children.entry(content).or_insert_with(|| {
@@ -68,7 +70,8 @@ fn enter(parent: &SharedRadixNode, content: BlockHash, holder: HolderNumber) -> 
     Rc::clone(child)
 }
 
-/// Removes `holder` from a node. Erases the node and its ancestors as far as they have neither holders nor children.
+/// Removes `holder` from a node. Then erases the node, and each ancestor in turn, as long as it has neither holders
+/// nor children.
 fn withdraw(node: SharedRadixNode, holder: HolderNumber) {
     node.borrow_mut().holders.remove(&holder);
     let mut node = node;
@@ -170,7 +173,8 @@ impl PrefixIndex for RadixTree {
 }
 
 impl Drop for RadixTree {
-    /// Drops node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
+    /// Drops the nodes one by one. If nodes dropped their children recursively, the stack would have to be as deep as
+    /// the longest prompt.
     fn drop(&mut self) {
         self.names.clear();
         let mut pending = vec![Rc::clone(&self.root)];

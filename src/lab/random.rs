@@ -1,4 +1,4 @@
-//! A small seeded generator: one number replays a whole run.
+//! A small random generator with a seed. One seed is enough to repeat a whole test run.
 
 #![allow(
     clippy::should_implement_trait,
@@ -12,7 +12,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Creates the generator of `seed`.
+    /// Makes a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -41,14 +41,15 @@ impl Random {
     }
 }
 
-/// Spreads each bit of a number over all bits of the result.
+/// Returns a number in which each bit depends on all bits of `number`.
 pub fn mix(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ number >> 31
 }
 
-/// Returns the number in an environment variable, or `default` without it. Tests take seeds and lengths of runs from it.
+/// Returns the number in an environment variable, or `default` if the variable is not set. Tests take seeds and
+/// lengths of runs from such variables.
 pub fn setting(name: &str, default: u64) -> u64 {
     let text = std::env::var(name).ok();
     text.map_or(default, |text| {

@@ -1,4 +1,4 @@
-//! The entries of design 6.
+//! Entries of design 6: the holders of blocks with one content at one position.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -10,19 +10,19 @@ use super::prefix_index::HolderNumber;
 /// hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqEntry {
-    /// Entry with one sequence hash. This is the common case, and needs no map.
+    /// Entry with one sequence hash. This is the usual case, and needs no map.
     Single(SequenceHash, HashSet<HolderNumber>),
-    /// Entry with several sequence hashes: blocks of this content follow several prefixes.
+    /// Entry with several sequence hashes, because blocks of this content follow several prefixes.
     Multi(HashMap<SequenceHash, HashSet<HolderNumber>>),
 }
 
 impl SeqEntry {
-    /// Creates an entry without holders.
+    /// Makes an entry without holders.
     pub(super) fn vacant(name: SequenceHash) -> Self {
         Self::Single(name, HashSet::new())
     }
 
-    /// Returns the holders that have the block under `name`.
+    /// Returns the holders that have the block with the sequence hash `name`.
     pub(super) fn holders(&self, name: SequenceHash) -> Option<&HashSet<HolderNumber>> {
         match self {
             Self::Single(only, holders) => (*only == name).then_some(holders),
@@ -30,7 +30,7 @@ impl SeqEntry {
         }
     }
 
-    /// Adds `holder` under `name`.
+    /// Adds `holder` to the holders of the block with the sequence hash `name`.
     pub(super) fn insert(&mut self, name: SequenceHash, holder: HolderNumber) {
         match self {
             Self::Single(only, holders) if *only == name => {
@@ -47,7 +47,8 @@ impl SeqEntry {
         }
     }
 
-    /// Removes `holder` from the holders under `name`. Returns whether the entry has no holder left.
+    /// Removes `holder` from the holders of the block with the sequence hash `name`. Returns whether the whole entry
+    /// has no holder left.
     pub(super) fn remove(&mut self, name: SequenceHash, holder: HolderNumber) -> bool {
         match self {
             Self::Single(only, holders) => {

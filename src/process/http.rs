@@ -1,4 +1,4 @@
-//! A client for HTTP/1.1. Answers are bounded in bytes, and redirects are not followed. The caller bounds the time.
+//! Client for HTTP/1.1. It bounds the size of answers, and follows no redirects. The caller bounds the time.
 
 use std::io;
 
@@ -19,13 +19,13 @@ pub enum HttpError {
     /// The connection cannot be made, and nothing was asked.
     #[error("{0}")]
     Connection(#[from] io::Error),
-    /// HTTP failed on the connection.
+    /// The HTTP exchange on the connection failed.
     #[error("{0}")]
     Protocol(#[from] hyper::Error),
-    /// The question is no valid request.
+    /// The request cannot be built, because a part of it is not valid.
     #[error("{0}")]
     Request(#[from] hyper::http::Error),
-    /// The answer does not end, or is too long.
+    /// The body of the answer cannot be read to its end, or is longer than allowed.
     #[error("the answer cannot be read: {0}")]
     Body(String),
 }
@@ -81,7 +81,7 @@ impl HttpConnection {
         request.header(HOST, &self.authority)
     }
 
-    /// Sends a request. Returns the answer, whose body is still to be read.
+    /// Sends a request. Returns the answer's head, with a body that the caller still has to read.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl HttpConnection {
         Ok(self.sender.send_request(request).await?)
     }
 
-    /// Sends a request. Returns the status and the body of the answer, which may have at most `bytes_max` bytes.
+    /// Sends a request. Returns the answer's status and its whole body. A body of more than `bytes_max` bytes is an error.
     ///
     /// # Errors
     ///

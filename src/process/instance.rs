@@ -1,6 +1,6 @@
-//! The name that a process gives itself, so that people can tell it from others.
+//! The name that a process gives itself, by which people tell it from other processes.
 
-/// Name of a bridge's connections, unless it is given another.
+/// Default name of a bridge's connections to NATS.
 pub const BRIDGE: &str = "kvatlas-bridge";
 
 /// Returns `NAME@HOST:PID`, where `NAME` is the name of the process's connections.

@@ -1,12 +1,12 @@
-//! Parts that the processes of kvatlas share: daemon, gateway, bridge, and the commands that ask them.
+//! Code that the processes of kvatlas share: the daemon, the gateway, the bridge, and the commands that send requests to them.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`broker`] | connections to NATS that last, the development broker |
+//! | [`broker`] | connections to NATS that reconnect by themselves, and the development broker |
 //! | [`admin`] | the HTTP listener of operators: metrics, probes, views |
 //! | [`http`] | questions over HTTP, with bounds |
 //! | [`listener`] | a listener with limits on connections, on which all others build |
-//! | [`registry`] | the engines to follow: handed by listeners to the bridge |
+//! | [`registry`] | the registry of engines, by which listeners tell the bridge which engines to follow |
 //! | [`presence`] | the protocol by which tools find a process among the services of NATS |
 //! | `instance` | the name by which people tell a process from others |
 //! | [`setup`] | the needs of a daemon: size of messages, stream, room for snapshots |

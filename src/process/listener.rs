@@ -9,10 +9,10 @@
 //! | a connection whose request's body does not come | the reader of the body [notes](ClientWait) that the connection waits for its client |
 //! | memory for a head | `head_bytes_max` |
 //!
-//! So connections that say nothing cannot keep others out, however many there are: each new connection takes the place
-//! of the oldest of them. At the limit of a source, a connection of that source gives way; at the limit of all, a
-//! connection of the source with the most. A new connection is refused only if all connections of the source that has
-//! to give way are being answered.
+//! So silent connections cannot keep others out, however many there are: at a limit, each new connection takes the place of an
+//! older one that waits for its client. At the limit of a source, a connection of that source is closed. At the limit of all, a
+//! connection of the source with the most connections is closed. A new connection is refused only if all connections of that
+//! source are being answered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -36,24 +36,24 @@ use tokio_util::task::TaskTracker;
 
 use kvatlas_telemetry::{ConnectionCounts, log_gated};
 
-/// Pause after a connection that could not be accepted. Usually no file descriptor is left then, and accepting again at once
-/// would waste the processor.
+/// Pause after a failure to accept a connection. Usually no file descriptor is left then, and trying again immediately would
+/// waste processor time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bounds on the connections, time and memory that clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections at once.
+    /// Maximum number of open connections.
     pub connections_max: usize,
-    /// Connections of one source at once. A source is an IPv4 address, or the first 64 bits of an IPv6 address.
+    /// Maximum number of open connections of one source. A source is an IPv4 address, or the first 64 bits of an IPv6 address.
     pub per_source_max: usize,
-    /// Time to send the head of a request, and time that a connection may be idle between two requests.
+    /// Maximum time to send the head of a request. Also the maximum time that a connection may be idle between two requests.
     pub head_timeout: Duration,
     /// Age at which a connection takes no further request; `None` for no limit.
     pub age_max: Option<Duration>,
     /// Time that a request in progress still has after `age_max` is reached, or after the stop.
     pub drain_timeout: Duration,
-    /// Bytes buffered for the head of a request; a longer head is refused with status 431.
+    /// Maximum size of the head of a request, in bytes. A longer head is refused with status 431.
     pub head_bytes_max: usize,
 }
 
@@ -61,7 +61,7 @@ pub struct ConnectionLimits {
 pub struct Acceptor<C> {
     /// Name of the listener, for the log.
     pub name: &'static str,
-    /// Bounds on connections.
+    /// Bounds on the connections, time and memory that clients can hold.
     pub limits: ConnectionLimits,
     /// Token that stops the listener.
     pub stopping: CancellationToken,
@@ -91,8 +91,8 @@ impl<C: ConnectionCounts> Acceptor<C> {
         self.accept(listener, serve).await;
     }
 
-    /// Hands each connection to `serve` until the stop, then waits until all connections have ended. `serve` must bound
-    /// how long a connection goes on.
+    /// Hands each new connection to `serve` until the stop. Then waits until all connections have ended. `serve` must bound how
+    /// long a connection lasts.
     pub async fn accept<F>(self, listener: TcpListener, serve: impl Fn(TcpStream, SocketAddr, Place) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -127,8 +127,8 @@ impl<C: ConnectionCounts> Acceptor<C> {
         connections.wait().await;
     }
 
-    /// Gives a new connection of `source` a place. At a limit, an older connection is closed for it; `None` if no older
-    /// connection can give way.
+    /// Reserves a place for a new connection of `source`. At a limit, an older connection is closed to make room. `None` if no
+    /// older connection may be closed.
     fn place(&self, open: &Arc<Mutex<OpenConnections>>, source: IpAddr) -> Option<Place> {
         let limits = self.limits;
         let mut all = open.lock();
@@ -151,8 +151,8 @@ impl<C: ConnectionCounts> Acceptor<C> {
     }
 }
 
-/// Returns the source that an address counts for: the IPv4 address, or the first 64 bits of an IPv6 address. One client
-/// has all addresses of an IPv6 network.
+/// Returns the source to which an address belongs: the IPv4 address, or the first 64 bits of an IPv6 address. One client usually
+/// has all addresses with the same first 64 bits.
 pub fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -163,7 +163,7 @@ pub fn source_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The connections that are open, by age: a lower number is older.
+/// The open connections by their number. A lower number means an older connection.
 #[derive(Default)]
 struct OpenConnections {
     connections: BTreeMap<u64, OpenConnection>,
@@ -187,12 +187,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// Notes whether the connection waits for its client from now on. A new connection does.
+    /// Notes whether the connection waits for its client from now on. A new connection waits for its client.
     pub fn note_waits(&self, waits: bool) {
         self.waits.store(waits, Ordering::Release);
     }
 
-    /// Waits until the connection has to give way to another.
+    /// Waits until the connection has to be closed to make room for a new connection.
     pub async fn displaced(&self) {
         self.displaced.cancelled().await;
     }
@@ -217,8 +217,8 @@ impl OpenConnections {
         }
     }
 
-    /// Closes the oldest connection that waits for its client, among the connections of `source`. Without `source`, takes the
-    /// source with the most connections. Returns whether there is such a connection.
+    /// Closes the oldest connection of `source` that waits for its client. If `source` is `None`, chooses the source with the
+    /// most connections. Returns whether a connection was closed.
     fn displace(&mut self, source: Option<IpAddr>) -> bool {
         let busiest = || {
             let most = self.by_source.iter().max_by_key(|(_, count)| **count);
@@ -351,7 +351,8 @@ impl Drop for Waiting {
     }
 }
 
-/// A service that notes when its connection waits for the client: at all times except while a request is being answered.
+/// A service that notes when its connection waits for the client. The connection does so at all times except while a request is
+/// being answered.
 struct WatchedService<S> {
     service: S,
     waits: Arc<AtomicBool>,

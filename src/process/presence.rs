@@ -2,8 +2,8 @@
 //! the number of requests that each has answered. Bridges are listed, too, and take no requests.
 //!
 //! NATS's ADR-32 defines the protocol. The client library has an implementation, but that implementation owns the subscriptions
-//! of the endpoints. Here those subscriptions belong to a queue group, which a daemon leaves without losing a request. So this
-//! module answers only the protocol's own questions.
+//! of the endpoints. In kvatlas, those subscriptions belong to a queue group, which a daemon leaves without losing a request. So
+//! this module implements only the answers to `$SRV` requests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -42,7 +42,7 @@ struct EndpointCounts {
 /// Kinds of requests, one for each endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Asked {
-    /// A query.
+    /// A query, which asks for the holders of a prompt's leading blocks.
     Query,
     /// A status request, which asks for the state of holders.
     Status,
@@ -57,7 +57,7 @@ pub struct ServiceCounts {
 }
 
 impl Default for ServiceCounts {
-    /// Makes counts that are zero and begin now.
+    /// Makes counts of zero, whose period begins now.
     fn default() -> Self {
         Self {
             queries: EndpointCounts::default(),
@@ -68,7 +68,7 @@ impl Default for ServiceCounts {
 }
 
 impl ServiceCounts {
-    /// Counts a request that took `elapsed`, and its error if it had one.
+    /// Counts a request that took the time `elapsed`. If the request failed, also counts and keeps its error.
     pub fn count(&self, asked: Asked, elapsed: Duration, error: Option<&WireError>) {
         let counts = match asked {
             Asked::Query => &self.queries,
@@ -135,7 +135,7 @@ struct EndpointStats<'a> {
     num_requests: u64,
     num_errors: u64,
     last_error: String,
-    /// Processing time of all requests, in nanoseconds. The average below is in nanoseconds, too.
+    /// Total processing time of all requests, in nanoseconds. The next field, the average, is in nanoseconds, too.
     processing_time: u64,
     average_processing_time: u64,
 }
@@ -143,7 +143,7 @@ struct EndpointStats<'a> {
 /// The requests that a process takes.
 #[derive(Debug)]
 pub struct Served {
-    /// Subject of queries.
+    /// Subject on which the process receives queries.
     pub queries: String,
     /// Subject of questions about the state of holders.
     pub statuses: String,
@@ -172,7 +172,7 @@ pub struct About<'a> {
     pub role: &'a str,
     /// First part of the process's subjects.
     pub prefix: &'a str,
-    /// Shard whose workers the process has; `None` if it has all workers.
+    /// Shard whose workers the process follows; `None` if it follows all workers.
     pub shard: Option<String>,
     /// Address of the process's admin listener, if there is one.
     pub admin: Option<SocketAddr>,
@@ -205,8 +205,8 @@ impl InstanceIdentity {
     }
 }
 
-/// Answers the protocol's questions on `client` for a bridge, until `stop` is cancelled. A bridge takes no requests. If
-/// it may not subscribe, tools do not find it.
+/// Answers the protocol's questions on `client` for a bridge, until `stop` is cancelled. A bridge takes no requests. If NATS
+/// refuses the bridge's subscriptions, tools do not find the bridge.
 pub async fn present_bridge(
     client: Client,
     prefix: &str,
@@ -240,8 +240,8 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Makes the answerer for a process that takes the `served` requests, if any. It answers on `client`. No reply goes
-    /// to a subject of the `contract`.
+    /// Makes a value that answers the protocol's questions on `client` for one process. `served` tells which requests the process
+    /// takes, if any. No reply is sent to a subject of the `contract`.
     pub fn new(client: Client, about: About<'_>, served: Option<Served>, contract: Subjects) -> Self {
         let started_us = served.as_ref().map(|served| served.counts.started_us);
         Self {

@@ -1,5 +1,5 @@
-//! Needs of a daemon: what its configuration requires of NATS and of the disk, and the room for its snapshots. A daemon shows its
-//! needs on its admin listener, so that `kvatlas doctor` need not guess.
+//! Needs of a daemon: the requirements of its configuration on NATS and on the disk. A daemon shows its needs on its admin
+//! listener, so that `kvatlas doctor` need not guess them.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_config::Config;
 
-/// Free room below which the next snapshot may not fit.
+/// Least number of free bytes that a snapshot directory should have, even if its snapshots are small.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
-/// The needs of a daemon, by its configuration.
+/// Requirements of a daemon's configuration on NATS and on the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Size of the largest query that the daemon takes, in bytes.
@@ -24,21 +24,22 @@ pub struct Setup {
     pub snapshots: Option<SnapshotRoom>,
 }
 
-/// The room on the disk for snapshots.
+/// Free and wanted space on the disk for snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRoom {
     /// Path of the snapshot directory.
     pub directory: String,
     /// Free bytes on the directory's disk. `None` if they cannot be found out; `error` then says why.
     pub free_bytes: Option<u64>,
-    /// Bytes that should be free. While a snapshot is written, the one before it is still there.
+    /// Number of bytes that should be free. It has room for two snapshots, because the previous snapshot is still there while the
+    /// next is written.
     pub wanted_bytes: u64,
-    /// Why the free bytes are not known.
+    /// Reason why the number of free bytes is not known; `None` if the number is known.
     pub error: Option<String>,
 }
 
 impl Setup {
-    /// Returns the needs by `config`. Looks up the free room of the snapshot directory.
+    /// Returns the needs of a daemon with the configuration `config`. Looks up the free space for snapshots.
     pub fn of(config: &Config) -> Self {
         let keeps_events = config.events.transport.keeps_events();
         Self {
@@ -51,7 +52,7 @@ impl Setup {
 }
 
 impl SnapshotRoom {
-    /// Looks up the room for snapshots in `directory`.
+    /// Looks up the free and the wanted space for snapshots in `directory`.
     pub fn at(directory: &Path) -> Self {
         let found = rustix::fs::statvfs(directory);
         Self {

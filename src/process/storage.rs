@@ -1,4 +1,4 @@
-//! The file system behind a directory. Tests replace it with one that fails.
+//! The file system that holds a directory. Tests replace it with a file system that fails.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
@@ -47,7 +47,7 @@ pub trait StorageFile: Write + Send {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A file system, as far as a directory of files needs it.
+/// File-system operations that keeping files in a directory needs.
 pub trait Storage: Debug + Send + Sync {
     /// Opens a file to read it.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
@@ -57,13 +57,13 @@ pub trait Storage: Debug + Send + Sync {
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
     /// Makes a file as [`Self::create`] does. Only the file's owner may read it, if the file system has owners.
     fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
-    /// Renames a file. A file that has the new name already is replaced.
+    /// Renames a file. Replaces a file that already has the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Returns the paths in a directory.
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Makes a directory and its parents, if they are not there.
+    /// Makes a directory, and those of its parents that do not exist yet.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
     /// Flushes the names in a directory to the disk.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;

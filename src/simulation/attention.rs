@@ -8,7 +8,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 
-/// Kind of a model's attention, as far as it changes the model's cache.
+/// Kind of attention of a simulated model. The kind decides which blocks the model's cache must keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attention {
     /// All layers attend to all earlier blocks.
@@ -20,23 +20,23 @@ pub enum Attention {
     States,
 }
 
-/// Places where an engine keeps blocks of windows and states, beside two where it always does: the end of a prompt, and the point
-/// where two prompts were found to differ.
+/// Places in a prompt where an engine keeps blocks of windows and states. At two further places the engine always keeps them: at
+/// the end of the prompt, and where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
-    /// No further places: vLLM's default, `prefix_cache_retention_interval` 0.
+    /// Only the two places where blocks are always kept. This is vLLM's default, `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
     /// One place in each interval of this many blocks.
     Every(NonZeroUsize),
-    /// Every place.
+    /// Every block of the prompt.
     All,
 }
 
-/// The rules by which a simulated engine's cache keeps blocks.
+/// Rules that decide which blocks a simulated engine's cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheModel {
-    /// The model's attention.
+    /// Kind of attention of the model.
     pub attention: Attention,
     /// Places where blocks of windows and states are kept.
     pub retention: Retention,
@@ -77,7 +77,7 @@ impl CacheModel {
     }
 
     /// Returns how many leading blocks a prompt of `blocks` blocks can reuse. The cache has `matched` of them for full attention.
-    /// `is_kept` tells of a position whether the cache has the window's or state's block there.
+    /// `is_kept` returns whether the cache has the window's or state's block at a position.
     ///
     /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed,
     /// because it has the prompt's last token. So at most the blocks before it are reused.

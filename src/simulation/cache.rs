@@ -8,12 +8,12 @@
 //!
 //! # Windows and states
 //!
-//! The cache of a model with [windows or states](super::attention) keeps blocks of the windows or states beside some blocks of
-//! full attention. They are called *side blocks*. As in vLLM, both kinds share one pool. A request keeps side blocks before the
-//! end of its prompt. If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at
-//! the end of that matched part: another prompt parts there. A request gives side blocks back while it decodes. So they are
-//! evicted before the blocks of full attention that the request used. A block that is computed again replaces its old copy. vLLM
-//! would keep the old copy until it has aged.
+//! The cache of a model with [windows or states](super::attention) also keeps *side blocks*. A side block is a block of the
+//! windows or states, kept beside a block of full attention. As in vLLM, both kinds of blocks share one pool. A request keeps
+//! side blocks before the end of its prompt. If full attention has more of the prompt than the request can reuse, the request
+//! also keeps side blocks at the end of that matched part, because another prompt branches off there. A request releases its side
+//! blocks while it decodes. So the side blocks are evicted before the blocks of full attention that the request used. A block
+//! that is computed again replaces its old copy. vLLM would keep the old copy until it has aged.
 //!
 //! 1. A block that has a side block is resident, and was last used no earlier than the side block. So the side block is evicted
 //!    first.
@@ -35,24 +35,24 @@ struct ResidentBlock {
     children: usize,
     /// Number of the admission that used the block last.
     used: u64,
-    /// Number of the admission that used its side block last. `None` if it has no side block.
+    /// Number of the admission that used the block's side block last. `None` if the block has no side block.
     side_used: Option<u64>,
 }
 
-/// The effects of an admission.
+/// Effects of admitting one request to the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Admission {
     /// Number of leading blocks of the request that were resident before.
     pub matched_blocks: usize,
-    /// Number of leading blocks that the request reused. With full attention these are all resident ones.
+    /// Number of leading blocks that the request reused. With full attention alone, this equals `matched_blocks`.
     pub hit_blocks: usize,
     /// Number of leading blocks of the request that are resident now: all blocks, or as many as the cache has room for.
     pub resident_blocks: usize,
     /// Blocks that were evicted, each after its children.
     pub evicted: Vec<SequenceHash>,
-    /// Blocks whose side blocks were evicted; some of these blocks are in `evicted` too.
+    /// Blocks that lost their side block. A block that was evicted itself is in `evicted`, too.
     pub sides_evicted: Vec<SequenceHash>,
-    /// Blocks of the request that got a side block.
+    /// Blocks of the request beside which this admission stored a side block (a block of the windows or states).
     pub sides_stored: Vec<SequenceHash>,
 }
 
@@ -70,8 +70,8 @@ pub struct PrefixCache {
     model: CacheModel,
     blocks: HashMap<SequenceHash, ResidentBlock>,
     side_blocks: usize,
-    /// The blocks without children and the side blocks, by age. No two have the same age: one admission uses one path, which has
-    /// one leaf and at most one side block at each position.
+    /// Entries that can be evicted, by age: the blocks without children, and the side blocks. No two entries have the same age:
+    /// one admission uses one path, which has one leaf and at most one side block at each position.
     oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
 }
@@ -127,8 +127,9 @@ impl PrefixCache {
     /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain longer than the
     /// capacity is cut to the capacity.
     ///
-    /// No block of the request itself is evicted. Suppose the oldest entry were a leaf of the request. Then there would be no
-    /// side block, and no other leaf. So every resident block would be part of the request, and the request fits.
+    /// No block of the request itself is evicted. To see this, suppose that the oldest entry were a leaf of the request. Then
+    /// there would be no side block and no other leaf. So every resident block would belong to the request, and the request would
+    /// fit without an eviction.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
         let mut admission = Admission {
@@ -158,7 +159,8 @@ impl PrefixCache {
         admission
     }
 
-    /// Stores side blocks beside the computed blocks. Stops before it would have to evict anything that the request used.
+    /// Stores side blocks beside the blocks that the request computed. Stops when only blocks that the request used could make
+    /// room.
     fn keep_sides(&mut self, chain: &[SequenceHash], admission: &mut Admission) {
         let end = chain.len().saturating_sub(1);
         let parting = admission.matched_blocks.min(end);
@@ -378,8 +380,8 @@ mod tests {
         sides: BTreeMap<Vec<u64>, u64>,
     }
 
-    /// Order of eviction among entries that one request used last: the side blocks from the front, then the leaf. Earlier
-    /// requests' entries come before them.
+    /// Order of eviction among the entries that one request used last: the side blocks from the front, then the leaf. Entries of
+    /// earlier requests are evicted first.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
     enum Rank {
         Side(usize, Vec<u64>),
@@ -486,8 +488,9 @@ mod tests {
             admission
         }
 
-        /// Evicts the oldest entry if there is no room; returns false if nothing can be evicted. The request's own blocks stay.
-        /// Its own side blocks may be evicted for its `blocks` only.
+        /// Evicts the oldest entry if there is no room. Returns `false` if nothing can be evicted. Blocks of the request `ids`
+        /// are never evicted. Side blocks that this request used are evicted only if `blocks` is true, that is, to make room for
+        /// its blocks.
         fn make_room(&mut self, ids: &[u64], blocks: bool, admission: &mut Admission) -> bool {
             if self.used.len() + self.sides.len() < self.capacity {
                 return true;

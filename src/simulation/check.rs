@@ -1,4 +1,4 @@
-//! Comparison of a reply with the truth that the simulator knows.
+//! Comparison of a daemon's reply with the truth, that is, with the blocks that the simulated workers really hold.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,37 +7,37 @@ use kvatlas_core::wire::{HolderMatch, QueryReply, WorkerName};
 
 use super::fleet::{ExpectedHolder, RANK};
 
-/// How a reply differs from the truth.
+/// Difference between a daemon's reply and the truth that the simulator knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    /// The daemon refused a valid query. The text is the daemon's.
+    /// The daemon refused a valid query. Holds the daemon's error text.
     Refused(String),
     /// The reply answers a query of another length.
     QueryBlocks {
         /// Number of blocks in the query.
         expected: usize,
-        /// Number of blocks that the reply tells.
+        /// Number of blocks in the query, according to the reply.
         answered: u32,
     },
     /// A holder is missing, extra, or matched to another depth. A depth of 0 means that the holder is not listed.
     MatchedBlocks {
-        /// The worker.
+        /// Worker that the reply describes wrongly.
         worker: WorkerName,
-        /// Number of leading blocks that the worker holds.
+        /// Number of leading blocks that the worker really holds.
         expected: usize,
-        /// Number of leading blocks that the reply tells.
+        /// Number of leading blocks that the worker holds according to the reply.
         answered: u32,
     },
     /// The reply has a holder that is not one of the simulator's.
     Stranger(String),
-    /// The daemon is not certain of a holder's state.
+    /// The reply does not mark a holder as exact.
     NotExact {
-        /// The worker.
+        /// Worker that the reply describes wrongly.
         worker: WorkerName,
-        /// Why, in the words of the contract.
+        /// Reasons for the daemon's doubt, in the words of the wire contract.
         reasons: Vec<&'static str>,
     },
-    /// The holders are right, but their number or their order is not.
+    /// Every listed holder is right, but the order of the list or the total number of holders is wrong.
     Order,
 }
 

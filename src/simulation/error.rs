@@ -9,7 +9,7 @@ use kvatlas_core::wire::{NameError, NamespaceName, SubjectError};
 use kvatlas_daemon::StartError;
 use kvatlas_process::broker::{ConnectError, RoundTripError};
 
-/// Why a simulation can't go on. A wrong reply is not an error: it is counted and reported.
+/// Error that ends a simulation. A wrong reply is not an error: it is counted and reported.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
     /// The configuration has errors.
@@ -27,16 +27,16 @@ pub enum SimulationError {
     /// The NATS server stopped answering.
     #[error(transparent)]
     Broker(#[from] RoundTripError),
-    /// A request failed.
+    /// A request to the daemon failed.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// Events could not be published.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
-    /// The namespace has workers already that are not of this simulation.
+    /// The namespace already has workers that do not belong to this simulation.
     #[error("namespace {namespace} has {holders} holders already; choose a free one with --namespace")]
     NamespaceInUse {
-        /// The namespace.
+        /// Name of the namespace.
         namespace: NamespaceName,
         /// Number of holders that the namespace has.
         holders: usize,
@@ -49,7 +49,7 @@ pub enum SimulationError {
     Stalled {
         /// Time without any progress of the daemon.
         patience: Duration,
-        /// Number of workers of which events have not been applied.
+        /// Number of workers whose events have not all been applied.
         workers: usize,
     },
     /// The prefix of the subjects is not valid.
@@ -61,7 +61,7 @@ pub enum SimulationError {
     /// The histogram of latencies can't be made.
     #[error(transparent)]
     Histogram(#[from] hdrhistogram::CreationError),
-    /// The index does not take the fleet.
+    /// The index refused to register a worker of the fleet.
     #[error(transparent)]
     Register(#[from] kvatlas_core::index::RegisterError),
     /// A prompt has more blocks than an index can search for.

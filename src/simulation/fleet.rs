@@ -21,7 +21,7 @@ pub(super) const RANK: Rank = 0;
 pub struct FleetSize {
     /// Number of workers.
     pub workers: NonZeroUsize,
-    /// Most blocks that each worker may hold.
+    /// Maximum number of blocks that each worker may hold.
     pub blocks_per_worker: NonZeroUsize,
 }
 
@@ -48,10 +48,11 @@ struct SimulatedWorker {
     cache: PrefixCache,
 }
 
-/// A worker, and the number of leading blocks of a chain that it holds, by the simulator's own account.
+/// A worker, and the number of leading blocks of a chain that it really holds. The number comes from the simulated cache, not
+/// from the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedHolder {
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// Number of leading blocks that the worker holds.
     pub matched_blocks: usize,
@@ -69,7 +70,7 @@ pub struct ServedRequest {
 }
 
 impl ServedRequest {
-    /// Returns how many blocks the events name.
+    /// Returns the number of blocks that the events name.
     pub fn event_blocks(&self) -> usize {
         let stored = self.admission.resident_blocks - self.admission.matched_blocks;
         stored + self.admission.evicted.len()
@@ -88,7 +89,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// As [`FleetSize::worker_names`].
+    /// The errors of [`FleetSize::worker_names`].
     pub fn new(size: FleetSize, seed: u64) -> Result<Self, NameError> {
         let worker = |name| SimulatedWorker {
             name,
@@ -105,7 +106,8 @@ impl Fleet {
         self.workers.iter().map(|worker| &worker.name)
     }
 
-    /// Returns the matched blocks of each worker according to a reply, by index. Workers of other fleets are ignored.
+    /// Returns the number of leading blocks that each worker holds according to a reply, by the worker's index. Holders that are
+    /// not of this fleet are ignored.
     pub fn matches_in(&self, reply: &QueryReply) -> Vec<u64> {
         let mut matches = vec![0; self.workers.len()];
         for holder in &reply.holders {
@@ -119,13 +121,14 @@ impl Fleet {
         matches
     }
 
-    /// Serves a request with the worker that the router chooses by `matched_blocks`, which has one number for each worker.
+    /// Lets the router choose a worker, and serves the request with it. `matched_blocks` has the number of leading blocks of each
+    /// worker.
     pub fn serve(&mut self, request: &Request, matched_blocks: &[u64]) -> ServedRequest {
         let worker = self.router.choose(request.arrival_ms, matched_blocks);
         self.serve_with(worker, request)
     }
 
-    /// Serves a request with the worker at an index.
+    /// Serves a request with the worker whose index is `worker`.
     pub fn serve_with(&mut self, worker: usize, request: &Request) -> ServedRequest {
         let admission = match self.workers.get_mut(worker) {
             Some(worker) => worker.cache.admit(&request.chain),
@@ -140,8 +143,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the holders that a reply about a chain must list: the workers with leading blocks of it, the most first, then by
-    /// name.
+    /// Returns the holders that a reply about a chain must list, that is, the workers that hold leading blocks of the chain.
+    /// Workers with more blocks come first; workers with equally many are sorted by name.
     pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
         let holder = |worker: &SimulatedWorker| ExpectedHolder {
             worker: worker.name.clone(),
@@ -200,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The blocks that each worker holds according to the events alone.
+    /// Blocks that one worker holds according to its events, each with its parent.
     #[derive(Default)]
     struct Listener(HashMap<SequenceHash, Option<SequenceHash>>);
 

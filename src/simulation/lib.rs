@@ -2,9 +2,9 @@
 //!
 //! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each request, a router asks the daemon which
 //! workers hold leading blocks of the prompt, and picks a worker. The worker admits the prompt to its bounded
-//! [cache](PrefixCache), and publishes which blocks that stored and removed. So the daemon hears of the fleet only what any
-//! daemon would. The simulation itself knows what every worker holds, without using the index. So every reply can be
-//! [compared](difference) with the truth.
+//! [cache](PrefixCache), and publishes events about the blocks that were stored and removed. So the daemon learns no more about
+//! the fleet than a daemon in production. The simulation itself knows what every worker holds, without using the index. So every
+//! reply can be [compared](difference) with the truth.
 //!
 //! | module | subject |
 //! |---|---|

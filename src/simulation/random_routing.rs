@@ -1,4 +1,4 @@
-//! Routing without knowledge of the caches, as the baseline for routing with it.
+//! Routing without knowledge of the caches: the baseline to which other routing is compared.
 
 use kvatlas_core::wire::NameError;
 
@@ -11,7 +11,7 @@ use fastrand::Rng;
 ///
 /// # Errors
 ///
-/// As [`Fleet::new`].
+/// The errors of [`Fleet::new`].
 pub(super) fn random_routing_hit_rate(
     requests: &[Request],
     size: FleetSize,

@@ -27,32 +27,33 @@ use super::request::Request;
 use super::session::{POLLS, PROGRESS_PATIENCE, Session, known};
 use fastrand::Rng;
 
-/// Most queries in one request for checks.
+/// Maximum number of queries in one request that checks replies.
 const BATCH_QUERIES_MAX: usize = 128;
-/// Bytes that the checks aim at for a request and for its reply. Every NATS server lets twice as much through.
+/// Target size, in bytes, of a request that checks replies, and of the reply to it. Every NATS server accepts messages of twice
+/// this size.
 const BATCH_BYTES: usize = 512 << 10;
 /// Approximate bytes of one holder in a reply.
 const HOLDER_BYTES: usize = 96;
-/// Number of earlier requests that are checked at a checkpoint.
+/// Maximum number of earlier requests that are drawn and checked at a checkpoint.
 const CHECKPOINT_SAMPLE: usize = 64;
 
 /// Requests that are checked at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalCheck {
-    /// All requests.
+    /// All requests are checked.
     All,
-    /// The last requests, at most this many.
+    /// Only the last requests are checked, at most this many.
     Last(usize),
 }
 
 /// Settings of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayOptions {
-    /// The fleet.
+    /// Size of the fleet.
     pub size: FleetSize,
     /// Seed of the random choice between equally good workers, and of the requests that checkpoints check.
     pub seed: u64,
-    /// Most queries that may be under way at once.
+    /// Maximum number of queries that are under way at the same time.
     pub in_flight: NonZeroUsize,
     /// Number of requests between two checkpoints.
     pub checkpoint_requests: NonZeroUsize,
@@ -70,7 +71,7 @@ pub struct Replay<'session> {
     tally: Tally,
 }
 
-/// The answer to one query of the run.
+/// Reply to one query of the run, with the time that it took.
 struct TimedReply {
     /// The reply. `None` while the daemon does not know the namespace.
     reply: Option<QueryReply>,
@@ -101,7 +102,7 @@ impl<'session> Replay<'session> {
         })
     }
 
-    /// Serves all requests, with checkpoints, then checks the requests that `check` names.
+    /// Serves all requests, with checkpoints. Then checks the requests that `check` selects.
     ///
     /// `observe` is called after every request.
     ///
@@ -129,7 +130,7 @@ impl<'session> Replay<'session> {
     ///
     /// # Errors
     ///
-    /// As [`Replay::run`].
+    /// The errors of [`Replay::run`].
     pub async fn advance(
         &mut self,
         requests: &[Request],
@@ -204,7 +205,7 @@ impl<'session> Replay<'session> {
     ///
     /// # Errors
     ///
-    /// As [`Replay::run`].
+    /// The errors of [`Replay::run`].
     pub async fn check_sample(&mut self, requests: &[Request]) -> Result<(), SimulationError> {
         let sampling = &mut self.sampling;
         let drawn: Vec<_> = (0..CHECKPOINT_SAMPLE.min(requests.len()))
@@ -214,11 +215,11 @@ impl<'session> Replay<'session> {
         self.check(&drawn).await
     }
 
-    /// Checks the requests that `check` names, each distinct prompt once. Call it only after [`Replay::advance`] has returned.
+    /// Checks the requests that `check` selects, each distinct prompt once. Call it only after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///
-    /// As [`Replay::run`].
+    /// The errors of [`Replay::run`].
     pub async fn check_final(
         &mut self,
         requests: &[Request],
@@ -239,7 +240,7 @@ impl<'session> Replay<'session> {
         self.check(&distinct).await
     }
 
-    /// Compares the daemon's replies about these chains with the truth, many to a request.
+    /// Asks the daemon about these chains, many in one request, and compares its replies with the truth.
     async fn check(&mut self, chains: &[&[SequenceHash]]) -> Result<(), SimulationError> {
         let mut left = chains;
         while !left.is_empty() {
@@ -258,8 +259,8 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Returns the replies about these chains, or `None` if nothing was ever published. All events have been applied by now. If
-    /// the daemon still says that it may be behind, only the machine is busy, and the daemon is asked again.
+    /// Returns the daemon's replies about these chains, or `None` if nothing was ever published. Call it when all events have
+    /// been applied. If a reply still says that the daemon may be behind, only the machine is busy. So the daemon is asked again.
     async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
         let asked_first = Instant::now();
         let mut asked = 0_u32;
@@ -291,7 +292,7 @@ impl<'session> Replay<'session> {
         }
     }
 
-    /// Returns the workers that hold leading blocks of a chain, by the simulator's own account.
+    /// Returns the workers that really hold leading blocks of a chain, from the simulated caches.
     pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
         self.fleet.expected_holders(chain)
     }
@@ -308,8 +309,8 @@ impl<'session> Replay<'session> {
     }
 }
 
-/// Returns how many of the chains fit into one request, so that request and reply stay within bounds. Returns at least 1 if there
-/// is a chain.
+/// Returns how many of the chains one request may ask about, so that the request and its reply stay within bounds. Returns at
+/// least 1 if there is a chain.
 fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     let reply_bytes = workers.saturating_mul(HOLDER_BYTES).max(1);
     let queries_max = (BATCH_BYTES / reply_bytes).clamp(1, BATCH_QUERIES_MAX);

@@ -8,23 +8,23 @@ use serde::Serialize;
 
 use super::fleet::FleetSize;
 
-/// Most differences that are kept in words.
+/// Maximum number of wrong replies whose difference is kept as text.
 const DIFFERENCES_KEPT: usize = 5;
 /// Significant digits of the latencies.
 const LATENCY_DIGITS: u8 = 3;
-/// Longest latency that is recorded as it is, in microseconds. Longer ones count as this.
+/// Longest latency that is recorded exactly, in microseconds. A longer latency is recorded as this value.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
 /// Percentiles of the time from sending a query to having its reply, in microseconds, both ways over NATS included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct QueryLatency {
-    /// Half of the queries took no longer.
+    /// Median latency: half of the queries took no longer.
     pub p50: u64,
-    /// 99 of 100 queries took no longer.
+    /// 99th percentile of the latency: 99 of 100 queries took no longer.
     pub p99: u64,
-    /// 999 of 1000 queries took no longer.
+    /// 99.9th percentile of the latency: 999 of 1000 queries took no longer.
     pub p999: u64,
-    /// The longest latency.
+    /// Longest latency of a query.
     pub max: u64,
 }
 
@@ -43,17 +43,18 @@ pub struct Tally {
     pub events: usize,
     /// Blocks stored or removed by the events.
     pub event_blocks: usize,
-    /// Distinct blocks in the daemon's index, as its last status told.
+    /// Number of distinct blocks in the daemon's index, according to the daemon's last status reply.
     pub indexed_blocks: u64,
     /// Replies during the run in which a holder was in doubt for more than a moment.
     pub degraded_replies: usize,
-    /// Further replies in which holders were in doubt for a moment only: their events were just being applied, or waited to be.
+    /// Replies in which a holder was in doubt, but only for a moment: its events were being applied or were waiting. They are not
+    /// part of `degraded_replies`.
     pub momentary_replies: usize,
-    /// Replies that were compared with the truth, after all events had been applied.
+    /// Replies that were compared with the truth at a time when all events had been applied.
     pub checked_replies: usize,
     /// Replies that differed from the truth.
     pub wrong_replies: usize,
-    /// The first few differences, in words.
+    /// Texts of the first few differences between replies and the truth.
     pub differences: Vec<String>,
     /// Time spent on serving requests and on waiting until their events were applied, without the checks.
     pub elapsed: Duration,
@@ -85,7 +86,8 @@ impl Tally {
         })
     }
 
-    /// Counts a reply with doubts: as momentary if all its doubts are of the moment, else as degraded.
+    /// Counts a reply in which a holder is in doubt. The reply counts as momentary if every doubt passes in a moment, else as
+    /// degraded.
     pub fn record_doubts(&mut self, reply: &QueryReply) {
         let mut in_doubt = reply.holders.iter().filter(|holder| !holder.exact).peekable();
         if in_doubt.peek().is_none() {
@@ -130,7 +132,7 @@ impl Tally {
         }
     }
 
-    /// Returns `count` per second of the time spent.
+    /// Returns `count` divided by the elapsed time in seconds.
     pub fn per_second(&self, count: usize) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 {
@@ -140,7 +142,7 @@ impl Tally {
         }
     }
 
-    /// Returns how many queries have been answered in the run.
+    /// Returns the number of queries that have been answered in the run.
     pub fn queries(&self) -> u64 {
         self.latency_us.len()
     }
@@ -169,7 +171,8 @@ pub struct Report {
     pub checked_replies: usize,
     /// Replies during the run in which a holder was in doubt for more than a moment.
     pub degraded_replies: usize,
-    /// Further replies in which holders were in doubt for a moment only: `changing` or `behind`.
+    /// Replies in which holders were in doubt for a moment only (`changing` or `behind`). They are not part of
+    /// `degraded_replies`.
     pub momentary_replies: usize,
     /// Latencies of the queries of the run.
     pub query_us: QueryLatency,
@@ -183,11 +186,12 @@ pub struct Report {
     pub indexed_blocks: u64,
     /// Time spent on serving requests and on waiting until their events were applied, without the checks.
     pub elapsed_seconds: f64,
-    /// Requests per second of `elapsed_seconds`. Each request is one query, its routing, and the publishing of its events.
+    /// Requests served per second of `elapsed_seconds`. Serving a request means one query, the routing, and the publishing of the
+    /// worker's events.
     pub requests_per_second: f64,
     /// Blocks of events per second of `elapsed_seconds`.
     pub blocks_per_second: f64,
-    /// The first few differences, in words.
+    /// Texts of the first few differences between replies and the truth.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub differences: Vec<String>,
 }

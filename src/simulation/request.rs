@@ -13,18 +13,18 @@ pub struct Request {
     pub output_tokens: u64,
 }
 
-/// Returns the chain of a prompt whose blocks are known by an identifier each.
+/// Returns the sequence hashes of a prompt's blocks. `block_ids` has one identifier for each block.
 ///
-/// The blocks' real tokens are not known. An identifier stands for them: its block hash is that of a block of two tokens, which
-/// are the identifier's halves. Equal identifiers get equal hashes, in every run and on every machine. The sequence hashes follow
-/// the hash contract.
+/// The blocks' real tokens are not known. Instead, the two halves of an identifier count as the tokens of a block of two tokens,
+/// from which the block hash is computed. Equal identifiers get equal hashes, in every run and on every machine. The sequence
+/// hashes follow the hash contract.
 pub fn chain_of(block_ids: &[u64]) -> Vec<SequenceHash> {
     let mut chain = Vec::with_capacity(block_ids.len());
     extend_chain(&mut chain, block_ids.iter().copied());
     chain
 }
 
-/// Appends the blocks to a chain.
+/// Appends the sequence hashes of further blocks to a chain. `block_ids` has the identifiers of the blocks.
 pub(super) fn extend_chain(chain: &mut Vec<SequenceHash>, block_ids: impl IntoIterator<Item = u64>) {
     let seed = HashSeed::for_cache(None, None);
     for id in block_ids {

@@ -2,8 +2,8 @@
 //!
 //! The router wants the first token soon, and the others fast. A worker computes the prompts' blocks one after the other. So a
 //! first token waits for the worker's backlog, and for the blocks that the worker does not hold. All running requests get slower
-//! with the number of blocks that they attend to. The cost of a worker is the sum of these three times, as in the router of
-//! Dynamo. The worker with the least cost is chosen.
+//! with the number of blocks that they attend to. The cost of a worker is the sum of three times: the backlog, the missing
+//! blocks, and the slowdown. Dynamo's router computes the cost in the same way. The worker with the least cost is chosen.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -25,9 +25,9 @@ const TOKEN_WORK_US: u64 = 25_000;
 struct WorkerLoad {
     /// Time at which the worker will have computed all its prompts, in microseconds of simulated time.
     computed_at_us: u64,
-    /// The running requests: the end of each, and the number of blocks that it attends to.
+    /// Running requests: for each, the time of its end in microseconds, and the number of blocks that it attends to.
     running: BinaryHeap<Reverse<(u64, u64)>>,
-    /// Blocks of the running requests together.
+    /// Total number of blocks that the running requests attend to.
     running_blocks: u64,
 }
 
@@ -42,8 +42,8 @@ impl WorkerLoad {
         }
     }
 
-    /// Returns the cost of a request with so many matched blocks at this worker, in microseconds. The cost at an idle worker
-    /// without matched blocks counts as 0.
+    /// Returns the cost of a request at this worker, in microseconds. The worker holds the request's first `matched_blocks`
+    /// blocks. The cost is relative: it is 0 at an idle worker that holds no block of the request.
     fn cost_us(&self, now_us: u64, matched_blocks: u64) -> i128 {
         let backlog_us = i128::from(self.computed_at_us.saturating_sub(now_us));
         let running_us = i128::from(self.running_blocks) * i128::from(RUNNING_BLOCK_US);
@@ -73,7 +73,7 @@ impl Router {
     /// Returns the worker with the least cost for a request that arrives at `arrival_ms`. Among equals the random numbers decide.
     /// `matched_blocks` has one number for each worker.
     ///
-    /// Time never goes back: a request with an earlier time than the request before counts as arriving with it.
+    /// Time never goes back: a request with an earlier time than its predecessor counts as arriving at the predecessor's time.
     pub fn choose(&mut self, arrival_ms: u64, matched_blocks: &[u64]) -> usize {
         self.now_us = self.now_us.max(arrival_ms.saturating_mul(1000));
         let now_us = self.now_us;
@@ -89,7 +89,7 @@ impl Router {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Notes that the worker gets the request, of which it holds `hit_blocks` blocks.
+    /// Records that the worker gets the request. The worker already holds `hit_blocks` blocks of the request.
     pub fn assign(&mut self, worker: usize, request: &Request, hit_blocks: usize) {
         let Some(load) = self.loads.get_mut(worker) else {
             return;

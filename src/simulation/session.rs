@@ -17,13 +17,13 @@ use kvatlas_process::broker::{ConnectPatience, connect, round_trip};
 use super::error::SimulationError;
 use super::fleet::{RANK, WorkerCursor};
 
-/// Most messages that wait in one of the simulation's subscriptions, which are inboxes for replies.
+/// Maximum number of messages that wait in a subscription of the simulation. These subscriptions are inboxes for replies.
 pub(super) const SUBSCRIPTION_CAPACITY: usize = 4096;
-/// Most time that the daemon may take to get ready, and the broker to answer.
+/// Maximum time until the daemon is ready, and until the broker answers.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
-/// Longest time for which the daemon may apply nothing of the published events.
+/// Longest time for which the daemon may make no progress with the published events.
 pub(super) const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
-/// Pauses before the daemon is asked again how far it has come.
+/// Pauses between two questions to the daemon about its progress.
 pub(super) const POLLS: Backoff = Backoff {
     pause_min: Duration::from_micros(500),
     pause_max: Duration::from_millis(50),
@@ -34,8 +34,8 @@ const SERVER_BINARY: &str = "nats.server_binary";
 
 /// Returns a configuration for a daemon in this process with an embedded broker, without snapshots.
 ///
-/// `admin` is an address to listen on, or `off`. Of the environment's variables, only the one that names the broker's binary is
-/// read. So a simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
+/// `admin` is an address to listen on, or `off`. The only environment variable that is read is the one that names the broker's
+/// binary. So a simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
 ///
 /// # Errors
 ///
@@ -131,7 +131,7 @@ impl Session {
         Self { transport, ..self }
     }
 
-    /// Returns the address at which the daemon of this process serves metrics, if it does.
+    /// Returns the address of the admin listener of this process's daemon. `None` if there is no such daemon or listener.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.daemon.as_ref().and_then(Daemon::admin_address)
     }
@@ -157,7 +157,7 @@ impl Session {
         &self.namespace
     }
 
-    /// Starts a publisher for one worker, in a new epoch. It makes a batch of every call.
+    /// Starts a publisher for one worker, in a new epoch. The publisher makes a batch of every call.
     ///
     /// # Errors
     ///
@@ -177,12 +177,12 @@ impl Session {
         Ok(HolderPublisher::start(nats, &self.subjects, holder, options).await?)
     }
 
-    /// Asks for the status of the namespace. `None` while the daemon does not know the namespace.
+    /// Asks the daemon for the status of the namespace. Returns `None` while the daemon does not know the namespace.
     async fn status(&self) -> Result<Option<StatusReply>, ClientError> {
         known(self.routers.status(&self.namespace).await)
     }
 
-    /// Waits until the daemon has applied all batches up to these cursors, and returns the namespace's status then.
+    /// Waits until the daemon has applied all batches up to these cursors. Then returns the namespace's status.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl Session {
         self.wait_until(|status| behind(cursors, status)).await
     }
 
-    /// Sends the workers' goodbyes, so that the daemon forgets the workers, and waits until it has. `workers` must be sorted.
+    /// Sends the goodbyes of `workers`, which must be sorted, and waits until the daemon has forgotten these workers.
     ///
     /// The goodbyes are in a new epoch. So they are valid whatever the workers' earlier publishers sent last.
     ///
@@ -258,10 +258,10 @@ impl Session {
     }
 }
 
-/// Extent to which the daemon is behind.
+/// Published work that the daemon has not applied yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DaemonBacklog {
-    /// Number of workers of which the daemon has not applied everything.
+    /// Number of workers whose batches the daemon has not all applied.
     workers: usize,
     /// Sum of these workers' last applied batch numbers. It changes as long as the daemon makes progress.
     applied: u64,
@@ -291,7 +291,7 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> DaemonBackl
     }
 }
 
-/// Turns the refusal about a namespace that may not exist yet into `None`.
+/// Turns a refusal that may only mean that the namespace does not exist yet into `None`. Keeps every other answer.
 pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

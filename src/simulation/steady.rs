@@ -1,7 +1,7 @@
 //! A fleet that serves requests at a steady rate for ever, with a daemon that may come and go.
 //!
-//! Unlike a [replay](super::Replay), nothing is checked, and a failure does not end the fleet. A request without an answer goes
-//! to any worker, as it would in a real fleet.
+//! Unlike a [replay](super::Replay), nothing is checked, and a failure does not end the fleet. A request for which the daemon
+//! gives no answer goes to any worker, as it would in a real fleet.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const GOODBYE_PATIENCE: Duration = Duration::from_millis(1500);
 pub struct SteadyOptions {
     /// The namespace of the workers. No other process may use their names in it.
     pub namespace: NamespaceName,
-    /// The fleet.
+    /// Size of the fleet.
     pub size: FleetSize,
     /// Requests a second.
     pub rate: NonZeroU32,
@@ -171,8 +171,8 @@ impl SteadyFleet {
         Ok(())
     }
 
-    /// Reports the outcome of a request: the blocks that it found, beside the blocks that the answer promised. A router learns
-    /// that from the engine.
+    /// Reports the outcome of a request: the number of blocks that the request found, and the number that the answer had
+    /// promised. A real router learns the first number from the engine.
     async fn tell(&self, promised: Option<&HolderMatch>, hit_blocks: usize) {
         let Some(promised) = promised else { return };
         let found = hit_blocks.saturating_mul(BlockSize::default().as_usize());

@@ -1,7 +1,7 @@
 //! A synthetic load: many conversations of several turns on top of a few shared system prompts.
 //!
-//! The prompt of every turn begins with the whole conversation before. The worker that served the turn before holds nearly the
-//! whole prompt, and any worker holds its system prompt. So a router must tell the workers apart.
+//! The prompt of every turn begins with the whole conversation before. The worker that served the previous turn holds nearly the
+//! whole prompt, and any worker holds the system prompt. So a router must tell the workers apart.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,34 +11,34 @@ use kvatlas_core::hash::SequenceHash;
 use super::request::{Request, extend_chain};
 use fastrand::Rng;
 
-/// Number of conversations that go on at the same time.
+/// Number of conversations that exist at the same time.
 const CONVERSATIONS: u64 = 160;
 /// Number of system prompts.
 const SYSTEM_PROMPTS: u64 = 6;
-/// Fewest and most blocks of a system prompt.
+/// Smallest and largest number of blocks of a system prompt.
 const SYSTEM_PROMPT_BLOCKS: (u64, u64) = (8, 40);
-/// Fewest and most turns of a conversation.
+/// Smallest and largest number of turns of a conversation.
 const TURNS: (u64, u64) = (1, 12);
-/// Fewest and most blocks that a person adds in a turn.
+/// Smallest and largest number of blocks that a person adds in a turn.
 const QUESTION_BLOCKS: (u64, u64) = (1, 6);
-/// Fewest and most blocks that the model adds in a turn.
+/// Smallest and largest number of blocks that the model adds in a turn.
 const ANSWER_BLOCKS: (u64, u64) = (1, 8);
-/// Fewest and most tokens of an answer.
+/// Smallest and largest number of tokens of an answer.
 const ANSWER_TOKENS: (u64, u64) = (50, 800);
-/// Fewest and most milliseconds between an answer and the next question.
+/// Shortest and longest time between an answer and the next question, in milliseconds.
 const PAUSE_MS: (u64, u64) = (2_000, 60_000);
 
 /// The state of one conversation.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Conversation {
     next_turn_ms: u64,
-    /// Number of the conversation, which makes the order of simultaneous turns definite.
+    /// Number of the conversation. It decides the order of turns that are due at the same time.
     number: u64,
     turns_left: u64,
     chain: Vec<SequenceHash>,
 }
 
-/// An endless load, which is the same for the same seed. Requests come in the order of their arrival.
+/// Endless iterator over requests, in the order of their arrival. Equal seeds give equal requests.
 #[derive(Debug)]
 pub struct SyntheticLoad {
     random: Rng,
@@ -70,8 +70,8 @@ impl SyntheticLoad {
         load
     }
 
-    /// Begins a conversation with a system prompt. The prompt is the lower of two random draws, so that some prompts are more
-    /// popular.
+    /// Begins a conversation with a system prompt. The prompt's number is the lower of two random numbers, so that some prompts
+    /// are more popular.
     fn begin(&mut self, at_ms: u64) {
         let prompts = self.system_prompts.len();
         let drawn = self.random.usize(..prompts).min(self.random.usize(..prompts));
@@ -86,7 +86,7 @@ impl SyntheticLoad {
         }));
     }
 
-    /// Adds new blocks, which no other conversation has.
+    /// Appends a random number of blocks, from `least` to `most`, to the chain. No other conversation has these blocks.
     fn say(&mut self, chain: &mut Vec<SequenceHash>, (least, most): (u64, u64)) {
         let blocks = self.random.u64(least..=most);
         extend_chain(chain, self.next_block_id..self.next_block_id + blocks);

@@ -19,10 +19,10 @@ use super::request::{Request, chain_of};
 
 /// The longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Most blocks of one request. Together with the blocks evicted for it, they fit into a NATS message of 1 MiB, every server's
-/// default.
+/// Maximum number of blocks of one request. A message with these blocks and those evicted for them fits into 1 MiB, the default
+/// limit of NATS servers.
 const REQUEST_BLOCKS_MAX: usize = 32_768;
-/// Most blocks of all requests together. They take half a gibibyte of memory.
+/// Maximum number of blocks of all requests together. So many blocks take half a gibibyte of memory.
 const TRACE_BLOCKS_MAX: usize = 1 << 26;
 
 /// Why a trace can't be used.
@@ -31,7 +31,7 @@ pub enum TraceError {
     /// The file can't be opened.
     #[error("cannot open the trace {path}: {source}")]
     Open {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,
@@ -51,10 +51,10 @@ pub enum TraceError {
     LineTooLong {
         /// Number of the line, from 1.
         line: u64,
-        /// The longest line allowed.
+        /// Maximum length of a line, in bytes.
         bytes_max: u64,
     },
-    /// A line is not a request.
+    /// A line of the file does not describe a request.
     #[error(
         "line {line} of the trace is no request: {source}; expected an object with timestamp and hash_ids"
     )]
@@ -71,7 +71,7 @@ pub enum TraceError {
         line: u64,
         /// Number of blocks of the request.
         blocks: usize,
-        /// Most blocks that are allowed.
+        /// Maximum number of blocks that is allowed.
         blocks_max: usize,
     },
     /// The requests have too many blocks together.
@@ -79,10 +79,10 @@ pub enum TraceError {
     TraceTooLong {
         /// Number of the line, from 1.
         line: u64,
-        /// Most blocks that are allowed.
+        /// Maximum number of blocks that is allowed.
         blocks_max: usize,
     },
-    /// There is nothing to replay.
+    /// The trace has no request to replay.
     #[error("the trace has no request")]
     Empty,
 }

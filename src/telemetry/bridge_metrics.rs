@@ -71,7 +71,7 @@ metric_group! {
 }
 
 impl BridgeMetrics {
-    /// Makes handles of one engine of a namespace. The series end with the engine's last handle. While 1024 engines
+    /// Makes the metric handles of one engine of a namespace. The series end with the engine's last handle. While 1024 engines
     /// have series, all further engines share one label.
     pub fn of_engine(&self, namespace: &str, engine: &str) -> EngineMetrics {
         let name = (namespace.to_owned(), engine.to_owned());
@@ -92,31 +92,33 @@ impl BridgeMetrics {
         }
     }
 
-    /// Records how many servers are asked for their publishers, and how many of them have engines that are not followed.
+    /// Records the number of servers that are asked for their publishers (`asked`), and how many of them do not answer or have
+    /// engines that cannot be followed (`troubled`).
     pub fn set_servers(&self, asked: usize, troubled: usize) {
         self.servers.set(asked as f64);
         self.servers_troubled.set(troubled as f64);
     }
 
-    /// Counts a part of the state that could not be written or removed, and logs it.
+    /// Counts and logs a failure to write or remove a part of the bridge's state.
     pub fn state_failed(&self, file: &dyn Display, error: &dyn Display) {
         self.state_failures.increment(1);
         log_gated!(error "the bridge's state is not kept"; %file, %error);
     }
 
-    /// Counts a payload that could not be decoded, and logs it.
+    /// Counts and logs a payload that could not be decoded.
     pub fn undecodable(&self, engine: &dyn Display, error: &dyn Display) {
         self.undecodable.increment(1);
         log_gated!(warn "a payload of an engine cannot be decoded"; %engine, %error);
     }
 
-    /// Counts a connection to an engine that was ended because the engine announced too much on it, and logs it.
+    /// Counts and logs a connection to an engine that was ended because a frame, message or command that the engine announced on
+    /// it exceeded a limit.
     pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
         self.cut.get(fault).increment(1);
         log_gated!(warn "a connection to an engine was ended"; %endpoint, reason = %fault);
     }
 
-    /// Counts blocks that are not published for routers once more. Logs it if the reason is full memory.
+    /// Counts blocks that are not republished for routers. If the reason is full memory, also writes a log line.
     pub fn republish_left_out(&self, reason: RepublishOmission, blocks: u64) {
         if blocks == 0 {
             return;
@@ -130,13 +132,14 @@ impl BridgeMetrics {
         }
     }
 
-    /// Counts a connection of a router that the bridge ended, and logs it.
+    /// Counts and logs a connection of a router that the bridge ended.
     pub fn republish_cut(&self, reason: RepublishCut) {
         self.republish_cut.get(reason).increment(1);
         log_gated!(warn "a connection of a router was ended"; %reason);
     }
 
-    /// Counts events of an engine, or blocks of them, that daemons are not told. Logs it at level debug.
+    /// Counts events of an engine, or blocks of events, that the bridge does not pass on to daemons. Also writes a log line at
+    /// level debug.
     pub fn left_out(&self, reason: Reason, times: u64, engine: &dyn Display) {
         self.left_out.get(reason).increment(times);
         log_gated!(
@@ -191,18 +194,18 @@ impl EngineMetrics {
         self.connections.increment(1);
     }
 
-    /// Counts a question to the engine's replay socket.
+    /// Counts a request to the engine's replay socket.
     pub fn asked(&self) {
         self.replays.increment(1);
     }
 
-    /// Counts that batches are lost for good, because the engine cannot send them again, and logs it.
+    /// Counts and logs a loss of batches that the engine cannot send again.
     pub fn lost_batches(&self, engine: &dyn Display) {
         self.gaps.increment(1);
         log_gated!(warn "batches of an engine are lost; in doubt until it clears or restarts"; %engine);
     }
 
-    /// Counts that the engine was found to be another process, and logs it.
+    /// Counts and logs that another process was found in the engine's place.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
         log_gated!(info "the engine is another process: nothing of the old one is left"; %engine);
@@ -213,7 +216,7 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge tells daemons of the engine.
+    /// Records whether this bridge, and not another bridge of its group, publishes the engine's blocks to daemons.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }

@@ -6,8 +6,8 @@ pub trait ConnectionCounts: Send + Sync + 'static {
     fn opened(&self);
     /// Counts a connection that was served and has ended.
     fn closed(&self);
-    /// Counts a connection that was closed because `connections_max` are open already, and logs it. It is either the
-    /// new connection, or the oldest that waits for its client.
+    /// Counts and logs a connection that was closed because `connections_max` connections are open. The closed connection is
+    /// either the new one, or the oldest one that waits for its client.
     fn refused(&self, connections_max: usize);
 }
 

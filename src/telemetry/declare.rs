@@ -8,27 +8,27 @@ use metrics::{Counter, Gauge, Histogram, Label, Unit};
 
 use super::labels::{LabelValue, PerLabel};
 
-/// Upper bounds in seconds for durations of microseconds and up: queries, and the application of a batch.
+/// Upper bounds of buckets, in seconds, for short durations: the time of a query, and the time to apply a batch.
 pub(super) const LATENCIES: &[f64; 19] = &[
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1,
     5e-1, 1.0,
 ];
-/// Upper bounds in seconds for the writing of a snapshot, and for a resync.
+/// Upper bounds of buckets, in seconds, for the duration of writing a snapshot, and of a resync.
 pub(super) const LONG_TIMES: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
-/// Upper bounds in seconds for the time from an engine's change until queries see it. They reach to minutes, because a
-/// daemon that catches up with a stream reads old events.
+/// Upper bounds of buckets, in seconds, for the time from an engine's change until queries see it. They reach to minutes, because
+/// a daemon that catches up with a stream reads old events.
 pub(super) const LAGS: &[f64; 16] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
-/// Upper bounds for a share of a whole.
+/// Upper bounds of buckets for a share, from 0 to 1.
 pub(super) const SHARES: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0];
-/// Upper bounds for the number of leading blocks of a prompt.
+/// Upper bounds of buckets for a number of leading blocks of a prompt.
 pub(super) const DEPTHS: &[f64] = &[
     0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0,
 ];
-/// Upper bounds for the number of blocks that one batch names.
+/// Upper bounds of buckets for the number of blocks that one batch names.
 pub(super) const BATCH_BLOCKS: &[f64; 9] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
 
 /// The type of a metric.
@@ -43,7 +43,7 @@ pub enum MetricKind {
 }
 
 impl MetricKind {
-    /// The type's name in Prometheus' text format.
+    /// Returns the type's name in Prometheus' text format.
     pub fn as_str(self) -> &'static str {
         match self {
             MetricKind::Counter => "counter",
@@ -58,7 +58,7 @@ impl MetricKind {
 pub struct LabelDescription {
     /// Key of the label.
     pub key: &'static str,
-    /// All values of the label, if their set is closed; else `None`.
+    /// All values of the label. `None` if the set of values is open.
     pub values: Option<Vec<&'static str>>,
 }
 
@@ -73,7 +73,7 @@ pub struct MetricDescription {
     pub unit: Unit,
     /// Help text: one sentence that tells the meaning of the value.
     pub help: &'static str,
-    /// Labels of the metric: those of its group first, then the label of its handle.
+    /// Labels of the metric. The labels of its group come first, then the label of its handle.
     pub labels: Vec<LabelDescription>,
     /// The upper bounds of a histogram's buckets, ascending; empty for other types.
     pub buckets: &'static [f64],
@@ -170,10 +170,10 @@ impl<L: LabelValue, H: Handle> Handle for PerLabel<L, H> {
     }
 }
 
-/// The type of a label that all metrics of a group have. The caller of the group's constructor gives its value.
+/// The type of a label that all metrics of a group have. The caller of the group's constructor gives the label's value.
 pub(super) trait GroupLabel {
-    /// Returns all values, if their set is closed. For an open set (`None`), the caller of the constructor bounds the
-    /// number of values.
+    /// Returns all values of the label. `None` if the set of values is open; then the caller of the constructor bounds their
+    /// number.
     fn values() -> Option<Vec<&'static str>> {
         None
     }
@@ -228,7 +228,7 @@ pub(super) trait MetricGroup {
     /// Returns the description of the group and of its metrics.
     fn describe() -> GroupDescription;
 
-    /// Makes the handles with example labels, and records a value in each series.
+    /// Makes the handles with example labels, and records a value in each of their series.
     #[cfg(test)]
     fn touch_example();
 }
@@ -341,7 +341,8 @@ mod tests {
             })
     }
 
-    /// Checks a metric against the rules of `promtool check metrics`, and ours. Returns the rules that it breaks.
+    /// Checks a metric against the rules of `promtool check metrics`, and against kvatlas's own. Returns the rules that the
+    /// metric breaks.
     fn lint(metric: &MetricDescription) -> Vec<String> {
         let name = metric.name;
         let words: Vec<&str> = name.split('_').collect();

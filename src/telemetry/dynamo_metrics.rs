@@ -15,7 +15,7 @@ metric_group! {
 }
 
 impl DynamoMetrics {
-    /// Counts a request that has ended.
+    /// Counts a request that has ended, by its outcome.
     pub fn ended(&self, outcome: DynamoOutcome) {
         self.requests.get(outcome).increment(1);
     }

@@ -28,7 +28,7 @@ pub struct AppliedBatch {
     pub lag: Option<Duration>,
 }
 
-/// Effect of several batches of one namespace, gathered until [`EventMetrics::batches_applied`] counts them together.
+/// Sum of the effects of several batches of one namespace, until [`EventMetrics::batches_applied`] counts it.
 #[derive(Debug)]
 pub struct AppliedBatches {
     batches: u64,
@@ -55,7 +55,7 @@ impl Default for AppliedBatches {
 }
 
 impl AppliedBatches {
-    /// Adds the effect of one batch.
+    /// Adds the effect of one batch to the sum.
     pub fn add(&mut self, batch: &AppliedBatch) {
         self.batches += 1;
         self.blocks_stored += batch.blocks_stored;
@@ -110,7 +110,7 @@ metric_group! {
 }
 
 impl EventMetrics {
-    /// Handles for messages whose subject is malformed or names a namespace that is not admitted.
+    /// Makes handles for messages whose subject is malformed or names a namespace that is not admitted.
     pub fn unattributed() -> Self {
         Self::for_namespace(UNATTRIBUTED_NAMESPACE)
     }
@@ -134,7 +134,7 @@ impl EventMetrics {
         (batches.blocks_stored, batches.blocks_removed) = (0, 0);
     }
 
-    /// Counts a batch that was dropped whole, and logs it.
+    /// Counts and logs a batch that was dropped whole.
     ///
     /// `subject` is the subject of the message and may hold any text. Duplicates and stale epochs are signs of a
     /// redelivery, so their lines are at level debug.
@@ -152,7 +152,7 @@ impl EventMetrics {
         }
     }
 
-    /// Counts blocks of an event that were not taken as sent, and logs it.
+    /// Counts and logs blocks of an event that were not taken as sent.
     ///
     /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level debug.
     pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
@@ -168,13 +168,13 @@ impl EventMetrics {
         }
     }
 
-    /// Counts a gap in a publisher's sequence numbers, and logs it.
+    /// Counts and logs a gap in a publisher's sequence numbers.
     pub fn sequence_gap(&self, worker: &str, expected: u64, received: u64) {
         self.sequence_gaps.increment(1);
         log_gated!(warn "batches are missing"; namespace = &*self.namespace, worker, expected, received);
     }
 
-    /// Counts a new incarnation of a publisher, and logs it.
+    /// Counts and logs a new incarnation of a publisher.
     pub fn epoch_changed(&self, worker: &str, previous: &dyn Display, current: &dyn Display) {
         self.epoch_changes.increment(1);
         log_gated!(
@@ -183,8 +183,8 @@ impl EventMetrics {
         );
     }
 
-    /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher comes back with the right
-    /// time, its lower epoch is taken for that of an older incarnation.
+    /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher restarts with a right clock, its
+    /// new epoch is lower. Daemons then mistake the new incarnation for an outdated one.
     pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
         log_gated!(
             warn "epoch lies ahead of the clock: see to the clock of the worker's machine";
@@ -192,8 +192,8 @@ impl EventMetrics {
         );
     }
 
-    /// Logs that a second publisher of the holder sends batches of a lower epoch (`lower`) than the one that is
-    /// believed. Call it once per contest, which ends with [`Self::contest_ended`].
+    /// Logs that a second publisher of the holder sends batches of an epoch (`lower`) below the epoch that the daemon follows
+    /// (`believed`). Call it once per contest, which ends with [`Self::contest_ended`].
     pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
         log_gated!(
             warn "two publishers claim a worker: batches of a lower epoch are dropped";
@@ -201,8 +201,8 @@ impl EventMetrics {
         );
     }
 
-    /// Counts a batch that was dropped because of its settings. All later batches of its holder are, too, so only the first one is
-    /// logged as a warning.
+    /// Counts a batch that was dropped because its settings differ from those of the namespace. All later batches of its holder
+    /// are dropped, too, so only the first is logged as a warning.
     pub fn settings_refused(
         &self,
         is_first: bool,
@@ -223,7 +223,7 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that only one publisher claims the holder again, and how many batches of lower epochs were dropped.
+    /// Logs that only one publisher claims the holder again. The line tells how many batches of lower epochs were dropped.
     pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
         log_gated!(
             info "worker is claimed by one publisher again";
@@ -231,7 +231,7 @@ impl EventMetrics {
         );
     }
 
-    /// Counts the transition of a holder from exact to degraded, and logs it.
+    /// Counts and logs the transition of a holder from exact to degraded.
     ///
     /// Call it for the transition only, not for further faults of a degraded holder. A resync is a remedy, so the
     /// reason `Resyncing` is counted but not logged.
@@ -246,7 +246,7 @@ impl EventMetrics {
         );
     }
 
-    /// Counts a holder that was removed because it was silent for too long, and logs it.
+    /// Counts and logs a holder that was removed because it was silent for too long.
     pub fn holder_removed(&self, worker: &str, data_parallel_rank: u32) {
         self.holders_removed.increment(1);
         log_gated!(

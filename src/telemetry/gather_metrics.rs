@@ -33,8 +33,8 @@ metric_group! {
 }
 
 impl GatherMetrics {
-    /// Counts a request by the outcome of its gathering. Logs only the outcomes that an operator should look at:
-    /// `Unanswered` and `Overloaded`.
+    /// Counts a request for which a gateway asked the shards, by the outcome. Logs only the outcomes that an operator should look
+    /// at: `Unanswered` and `Overloaded`.
     pub fn gathered(&self, outcome: GatherOutcome) {
         self.gathers.get(outcome).increment(1);
         if !matches!(outcome, GatherOutcome::Unanswered | GatherOutcome::Overloaded) {
@@ -43,7 +43,8 @@ impl GatherMetrics {
         log_gated!(warn "a request could not be gathered" per GatherOutcome(outcome); %outcome);
     }
 
-    /// Counts a reply that a gateway gave without the shard `index`, and logs it. The caller bounds the number of shards.
+    /// Counts and logs a reply that a gateway gave without an answer from the shard `index`. The caller bounds the number of
+    /// shards.
     pub fn shard_missing(&self, index: u32) {
         MissingShardMetrics::for_shard(index as usize)
             .replies_missing

@@ -19,7 +19,8 @@ macro_rules! groups {
             vec![$(<$group as MetricGroup>::describe()),+]
         }
 
-        /// Records a value in every series that a process can have, with one example value for each label without a closed set.
+        /// Records a value in every series that a process can have. For a label with an open set of values, uses one example
+        /// value.
         #[cfg(test)]
         pub(super) fn touch_every_series() {
             $(<$group as MetricGroup>::touch_example();)+

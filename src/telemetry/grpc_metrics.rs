@@ -38,7 +38,7 @@ impl Default for GrpcMetrics {
 }
 
 impl GrpcMetrics {
-    /// Makes the handles of every method.
+    /// Makes the metric handles of every gRPC method.
     pub fn new() -> Self {
         Self {
             methods: PerLabel::new(GrpcMethodMetrics::of_method),
@@ -51,7 +51,7 @@ impl GrpcMetrics {
         self.methods.get(method).requests.get(outcome).increment(1);
     }
 
-    /// Counts a worker that is left out of an answer because its address is not known, and logs it.
+    /// Counts and logs a worker that is left out of an answer because its address is not known.
     pub fn without_address(&self, worker: &dyn Display) {
         self.addresses.without_address.increment(1);
         log_gated!(
@@ -74,15 +74,15 @@ metric_group! {
 }
 
 impl GrpcReportMetrics {
-    /// Sets the number of workers whose blocks are all known (`told`), the number that owe a snapshot (`awaited`), and
-    /// the memory of all reported blocks.
+    /// Sets the number of workers whose blocks are all known (`told`), the number of workers that have to send a snapshot
+    /// (`awaited`), and the memory of all reported blocks, in bytes.
     pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
         self.workers.get(ReportState::Told).set(told as f64);
         self.workers.get(ReportState::Awaited).set(awaited as f64);
         self.bytes.set(bytes as f64);
     }
 
-    /// Counts a worker whose reported blocks were forgotten until its next snapshot, and logs it.
+    /// Counts and logs that the reported blocks of a worker were forgotten. They stay unknown until the worker sends a snapshot.
     pub fn lost(&self, reason: ReportLoss, worker: &str) {
         self.lost.get(reason).increment(1);
         log_gated!(
@@ -103,7 +103,8 @@ metric_group! {
 }
 
 impl GrpcHitMetrics {
-    /// Sets the number of blocks whose look-ups are counted, and adds the number of counts that were dropped for want of room.
+    /// Sets the number of blocks whose look-ups are counted. Adds the number of blocks whose count was dropped because there was
+    /// no room.
     pub fn kept(&self, counted: usize, dropped: u64) {
         self.counted.set(counted as f64);
         self.dropped.increment(dropped);

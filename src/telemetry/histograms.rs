@@ -1,4 +1,4 @@
-//! Histograms over fixed buckets. A sample is counted in its bucket at once when it is recorded.
+//! Histograms over fixed buckets. A sample is counted in its bucket as soon as it is recorded.
 //!
 //! The library for Prometheus would instead keep each sample (16 bytes) until somebody collects the metrics.
 
@@ -25,13 +25,13 @@ pub(super) struct Histograms {
 #[derive(Debug)]
 pub(super) struct Buckets {
     bounds: &'static [f64],
-    /// Number of samples in each bucket alone, not summed over the buckets below. The last bucket has the samples above all bounds.
+    /// Number of samples in each bucket, without those in lower buckets. The last bucket has the samples above all bounds.
     counts: Box<[AtomicU64]>,
     /// Sum of all samples, as the bits of an `f64`.
     sum: AtomicU64,
 }
 
-/// Returns the index of the bucket that a sample belongs to: the first whose bound is not below it.
+/// Returns the index of a sample's bucket, which is the first bucket whose upper bound is at least the sample.
 fn bucket_of(bounds: &[f64], sample: f64) -> usize {
     bounds.iter().take_while(|bound| sample > **bound).count()
 }
@@ -130,8 +130,8 @@ impl Buckets {
     }
 }
 
-/// Samples of one histogram that are gathered first and recorded together later. Recording many samples this way takes
-/// fewer atomic additions.
+/// Samples that are gathered first, and recorded together in one histogram later. Recording many samples in this way takes fewer
+/// atomic additions.
 #[derive(Debug)]
 pub(super) struct Samples<const COUNT: usize> {
     bounds: &'static [f64; COUNT],
@@ -158,7 +158,8 @@ impl<const COUNT: usize> Samples<COUNT> {
         }
     }
 
-    /// Records all samples and forgets them. The samples of a bucket are recorded as that many times their mean.
+    /// Records all gathered samples in the histogram, and forgets them. Every sample of a bucket is recorded with the mean of the
+    /// bucket's samples.
     pub(super) fn record(&mut self, histogram: &Histogram) {
         for (bucket, count) in self
             .counts

@@ -18,7 +18,7 @@ metric_group! {
 }
 
 impl HistoryMetrics {
-    /// Counts states of holders that the history had no room for, and logs it. Zero states are neither counted nor logged.
+    /// Counts and logs states of holders for which the history had no room. Does nothing if `states` is 0.
     pub fn dropped(&self, states: u64) {
         if states == 0 {
             return;
@@ -27,7 +27,7 @@ impl HistoryMetrics {
         log_gated!(warn "the history of states has no room for more holders"; states);
     }
 
-    /// Counts a failure to write or read a file of the history, and logs it.
+    /// Counts and logs a failure to write or read a file of the history.
     pub fn file_failed(&self, error: &dyn Display) {
         self.files_failed.increment(1);
         log_gated!(warn "the history of states was not written to its file, or not read from it"; %error);

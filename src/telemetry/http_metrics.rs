@@ -46,7 +46,7 @@ metric_group! {
 }
 
 impl HttpBodyMetrics {
-    /// Counts a body that was given up because all bodies exceed the room that `setting` allows, and logs it.
+    /// Counts and logs a request's body that was given up because all bodies together exceed the limit in `setting`.
     pub fn refused(&self, setting: &'static str) {
         self.refused.increment(1);
         log_gated!(warn "the body of a query was given up: all of them take too much room"; setting);

@@ -14,10 +14,10 @@ use kvatlas_core::wire::{DegradedReason, ErrorCode};
 /// a token of a subject and has no brackets, so the label is never a namespace's name.
 pub const UNATTRIBUTED_NAMESPACE: &str = "(none)";
 
-/// Namespace label of the namespaces that came after [`NAMESPACE_LABELS_MAX`] others had got labels.
+/// Namespace label that all further namespaces share when [`NAMESPACE_LABELS_MAX`] namespaces have labels of their own.
 pub const OTHER_NAMESPACES: &str = "(others)";
-/// Largest number of namespaces whose names become labels in the life of the process. A series lives until the process
-/// ends, even if its namespace does not.
+/// Maximum number of namespaces whose names become labels while the process lives. The number is bounded, because a series stays
+/// until the process ends, even if its namespace is gone.
 pub const NAMESPACE_LABELS_MAX: usize = 4096;
 
 /// Returns the label of an admitted namespace: its name, or [`OTHER_NAMESPACES`].
@@ -100,7 +100,7 @@ label_values! {
     DropReason: "reason" {
         /// The sequence number was applied before: the message is a redelivery, or the publisher sent the batch again.
         Duplicate => "duplicate",
-        /// The batch comes from an incarnation of the publisher that a newer incarnation has replaced.
+        /// The batch comes from an incarnation of the publisher that has been replaced by a newer one.
         StaleEpoch => "stale_epoch",
         /// The payload is not a valid batch.
         Undecodable => "undecodable",
@@ -118,7 +118,8 @@ label_values! {
         TooManyWorkers => "too_many_workers",
         /// The data-parallel rank is new, and the configured number of ranks has been reached.
         TooManyRanks => "too_many_ranks",
-        /// The batch is part of a snapshot that was written while the namespace had another hashing or block size.
+        /// The batch has another block size than its holder's namespace. Or it is part of a snapshot that was written while the
+        /// namespace had another hashing or block size.
         OtherSettings => "other_settings",
         /// The queue of the worker's lane was full.
         LaneFull => "lane_full",
@@ -152,14 +153,15 @@ label_values! {
         OutOfOrder => "out_of_order",
         /// The chunks contradict one another, or the request.
         Contradiction => "contradiction",
-        /// The answer does not have the missing batches in their order. Or it is a full state with other events than
-        /// stored and doubted blocks.
+        /// The answer does not have the missing batches in their order. Or the answer is a full state, and has events that
+        /// neither store nor doubt blocks.
         WrongBatches => "wrong_batches",
         /// The blocks in the answer are named by another chain of hashes than the namespace uses.
         OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
-        /// More live batches came during the resync than the lane may hold back, or the holder's state was replaced by other means.
+        /// More live batches came during the resync than the lane may hold back, or something other than this resync replaced the
+        /// holder's state.
         Superseded => "superseded",
         /// The answer was applied, but the holder is not exact.
         Incomplete => "incomplete",
@@ -173,7 +175,7 @@ label_values! {
         DiskFull => "disk_full",
         /// The directory cannot be used, or a file cannot be made there.
         Directory => "directory",
-        /// Writing failed.
+        /// The content of the snapshot could not be written to the file.
         Write => "write",
         /// The file or the directory could not be flushed to the disk.
         Sync => "sync",
@@ -241,7 +243,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why blocks of an engine are not published for routers once more.
+    /// Why blocks of an engine are not republished for routers.
     RepublishOmission: "reason" {
         /// The memory for an engine's blocks is full.
         Full => "full",
@@ -253,7 +255,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a bridge ended the connection of a router that follows its second publication of engines' blocks.
+    /// Why a bridge ended the connection of a router that subscribes to the republished events of an engine.
     RepublishCut: "reason" {
         /// The router takes what is sent too slowly.
         Slow => "slow",
@@ -269,13 +271,13 @@ label_values! {
 label_values! {
     /// Kind of source in which a bridge looks for engines.
     EngineSource: "source" {
-        /// A DNS name.
+        /// The addresses of a DNS name.
         Dns => "dns",
-        /// Files.
+        /// Files that list engines.
         File => "file",
         /// Records that Dynamo's workers write.
         Dynamo => "dynamo",
-        /// Kubernetes pods.
+        /// Pods, pools or endpoint slices of Kubernetes.
         Kubernetes => "kubernetes",
     }
 }
@@ -283,13 +285,13 @@ label_values! {
 label_values! {
     /// Why the consumer of the events stream was made anew.
     ConsumerReset: "reason" {
-        /// The connection broke.
+        /// The connection to the server broke.
         Connection => "connection",
         /// The server was silent for too long, or an error came instead of messages.
         Delivery => "delivery",
         /// A message was skipped on its way to the daemon.
         Skipped => "skipped",
-        /// The stream is not the one that was read before, or is gone.
+        /// The stream is gone, or another stream has taken its place.
         Stream => "stream",
     }
 }
@@ -315,7 +317,7 @@ label_values! {
         SequenceHashes => "sequence_hashes",
         /// The lineage hashes of the prompt.
         LineageHashes => "lineage_hashes",
-        /// Nothing: the query asks about the state of a namespace.
+        /// No prompt: the query asks for the status of a namespace.
         Status => "status",
     }
 }
@@ -325,8 +327,8 @@ label_values! {
     AnswerState: "state" {
         /// Every holder in the answer is exact, and no other holder may have more blocks than is known.
         Exact => "exact",
-        /// Some holder in the answer is degraded. Or holders outside it may have more blocks than is known, or cannot
-        /// be found by the form of the query.
+        /// Some holder in the answer is degraded. Or a holder that is not in the answer may have more blocks than is known, or
+        /// cannot be found by the form of the query.
         Degraded => "degraded",
         /// Certainly no holder has any block of the prompt.
         Empty => "empty",
@@ -334,7 +336,7 @@ label_values! {
 }
 
 impl AnswerState {
-    /// Returns the state of an answer. `is_exact` tells whether it is certain, `is_empty` whether it names no holder.
+    /// Returns the state of an answer. `is_exact` tells whether the answer is certain, and `is_empty` whether it names no holder.
     pub fn of(is_exact: bool, is_empty: bool) -> Self {
         match (is_exact, is_empty) {
             (false, _) => Self::Degraded,
@@ -387,11 +389,12 @@ label_values! {
     LaneWork: "work" {
         /// Decoding and applying event batches.
         Events => "events",
-        /// Taking part in resyncs.
+        /// The lane's part in resyncs.
         Resync => "resync",
-        /// Writing and reading snapshots.
+        /// The lane's part in writing and reading snapshots.
         Snapshot => "snapshot",
-        /// Regular checks for batches that have waited, and holders that have been silent, for too long. Also operators' commands.
+        /// Regular checks for batches that have waited too long, and for holders that have been silent too long. Also the
+        /// commands of operators.
         Upkeep => "upkeep",
     }
 }
@@ -421,7 +424,7 @@ label_values! {
     ConnectionEvent: "event" {
         /// The connection is established, for the first time or again.
         Connected => "connected",
-        /// The connection was lost.
+        /// The connection to the broker was lost.
         Disconnected => "disconnected",
         /// Messages were discarded because this program took them too slowly.
         SlowConsumer => "slow_consumer",
@@ -432,7 +435,7 @@ label_values! {
     }
 }
 
-/// Makes an enum of another crate a label. Its discriminants may have gaps, so they are no positions.
+/// Makes an enum of another crate a label. Its discriminants may have gaps, so a value's position is looked up in `ALL`.
 macro_rules! label_of {
     ($enum_name:ident: $key:literal) => {
         impl $crate::labels::LabelValue for $enum_name {
@@ -463,7 +466,7 @@ pub struct PerLabel<L, M> {
 }
 
 impl<L: LabelValue, M> PerLabel<L, M> {
-    /// Makes the handle of every value.
+    /// Makes one handle for every value of the label.
     pub fn new(make: impl FnMut(L) -> M) -> Self {
         Self {
             handles: L::ALL.iter().copied().map(make).collect(),
@@ -471,7 +474,7 @@ impl<L: LabelValue, M> PerLabel<L, M> {
         }
     }
 
-    /// Returns the handle of one value.
+    /// Returns the metric handle for one value of the label.
     pub fn get(&self, label: L) -> &M {
         // In range by construction: `new` made one handle for each value, in the order of the indices.
         &self.handles[label.index()]

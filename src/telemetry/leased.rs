@@ -1,4 +1,4 @@
-//! Series that end with their handles. Engines and holders come and go, and their series with them.
+//! Series that end when their last handle is dropped. So the series of an engine or a holder end when it goes.
 //!
 //! The library for Prometheus would keep each counter and gauge until the process ends.
 

@@ -7,8 +7,9 @@
 //! * No text that a client chose becomes a label, with three exceptions: the name of a namespace, of an engine that a
 //!   bridge follows, and of a known holder. All other label values are variants of an enum in [`labels`], numbers of
 //!   lanes or shards, and the version and commit of the program.
-//! * The caller bounds the number of namespaces. The caller creates the handles of a namespace only after it has admitted the namespace
-//!   under its configured limit. Events and queries without an admitted namespace are counted under [`labels::UNATTRIBUTED_NAMESPACE`].
+//! * The caller bounds the number of namespaces. The caller creates the handles of a namespace only after it has admitted the
+//!   namespace under its configured limit. Events and queries without an admitted namespace are counted under
+//!   [`labels::UNATTRIBUTED_NAMESPACE`].
 //! * Handles such as [`EventMetrics`] are looked up once and then held. Counting a message costs an atomic addition and
 //!   no lookup. Creating the handle creates all its series at zero, so a rate is right from the first drop on.
 //! * One method call counts and logs. A line that a client can provoke at will is written by [`log_gated!`]: its gate

@@ -8,18 +8,18 @@ use std::time::Instant;
 /// [bursts](LogGate::of_bursts).
 const INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Lets one log line pass per second, or a few, and counts the suppressed ones, without a lock.
+/// Gate that lets one log line or a few pass per second, and counts the suppressed lines, without a lock.
 ///
-/// The next line that passes tells how many lines were suppressed since the last one. The end of a burst is therefore
-/// told only when a line of the same gate comes up again. The metrics count every event.
+/// A line that passes tells how many lines were suppressed since the previous one that passed. So lines that are suppressed at
+/// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
     /// Time at which the next line is due at a steady rate, in nanoseconds since [`now_ns`]'s origin.
     due_ns: AtomicU64,
     suppressed: AtomicU64,
-    /// Time that each line takes up at the steady rate, in nanoseconds.
+    /// Interval between two lines at the steady rate, in nanoseconds.
     step_ns: u64,
-    /// Time before its due time at which a line may already pass, in nanoseconds.
+    /// Time by which a line may pass before it is due, in nanoseconds.
     early_ns: u64,
 }
 
@@ -30,13 +30,13 @@ impl Default for LogGate {
 }
 
 impl LogGate {
-    /// Makes a gate that lets one line pass per second, the first one at once.
+    /// Makes a gate that lets one line pass per second, the first one immediately.
     pub const fn new() -> Self {
         Self::of_bursts(1)
     }
 
-    /// Makes a gate that lets `lines` lines pass at once, and as many per second. Use it for lines about each of
-    /// several things, which all come up at a start.
+    /// Makes a gate that lets a burst of `lines` lines pass, and `lines` lines per second afterwards. Use it if a start writes
+    /// one line about each of several things.
     pub const fn of_bursts(lines: u64) -> Self {
         let step_ns = INTERVAL_NS / lines;
         Self {
@@ -47,7 +47,8 @@ impl LogGate {
         }
     }
 
-    /// Asks whether a line may be written now. If so, returns the number of lines suppressed since the last one; else `None`.
+    /// Asks whether a line may be written now. If so, returns the number of lines that were suppressed since the previous line;
+    /// else `None`.
     pub fn admit(&self) -> Option<u64> {
         self.admit_at(now_ns())
     }
@@ -71,8 +72,8 @@ impl LogGate {
     }
 }
 
-/// Writes a log line with the number of suppressed lines as last field, if the gate of this place in the code lets it pass. The
-/// gate is one for the whole process.
+/// Writes a log line if the gate of this place in the code lets it pass. The line's last field is the number of suppressed lines.
+/// Each place in the code has one gate for the whole process.
 ///
 /// `log_gated!(warn "message"; fields)` lets one line pass per second, with `"message" up to N` bursts of `N`. With
 /// `"message" per Label(value)`, each value of the label has a gate.

@@ -43,7 +43,7 @@ pub enum LoggingError {
     /// The log was already set up in this process.
     #[error("the log is already set up in this process; set it up once, at start")]
     AlreadySet(#[source] SetGlobalDefaultError),
-    /// [`init`] has set up no log in this process, so there is no filter to change.
+    /// The log has not been set up by [`init`], so there is no filter to change.
     #[error("the log of this process was not set up here; its filter cannot be changed")]
     NotSet,
 }
@@ -51,7 +51,7 @@ pub enum LoggingError {
 /// The crate of the NATS client.
 const NATS_CLIENT: &str = "async_nats";
 
-/// Changes the filter of a log.
+/// Function that changes the filter of a log.
 type ChangeFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
 
 /// Function that changes the filter of the process's log; empty until [`init`] has run.
@@ -72,7 +72,7 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), LoggingError> {
     Ok(())
 }
 
-/// Whether output is coloured: it goes to a terminal, and the variable `NO_COLOR` is unset or empty.
+/// Whether output should be coloured, that is, whether it goes to a terminal and the variable `NO_COLOR` is unset or empty.
 pub fn wants_colour(is_terminal: bool) -> bool {
     is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
@@ -88,8 +88,8 @@ pub fn set_filter(filter: &str) -> Result<(), LoggingError> {
     Ok(())
 }
 
-/// Parses a filter, and silences the NATS client unless the filter names its crate. The NATS client repeats the same
-/// line many times a second. Its news is in lines of our own, which are rate-limited.
+/// Parses a filter, and silences the NATS client unless the filter names its crate. The NATS client repeats the same line many
+/// times a second. kvatlas logs the same facts in lines of its own, which are rate-limited.
 fn parse(filter: &str) -> Result<EnvFilter, LoggingError> {
     let parsed = match filter.contains(NATS_CLIENT) {
         true => EnvFilter::try_new(filter),

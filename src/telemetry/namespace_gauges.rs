@@ -12,7 +12,8 @@ use super::labels::{HolderState, PerLabel};
 metric_group! {
     /// The index of a namespace.
     NamespaceGauges::for_namespace(namespace: &str) keeping {
-        /// Evictions that were counted before. A namespace that is made anew has a fresh handle, which begins at 0 again.
+        /// Number of evictions that the counter already includes. A namespace that is made anew has a new handle, in which the
+        /// number begins at 0.
         evicted_so_far: AtomicU64 = AtomicU64::new(0)
     } {
         /// Holders known, by how exactly the index knows their blocks.
@@ -45,7 +46,8 @@ metric_group! {
 }
 
 impl NamespaceGauges {
-    /// Counts the evictions since the last call. `evicted_blocks` is the number of evictions since the namespace began.
+    /// Counts the blocks evicted since the last call. `evicted_blocks` is the number of blocks evicted since the namespace was
+    /// made.
     pub fn set_evicted(&self, evicted_blocks: u64) {
         let before = self.evicted_so_far.swap(evicted_blocks, Ordering::Relaxed);
         self.evicted_blocks

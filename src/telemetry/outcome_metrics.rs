@@ -1,4 +1,5 @@
-//! Metrics and log lines about outcomes: an outcome compares the blocks that an answer promised with those that the request found.
+//! Metrics and log lines about outcomes. An outcome compares the blocks that an answer promised with the blocks that the request
+//! found.
 
 use std::fmt::Display;
 
@@ -65,8 +66,8 @@ impl CountedOutcome {
 }
 
 impl OutcomeMetrics {
-    /// Counts an outcome under the certainty of its answer. Only an answer that promised blocks adds to the histogram of
-    /// missing shares.
+    /// Counts an outcome by whether its answer called the holder exact. Only an outcome with promised blocks adds to the
+    /// histogram of missing shares.
     pub fn told(&self, outcome: CountedOutcome) {
         let state = outcome.state();
         self.requests.get(state).increment(1);
@@ -81,7 +82,7 @@ impl OutcomeMetrics {
 }
 
 impl OutcomeErrorMetrics {
-    /// Counts `times` outcomes that were not taken, and logs it at level debug.
+    /// Counts `times` outcomes that were not taken. Also writes a log line at level debug.
     pub fn refused(&self, reason: OutcomeRefusal, times: u64, detail: &dyn Display) {
         self.refused.get(reason).increment(times);
         log_gated!(debug "an outcome was not taken" per OutcomeRefusal(reason); %reason, %detail);
@@ -89,7 +90,7 @@ impl OutcomeErrorMetrics {
 }
 
 impl HolderOutcomeMetrics {
-    /// Counts an outcome under the certainty of its answer.
+    /// Counts an outcome by whether its answer called the holder exact.
     pub fn told(&self, outcome: CountedOutcome) {
         let state = outcome.state();
         self.promised.get(state).increment(outcome.promised_blocks);

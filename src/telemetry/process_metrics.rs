@@ -16,7 +16,7 @@ use super::{ConnectionCounts, LogGate, log_gated};
 static CONNECTION_GATES: [[LogGate; ConnectionEvent::ALL.len()]; Connection::ALL.len()] =
     [const { [const { LogGate::new() }; ConnectionEvent::ALL.len()] }; Connection::ALL.len()];
 
-/// Seconds since the Unix epoch, or 0 for a time before it.
+/// Returns a time in seconds since the Unix epoch; 0 for an earlier time.
 pub(crate) fn unix_seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -62,12 +62,12 @@ impl ProcessMetrics {
         self.ready.set(if ready { 1.0 } else { 0.0 });
     }
 
-    /// Records whether the connection to NATS stands that the process cannot do without.
+    /// Records whether the process has the connection to NATS that it needs in order to work.
     pub fn set_connected(&self, connected: bool) {
         self.connected.set(if connected { 1.0 } else { 0.0 });
     }
 
-    /// Publishes how much processor time, memory and file descriptors the process uses.
+    /// Sets the metrics of the processor time, the memory and the file descriptors that the process uses.
     pub fn publish_usage(&self) {
         let used = clock_gettime(ClockId::ProcessCPUTime);
         self.cpu.absolute(u64::try_from(used.tv_sec).unwrap_or_default());
@@ -83,7 +83,7 @@ impl ProcessMetrics {
     }
 }
 
-/// Bytes of the process's memory that lie in RAM; `None` on systems without `/proc`.
+/// Returns the number of bytes of the process's memory that lie in RAM. `None` on systems without `/proc`.
 fn resident_bytes() -> Option<u64> {
     // The second number is the count of resident pages.
     let numbers = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -104,7 +104,7 @@ metric_group! {
 }
 
 impl LaneMetrics {
-    /// Records how many messages, and how many bytes of them, wait for the lane.
+    /// Records the number of messages that wait for the lane, and their total payload bytes.
     pub fn set_queue(&self, messages: u64, bytes: u64) {
         self.queue_messages.set(messages as f64);
         self.queue_bytes.set(bytes as f64);
@@ -123,7 +123,7 @@ metric_group! {
 }
 
 impl ConnectionMetrics {
-    /// Counts an event of the connection, and logs it with `detail`.
+    /// Counts an event of the connection. Also writes a log line about it, with `detail`.
     pub fn happened(&self, event: ConnectionEvent, detail: &dyn Display) {
         self.events.get(event).increment(1);
         let gate = &CONNECTION_GATES[self.which.index()][event.index()];

@@ -18,14 +18,14 @@ use super::labels::{
 };
 use super::log_gated;
 
-/// Counts of blocks from the answer about one prompt.
+/// Numbers of blocks in the answer about one prompt, and the answer's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnsweredPrompt {
     /// Number of blocks of the prompt.
     pub asked_blocks: u32,
-    /// Leading blocks of the prompt that the best holder has.
+    /// Number of leading blocks of the prompt that the best holder has.
     pub matched_blocks: u32,
-    /// Largest number of these blocks that a request can reuse from one holder.
+    /// Largest number of leading blocks of the prompt that a request can reuse at one holder.
     pub usable_blocks: u32,
     /// How certain the answer is.
     pub state: AnswerState,
@@ -50,7 +50,7 @@ metric_group! {
 }
 
 impl QueryMetrics {
-    /// Handles for queries about the daemon as a whole, which name no namespace.
+    /// Makes handles for queries about the daemon as a whole, which name no namespace.
     pub fn unattributed() -> Self {
         Self::for_namespace(UNATTRIBUTED_NAMESPACE)
     }
@@ -61,7 +61,8 @@ impl QueryMetrics {
         self.duration.record(elapsed);
     }
 
-    /// Counts the answer about one prompt. Shares are recorded only where their whole is not zero.
+    /// Counts the answer about one prompt, and records its numbers of blocks. A share is recorded only if the number that it is a
+    /// share of is not zero.
     pub fn found(&self, prompt: AnsweredPrompt) {
         self.answers.get(prompt.state).increment(1);
         self.matched_blocks.record(f64::from(prompt.matched_blocks));
@@ -79,19 +80,19 @@ impl QueryMetrics {
 /// Query metrics by namespace. The metrics of a namespace are made when a query about the namespace is first answered.
 #[derive(Default)]
 pub struct QueryMetricsByNamespace {
-    /// Map that is replaced as a whole (copy on write) when a namespace is added.
+    /// Map from namespaces to their metrics. It is replaced as a whole (copy on write) when a namespace is added.
     known: ArcSwap<HashMap<NamespaceName, Arc<QueryMetrics>>>,
     adding: Mutex<()>,
 }
 
 impl QueryMetricsByNamespace {
-    /// Returns the metrics of a namespace that exists, making them at the first call. The map also keeps namespaces
-    /// that have gone since. When it has [`NAMESPACE_LABELS_MAX`] entries, it is emptied and filled again.
+    /// Returns the metrics of a namespace that exists. The first call for a namespace makes them. The map also keeps the metrics
+    /// of namespaces that are gone. When the map has [`NAMESPACE_LABELS_MAX`] entries, it is emptied and filled again.
     pub fn of(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
         self.of_labelled(namespace, namespace_label)
     }
 
-    /// Counts answered queries about a namespace that exists, and how much of their prompts they found.
+    /// Counts answered queries about a namespace that exists. Also counts the answers about their prompts.
     pub fn count(
         &self,
         namespace: &NamespaceName,
@@ -134,13 +135,14 @@ metric_group! {
 }
 
 impl QueryErrorMetrics {
-    /// Counts a query that was answered with an error, and logs it. The line is at level debug, since the client is told.
+    /// Counts and logs a query that was answered with an error. The line is at level debug, because the client gets the error,
+    /// too.
     pub fn failed(&self, code: ErrorCode, detail: &dyn Display) {
         self.errors.get(code).increment(1);
         log_gated!(debug "query refused" per ErrorCode(code); code = code.as_str(), %detail);
     }
 
-    /// Counts a reply that was not sent, and logs it.
+    /// Counts and logs a reply that was not sent.
     pub fn reply_dropped(&self, reason: ReplyDropReason, detail: &dyn Display) {
         self.replies_dropped.get(reason).increment(1);
         log_gated!(warn "reply to a query dropped" per ReplyDropReason(reason); %reason, %detail);

@@ -1,4 +1,4 @@
-//! The recorder behind all metrics, and their rendering for Prometheus.
+//! The recorder that keeps all metrics, and their output in Prometheus' text format.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,7 +17,7 @@ use super::{EngineMetrics, groups, process_metrics};
 /// Error of setting up the metrics.
 #[derive(Debug, Error)]
 pub enum MetricsError {
-    /// The process already has a recorder, so ours could not become its global one.
+    /// The process already has a global recorder, so the recorder of kvatlas could not be installed.
     #[error("metrics can't be recorded: the process has a recorder already; install it once, at start")]
     Install,
 }
@@ -31,12 +31,12 @@ pub struct MetricsHandle {
 }
 
 impl MetricsHandle {
-    /// A handle of a fresh recorder, in which nothing is recorded.
+    /// Returns a handle of a new recorder, in which nothing is recorded.
     pub fn empty() -> Self {
         KvatlasRecorder::new().handle()
     }
 
-    /// All metrics in Prometheus' text format, version 0.0.4.
+    /// Returns all metrics in Prometheus' text format, version 0.0.4.
     pub fn render(&self) -> String {
         let mut text = self.prometheus.render();
         self.histograms.render(&mut text);
@@ -45,8 +45,8 @@ impl MetricsHandle {
     }
 }
 
-/// The recorder behind all metrics. Counters and gauges are kept by the library for Prometheus, except those that end
-/// with their handles (`leased`). Histograms are our own.
+/// The recorder that keeps all metrics. The library for Prometheus keeps the counters and gauges, except those that end with
+/// their handles (`leased`). The histograms are kvatlas's own (`histograms`).
 struct KvatlasRecorder {
     prometheus: PrometheusRecorder,
     histograms: Arc<Histograms>,
@@ -112,7 +112,7 @@ impl Recorder for KvatlasRecorder {
 ///
 /// # Errors
 ///
-/// As [`install`]. If another library has installed a recorder, the error is the same.
+/// [`MetricsError::Install`] if another library has installed a recorder.
 pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
     static SHARED: Mutex<Option<MetricsHandle>> = Mutex::new(None);
     let mut shared = SHARED.lock();
@@ -154,7 +154,7 @@ fn describe_all() {
     }
 }
 
-/// Runs `record` with a recorder of its own, and returns what was recorded, rendered as text.
+/// Runs `record` with a new recorder, and returns the recorded metrics as text.
 pub fn rendered(record: impl FnOnce()) -> String {
     let recorder = KvatlasRecorder::new();
     ::metrics::with_local_recorder(&recorder, || {

@@ -20,12 +20,12 @@ metric_group! {
 }
 
 impl RedisMetrics {
-    /// Counts commands that were carried out.
+    /// Counts commands of one kind that were carried out.
     pub fn answered(&self, command: RedisCommand, count: u64) {
         self.commands.get(command).increment(count);
     }
 
-    /// Counts a command that was refused, and logs it at level debug.
+    /// Counts a command that was refused. Also writes a log line at level debug.
     pub fn refused(&self, reason: RedisRefusal, detail: &dyn Display) {
         self.refused.get(reason).increment(1);
         log_gated!(

@@ -1,4 +1,5 @@
-//! Metrics and log lines about resyncs. In a resync, the daemon asks a holder's publisher for whatever it lacks of the holder's blocks.
+//! Metrics and log lines about resyncs. In a resync, the daemon asks a holder's publisher for the batches or blocks that the
+//! daemon lacks.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -27,7 +28,7 @@ metric_group! {
 }
 
 impl ResyncMetrics {
-    /// Counts a resync that made its holder exact, records its duration, and logs it at level debug.
+    /// Counts a resync that made its holder exact, and records its duration. Also writes a log line at level debug.
     pub fn succeeded(&self, holder: &dyn Display, batches: usize, elapsed: Duration) {
         self.succeeded.increment(1);
         self.duration.record(elapsed);
@@ -35,8 +36,8 @@ impl ResyncMetrics {
         tracing::debug!(namespace, %holder, batches, ?elapsed, "holder resynchronised");
     }
 
-    /// Logs that no publisher answers for a holder. A resync without an answer is tried again and again: call this once for
-    /// each doubt of a holder, not for each try.
+    /// Logs that no publisher answers for a holder. A resync without an answer is repeated again and again. So call this once for
+    /// each period in which the holder is in doubt, not for each attempt.
     pub fn unanswered(&self, holder: &dyn Display) {
         log_gated!(
             warn "nobody answers for the holder; it is asked for again and again";
@@ -44,8 +45,8 @@ impl ResyncMetrics {
         );
     }
 
-    /// Counts a resync that failed, and logs it. The lines for `NoResponder` and `Superseded` are at level debug; for
-    /// the former, see also [`Self::unanswered`].
+    /// Counts and logs a resync that failed. The lines for `NoResponder` and `Superseded` are at level debug. For `NoResponder`,
+    /// see also [`Self::unanswered`].
     pub fn failed(&self, reason: ResyncFailure, holder: &dyn Display) {
         self.failed.get(reason).increment(1);
         let namespace = &*self.namespace;

@@ -67,8 +67,7 @@ pub struct RestoredSnapshot {
 }
 
 impl SnapshotMetrics {
-    /// Counts a snapshot that has been complete and durable since `written_at`, and logs it. `elapsed` is the time that
-    /// writing it took.
+    /// Counts and logs a snapshot that has been complete and durable since `written_at`. Writing it took the time `elapsed`.
     pub fn written(&self, bytes: u64, elapsed: Duration, written_at: SystemTime) {
         self.written.increment(1);
         self.last_bytes.set(bytes as f64);
@@ -85,7 +84,7 @@ impl SnapshotMetrics {
         tracing::error!(%reason, %error, "snapshot not written; the previous one is kept");
     }
 
-    /// Counts a failed removal of outdated snapshots, and logs the error. The new snapshot is there.
+    /// Counts a failed removal of outdated snapshots, and logs the error. The new snapshot has been written.
     pub fn prune_failed(&self, error: &dyn Display) {
         self.prunes_failed.increment(1);
         tracing::warn!(%error, "outdated snapshots are still there");
@@ -97,7 +96,7 @@ impl SnapshotMetrics {
         tracing::error!(%reason, %location, %error, "snapshot not loaded; an older one is tried");
     }
 
-    /// Publishes the snapshot that the process started from.
+    /// Sets the metrics about the snapshot that the process started from.
     pub fn restored(&self, restored: &RestoredSnapshot) {
         self.restored_holders.set(restored.holders as f64);
         self.restored_blocks.set(restored.blocks as f64);
@@ -105,7 +104,7 @@ impl SnapshotMetrics {
         self.note_newest(restored.created_us);
     }
 
-    /// Counts a snapshot that was sent to the Object Store completely, and logs it.
+    /// Counts and logs a snapshot that was sent to the Object Store completely.
     pub fn uploaded(&self, name: &str, bytes: u64, elapsed: Duration) {
         self.uploaded.increment(1);
         tracing::info!(
@@ -122,7 +121,7 @@ impl SnapshotMetrics {
         tracing::warn!(%error, "snapshot not sent to the Object Store");
     }
 
-    /// Counts a snapshot fetched from the Object Store, and logs it.
+    /// Counts and logs a snapshot fetched from the Object Store.
     pub fn fetched(&self, name: &str, bytes: u64, elapsed: Duration) {
         self.fetched.increment(1);
         tracing::info!(
@@ -145,7 +144,7 @@ impl SnapshotMetrics {
         log_gated!(warn "an object of the Object Store is passed over"; %reason);
     }
 
-    /// Publishes how old the newest snapshot is at `now`.
+    /// Sets the metric of the newest snapshot's age, as of `now`.
     pub fn publish_age(&self, now: SystemTime) {
         let newest_us = self.newest_us.load(Ordering::Relaxed);
         if newest_us > 0 {

@@ -23,14 +23,14 @@ metric_group! {
 }
 
 impl StreamMetrics {
-    /// Publishes the sequence number of the last message that was read, and the number of messages still to be read.
+    /// Sets the metrics of the sequence number of the last message that was read, and of the number of messages still to be read.
     pub fn set_progress(&self, sequence: u64, messages_left: u64) {
         self.sequence.set(sequence as f64);
         self.lag.set(messages_left as f64);
     }
 
-    /// Counts messages that were gone before they were read, and logs it. `expected` is the sequence number of the
-    /// first lost message.
+    /// Counts and logs messages that the stream had dropped before they were read. `expected` is the sequence number of the first
+    /// of them.
     pub fn lost(&self, messages: u64, expected: u64) {
         self.lost.increment(messages);
         log_gated!(
@@ -39,7 +39,7 @@ impl StreamMetrics {
         );
     }
 
-    /// Counts that the consumer has to be made anew, and logs the reason.
+    /// Counts a reset of the stream's consumer, which has to be made anew. Logs the reason.
     pub fn reset(&self, reason: ConsumerReset, detail: &dyn Display) {
         self.resets.get(reason).increment(1);
         log_gated!(

@@ -24,7 +24,7 @@ impl TraceMetrics {
         self.dropped.get(SpanDropReason::QueueFull).increment(1);
     }
 
-    /// Counts spans that a collector has not taken, and logs it.
+    /// Counts and logs spans that a collector has not taken.
     pub fn export_failed(&self, spans: u64, error: &dyn Display) {
         self.dropped.get(SpanDropReason::ExportFailed).increment(spans);
         log_gated!(warn "spans are not exported (traces.endpoint)"; spans, %error);

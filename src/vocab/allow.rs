@@ -1,4 +1,4 @@
-//! Finds the tokens of a vocabulary that may come next, as a mask or in logits.
+//! Finding the tokens of a vocabulary that may come next, as a mask or in logits.
 
 use super::error::{LogitsError, MaskError};
 use super::mask::{Logits, TokenMask};
@@ -8,7 +8,7 @@ use super::token_trie::TokenTrie;
 use super::{table_walk, traverse};
 
 impl TokenTrie {
-    /// Adds to `mask` every token whose bytes the recogniser allows, in order, from its present state.
+    /// Adds to `mask` every token whose bytes the recogniser allows in sequence, beginning in its current state.
     ///
     /// # Errors
     ///
@@ -20,7 +20,8 @@ impl TokenTrie {
         Ok(())
     }
 
-    /// Adds the same tokens as [`allow`](Self::allow) for a table, in less time. The text so far has led to `state`.
+    /// Adds the same tokens as [`allow`](Self::allow), for a recogniser that is a table, in less time. `state` is the
+    /// table's state after the text so far.
     ///
     /// # Errors
     ///
@@ -37,10 +38,11 @@ impl TokenTrie {
         Ok(())
     }
 
-    /// Sets the logits of allowed tokens to 0, and leaves those of the other tokens as they are. The tokens are those of
-    /// [`allow`](Self::allow).
+    /// Sets the logits of allowed tokens to 0, and does not change those of the other tokens. The allowed tokens are
+    /// the same as with [`allow`](Self::allow).
     ///
-    /// The last logit that is needed is one beyond the tokens. It is for nodes without a token, and its value means nothing.
+    /// There must be one more logit than there are tokens. The last logit is for nodes without a token, and its value
+    /// has no meaning.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! The errors in making a vocabulary, or in asking it.
+//! Errors in making or using a vocabulary.
 
 use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 use kvatlas_core::trie::EntryError;
 
-/// Error: the tokens make no vocabulary.
+/// Reason why tokens do not make a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
     /// The number of a token is too large.
@@ -36,7 +36,7 @@ pub enum VocabularyError {
     Trie(#[from] EntryError),
 }
 
-/// Error: the mask is for a vocabulary of another size.
+/// Error for a mask that is for a vocabulary of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the mask is for {mask} tokens, but the vocabulary has {vocabulary}; make it with `TokenTrie::empty_mask`"
@@ -48,7 +48,7 @@ pub struct MaskError {
     pub vocabulary: usize,
 }
 
-/// Error: there are too few logits.
+/// Error for a list with too few logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there are {logits} logits, and the vocabulary needs {needed}: one a token, and one for nodes without a token"
@@ -60,7 +60,7 @@ pub struct LogitsError {
     pub needed: usize,
 }
 
-/// Error: no token begins with a byte of the text.
+/// Error for a byte of a text with which no token begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no token matches at byte {offset} of the text (0x{byte:02x}); use a vocabulary that has all single bytes"
@@ -68,6 +68,6 @@ pub struct LogitsError {
 pub struct UnknownByte {
     /// Offset of the byte from the beginning of the text, in bytes.
     pub offset: usize,
-    /// The byte that no token begins with.
+    /// Byte with which no token begins.
     pub byte: u8,
 }

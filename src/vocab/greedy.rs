@@ -1,16 +1,16 @@
-//! Tokenisation by longest prefix.
+//! Tokenisation by the longest matching prefix.
 
 use super::error::UnknownByte;
 use super::token::TokenId;
 use super::token_trie::TokenTrie;
 
 impl TokenTrie {
-    /// Cuts a text into tokens. Each token is the longest that fits. A model's own tokeniser merges in another order and gives
-    /// other tokens, but they stand for the same bytes.
+    /// Cuts a text into tokens. Each token is the longest one that matches the rest of the text. A model's own
+    /// tokeniser may give other tokens, because it merges bytes in another order, but these stand for the same bytes.
     ///
     /// # Errors
     ///
-    /// If no token begins with a byte of the text.
+    /// If the rest of the text begins with a byte with which no token begins.
     pub fn tokenize_greedily(&self, text: &[u8]) -> Result<Vec<TokenId>, UnknownByte> {
         let mut tokens = Vec::new();
         let mut rest = text;

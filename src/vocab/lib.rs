@@ -1,9 +1,10 @@
-//! Token vocabularies: finds the tokens that may come next, and cuts a text into tokens.
+//! Token vocabularies, for finding the tokens that may come next, and for cutting a text into tokens.
 //!
-//! A [`Vocabulary`] has the bytes of each token; [`load`](Vocabulary::load) reads it from the usual files. A [`TokenTrie`] is its
-//! flat trie (see [`trie`](kvatlas_core::trie)), eight bytes a node, built for one question: *which tokens does a recogniser of
-//! bytes allow next?* The answer is a [`TokenMask`], or written into logits. A [`Recognizer`] can be anything with a stack. A
-//! [`TransitionTable`], such as that of the [`RegexAutomaton`] of a regular expression, needs no stack and is faster.
+//! A [`Vocabulary`] has the bytes of each token; [`load`](Vocabulary::load) reads it from the usual files. A
+//! [`TokenTrie`] is its flat trie (see [`trie`](kvatlas_core::trie)), eight bytes a node, built for one question:
+//! *which tokens does a recogniser of bytes allow next?* The answer is a [`TokenMask`], or is written into logits. A
+//! [`Recognizer`] can be any recogniser with a stack of bytes. A [`TransitionTable`], such as that of the
+//! [`RegexAutomaton`] of a regular expression, needs no stack and is faster.
 //!
 //! # What is allowed
 //!
@@ -24,19 +25,22 @@
 //! # The odd cases
 //!
 //! - Up to [`VOCABULARY_SIZE_MAX`] (2^24) tokens of up to [`TOKEN_BYTES_MAX`] bytes.
-//! - Several tokens with the same bytes are allowed together; look-ups and tokenisation give the lowest of them.
-//! - Special tokens are tokens without bytes here. Such a token is never in a mask and never comes out of tokenisation. No text
-//!   leads to it, and a model that always chose it would never end. To allow such a token, set its bit in the mask.
-//! - A mask holds exactly as many tokens as the vocabulary, so bogus tokens, the made-up numbers of nodes without a token, don't
-//!   show.
+//! - Several tokens with the same bytes are all allowed if one is; look-ups and tokenisation return the lowest of
+//!   them.
+//! - Special tokens have no bytes here. A traversal never adds them to a mask, and tokenisation never returns them.
+//!   No text leads to such a token, and a model that always chose it would never end. To allow such a token, set its
+//!   bit in the mask.
+//! - Nodes without a token have made-up numbers, which are called bogus tokens. A finished mask never shows them,
+//!   because it has exactly the tokens of the vocabulary.
 //!
 //! # Where the time goes
 //!
-//! As a loop with a stack of states, `traverse` has a chain of steps that wait for each other: load the state, load the
-//! transition, store the state, and load it again for the child. Over a table, two walks from both ends of the trie take turns,
-//! so that two chains are always under way. Nodes are packed so that a step needs few instructions (see [`TokenNode`]). If nearly
-//! all nodes are rejected, the chain leads from each rejected node to the next. A list of the roots' bytes cuts the chain where
-//! it is longest. `table_walk.rs` lists the ideas that were tried and the gain of each.
+//! As a loop with a stack of states, `traverse` has a chain of steps that wait for each other: load the state, load
+//! the transition, store the state, and load it again for the child. Over a table, two walks from both ends of the
+//! trie take turns, so that two chains are always under way. Nodes are packed so that a step needs few instructions
+//! (see [`TokenNode`]). If nearly all nodes are rejected, the chain leads from each rejected node to the next. A list
+//! of the roots' bytes cuts the chain where it is longest. `table_walk.rs` lists the ideas that were tried and the
+//! gain of each.
 //!
 //! ```sh
 //! cargo test -p kvatlas-vocab               # property tests

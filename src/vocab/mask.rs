@@ -5,10 +5,11 @@
 use super::error::MaskError;
 use super::token::TokenId;
 
-/// Number of words behind the real ones over which bogus tokens (made-up numbers of nodes without a token) are spread.
+/// Number of words after the words for real tokens, over which bogus tokens are spread. A bogus token is a made-up
+/// number for a node without a token.
 ///
-/// With only one word, each node without a token would wait for the word that the node before it has just written. That would be
-/// a chain through half of all nodes.
+/// With only one such word, each node without a token would wait for the word that the previous such node has just
+/// written. That would be a chain through half of all nodes.
 const BOGUS_WORDS: usize = 16;
 
 /// Returns the number of whole words for the tokens of a vocabulary of `size` tokens.
@@ -16,24 +17,24 @@ fn real_words(size: usize) -> usize {
     size.div_ceil(u64::BITS as usize)
 }
 
-/// Returns the bogus token of a node without a token. `ordinal` counts the nodes as they are made; `size` is the size of the
-/// vocabulary in tokens.
+/// Returns the bogus token for a node without a token. `ordinal` is the number of the node in the order of making;
+/// `size` is the size of the vocabulary in tokens.
 pub(super) fn bogus_token(size: usize, ordinal: usize) -> u32 {
     let word = real_words(size) + ordinal % BOGUS_WORDS;
     // At most 2^24 and 16 words of 64: within the 25 bits of a node.
     u32::try_from(word * u64::BITS as usize).unwrap_or(u32::MAX)
 }
 
-/// A set of tokens of one vocabulary: one bit a token.
+/// Set of tokens of one vocabulary: one bit for each token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
-    /// Bits of the tokens, then words for bogus tokens. The latter are zero except during a traversal.
+    /// Bits of the tokens, followed by words for bogus tokens. These last words are zero except during a traversal.
     words: Vec<u64>,
     size: usize,
 }
 
 impl TokenMask {
-    /// Creates the empty set for a vocabulary of `size` tokens.
+    /// Makes the empty set for a vocabulary of `size` tokens.
     #[must_use]
     pub fn new(size: usize) -> Self {
         Self {
@@ -61,7 +62,7 @@ impl TokenMask {
         word >> (token.0 % 64) & 1 == 1
     }
 
-    /// Adds a token, such as the one that ends a text. Returns false, and adds nothing, for a token out of range.
+    /// Adds a token, such as the one that ends a text. For a token out of range, returns `false` and adds nothing.
     pub fn insert(&mut self, token: TokenId) -> bool {
         let is_real = token.index() < self.size;
         match self.words.get_mut(token.index() / 64) {
@@ -76,7 +77,7 @@ impl TokenMask {
         self.words.fill(0);
     }
 
-    /// Returns how many tokens are in the set.
+    /// Returns the number of tokens in the set.
     #[must_use]
     pub fn count(&self) -> usize {
         self.words().iter().map(|word| word.count_ones() as usize).sum()
@@ -119,14 +120,14 @@ impl TokenMask {
     }
 }
 
-/// The sink for the tokens that a traversal allows.
+/// Receiver of the tokens that a traversal allows.
 pub(super) trait AllowToken {
-    /// Allows a token.
+    /// Marks a token as allowed.
     ///
     /// # Safety
     ///
-    /// The token is that of a node, bogus or not. The vocabulary of the node's trie is as large as the vocabulary that the
-    /// sink was made for.
+    /// The token belongs to a node, or is the bogus token of a node. The vocabulary of the node's trie must have the
+    /// same size as the vocabulary for which the receiver was made.
     unsafe fn allow_of_node(&mut self, token: u32);
 }
 
@@ -138,7 +139,7 @@ impl AllowToken for TokenMask {
     }
 }
 
-/// Logits as a sink: the logit of an allowed token becomes 0. The last logit is for all bogus tokens.
+/// Receiver that writes logits: the logit of an allowed token becomes 0. The last logit is for all bogus tokens.
 pub(super) struct Logits<'a>(pub(super) &'a mut [f32]);
 
 impl AllowToken for Logits<'_> {

@@ -1,14 +1,14 @@
-//! Recognisers: they tell a trie which bytes may come next.
+//! Recognisers, which tell a trie the bytes that may come next.
 
-/// A recogniser of byte sequences with a stack, one entry a byte.
+/// Recogniser of byte sequences, with a stack that has one entry for each byte.
 ///
-/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is
-/// popped.
+/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal, all bytes that it
+/// has pushed have been popped.
 pub trait Recognizer {
     /// Pushes `byte` if it may come next, and otherwise changes nothing. Returns whether `byte` was pushed.
     fn try_push_byte(&mut self, byte: u8) -> bool;
 
-    /// Takes back the last `count` bytes pushed; 0 is common.
+    /// Removes the last `count` pushed bytes; 0 is common.
     fn pop_bytes(&mut self, count: usize);
 
     /// Whether `byte` may come next. Implement this method if there is a cheaper way than to push and pop the byte.
@@ -20,7 +20,7 @@ pub trait Recognizer {
         is_allowed
     }
 
-    /// Called before a traversal.
+    /// Called before a traversal begins.
     fn traversal_started(&mut self) {}
 
     /// Called after a traversal, when all its bytes are popped.

@@ -11,12 +11,13 @@ use regex_automata::{Anchored, MatchKind};
 
 use super::table::{TABLE_STATES_MAX, TableError, TableRow, TransitionTable};
 
-/// The bounds on the cost of an expression.
+/// Bounds on the cost of a regular expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegexLimits {
-    /// Memory, in bytes, of each stage on the way to the automaton.
+    /// Maximum memory, in bytes, of each stage of building the automaton.
     pub stage_bytes_max: usize,
-    /// States of the automaton; each takes 1 KiB in the table. Never more than [`TABLE_STATES_MAX`].
+    /// Maximum number of states of the automaton; each takes 1 KiB in the table. Never more than
+    /// [`TABLE_STATES_MAX`].
     pub states_max: usize,
 }
 
@@ -29,14 +30,14 @@ impl Default for RegexLimits {
     }
 }
 
-/// Error: an expression gives no automaton.
+/// Reason why an expression cannot be made into an automaton.
 #[derive(Debug, thiserror::Error)]
 pub enum RegexError {
-    /// The expression is wrong, or has a part that bytes can't decide, such as Unicode word boundaries; or a stage takes too
-    /// much memory.
+    /// The expression is wrong, or a stage takes too much memory. An expression is also wrong if bytes cannot decide
+    /// a part of it, such as a Unicode word boundary.
     #[error("the expression cannot be used: {}", describe(.0))]
     Expression(#[source] Box<BuildError>),
-    /// The expression looks at text before its start, which is not possible.
+    /// The expression needs to know the text before its start, which is not available.
     #[error("the expression cannot be started: {0}; remove what looks at the text before it")]
     Start(String),
     /// The automaton is too large.
@@ -44,15 +45,15 @@ pub enum RegexError {
         "the expression needs more than {states_max} states; make it simpler, above all its counted repetitions"
     )]
     TooManyStates {
-        /// Largest number of states allowed.
+        /// Maximum number of states.
         states_max: usize,
     },
-    /// The rows of the automaton make no table.
+    /// The rows of the automaton do not make a table.
     #[error("the expression's automaton cannot be used: {0}")]
     Table(#[from] TableError),
 }
 
-/// Returns the text of the innermost reason. For a wrong expression, it shows the place.
+/// Returns the text of the innermost reason. For a wrong expression, the text shows the place of the mistake.
 fn describe(error: &BuildError) -> String {
     let mut reason: &dyn std::error::Error = error;
     while let Some(source) = reason.source() {
@@ -63,9 +64,9 @@ fn describe(error: &BuildError) -> String {
 
 /// The deterministic automaton of a regular expression over bytes.
 ///
-/// A text is recognised if *all* of it matches: the expression is anchored at both ends. The bytes pushed so far are allowed
-/// as long as some continuation is recognised. States without such a continuation are left out. So a token is allowed if and
-/// only if the text, the token and *something* (maybe nothing) after it together match.
+/// A text is recognised if *all* of it matches: the expression is anchored at both ends. Pushed bytes are allowed as
+/// long as some continuation of them is recognised. States without such a continuation are left out. So a token is
+/// allowed exactly if the text, the token and some bytes after it (maybe none) together match.
 ///
 /// The syntax is that of the `regex` crate, in Unicode mode, over UTF-8. A token may end within a character.
 #[derive(Debug, Clone)]
@@ -78,7 +79,7 @@ impl RegexAutomaton {
     ///
     /// # Errors
     ///
-    /// If the expression is wrong, or exceeds the limits.
+    /// If the expression is wrong or exceeds the limits.
     pub fn new(expression: &str, limits: RegexLimits) -> Result<Self, RegexError> {
         let dfa = compile(expression, limits)?;
         let anchored = start::Config::new().anchored(Anchored::Yes);
@@ -115,7 +116,7 @@ fn compile(expression: &str, limits: RegexLimits) -> Result<DFA<Vec<u32>>, Regex
         .map_err(|error| RegexError::Expression(Box::new(error)))
 }
 
-/// Returns the rows of all states that can be reached from `started`, which gets number 0.
+/// Returns the rows of all states that can be reached from `started`. The state `started` gets number 0.
 fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<TableRow>, RegexError> {
     let mut numbers = HashMap::from([(started, 0)]);
     let mut states = vec![started];
@@ -146,8 +147,8 @@ fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<
     Ok(rows)
 }
 
-/// Returns the rows of the states from which some text is recognised, numbered anew. The first state stays the first. If it
-/// recognises no text, there are no rows.
+/// Returns the rows of the states from which some text is recognised, renumbered. The first state stays the first. If
+/// no text is recognised from the first state, there are no rows.
 fn without_dead_ends(rows: &[TableRow]) -> Vec<TableRow> {
     let mut before: Vec<Vec<u32>> = vec![Vec::new(); rows.len()];
     for (state, row) in (0_u32..).zip(rows) {
@@ -196,7 +197,7 @@ mod tests {
             .table
     }
 
-    /// Returns whether `text` may go on, and whether it may end.
+    /// Returns whether `text` may continue, and whether it may end.
     fn judge(expression: &str, text: &str) -> (bool, bool) {
         let table = table(expression);
         let state = table

@@ -1,18 +1,19 @@
-//! Recognisers that are tables: a state and a byte give the next state.
+//! Recognisers that are tables: a state and a byte determine the next state.
 
 use super::recognizer::Recognizer;
 
-/// The most states of a table. Each takes 1 KiB.
+/// Maximum number of states of a table. Each takes 1 KiB.
 pub const TABLE_STATES_MAX: usize = 1 << 16;
 
-/// Transitions of a state, and so the entries of a row.
+/// Number of transitions of a state, which is the number of entries of a row.
 const ROW: usize = 1 << u8::BITS;
 
-/// State of a [`TransitionTable`]. It is valid for that table only. Another table takes it for any state of its own, or for none.
+/// State of a [`TransitionTable`]. It is valid only for that table. Another table may take it for any of its own
+/// states, or for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State(pub(super) u32);
 
-/// Transitions of one state.
+/// Row of a table: the transitions of one state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRow {
     /// Number of the next state for each byte; `None` rejects the byte.
@@ -21,7 +22,7 @@ pub struct TableRow {
     pub is_match: bool,
 }
 
-/// The reason why rows make no table.
+/// Reason why rows do not make a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// There are too many rows.
@@ -52,8 +53,9 @@ pub enum TableError {
 
 /// A deterministic automaton over bytes.
 ///
-/// A state is stored as the place of its row, so that the next state is one load, without a multiplication. Bytes are not
-/// grouped into classes: the further load at each node cost more than the smaller rows saved.
+/// A state is stored as the place of its row, so that finding the next state takes one load and no multiplication.
+/// Bytes are not grouped into classes, because the additional load at each node cost more than the smaller rows
+/// saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionTable {
     /// Rows of 256 entries. An entry is the place where the next state's row begins. The first row belongs to the dead state,
@@ -97,13 +99,13 @@ impl TransitionTable {
         Ok(Self { places, matches })
     }
 
-    /// Returns the state to begin with; `None` if there are no states, so that no text is recognised.
+    /// Returns the first state of every text. `None` if there are no states, so that no text is recognised.
     #[must_use]
     pub fn start(&self) -> Option<State> {
         place_of(0, self.states()).map(State)
     }
 
-    /// Returns how many states there are.
+    /// Returns the number of states.
     #[must_use]
     pub fn states(&self) -> usize {
         self.matches.len() - 1
@@ -134,7 +136,7 @@ impl TransitionTable {
             .unwrap_or_default()
     }
 
-    /// Returns a recogniser with a stack that begins in `state`, for traversals that know nothing of tables.
+    /// Returns a recogniser with a stack, beginning in `state`, for traversals that work with any recogniser.
     #[must_use]
     pub fn recognizer(&self, state: State) -> TableRecognizer<'_> {
         TableRecognizer {
@@ -148,32 +150,33 @@ impl TransitionTable {
         &self.places
     }
 
-    /// Returns the transitions of a state; `None` if the state lies beyond this table.
+    /// Returns the transitions of a state. `None` if the table has no row at the state's place.
     pub(super) fn row(&self, state: State) -> Option<&[u32; ROW]> {
         let start = state.0 as usize;
         self.places.get(start..)?.first_chunk()
     }
 }
 
-/// Returns the place of the row of state number `state`; `None` if `states` states have no such number.
+/// Returns the place of the row of state number `state`. `None` if a table with `states` states has no state of that
+/// number.
 fn place_of(state: u32, states: usize) -> Option<u32> {
     let row = usize::try_from(state).ok().filter(|state| *state < states)? + 1;
     u32::try_from(row * ROW).ok()
 }
 
-/// A [`TransitionTable`] as a [`Recognizer`].
+/// Recogniser with a stack over a [`TransitionTable`].
 #[derive(Debug, Clone)]
 pub struct TableRecognizer<'a> {
     table: &'a TransitionTable,
-    /// The state to begin with, then one state for each byte pushed, then states left over from popped bytes. So a pop only
-    /// lowers `depth`.
+    /// The first state, then one state for each pushed byte, then unused states of popped bytes. So a pop only lowers
+    /// `depth`.
     states: Vec<State>,
-    /// Number of bytes pushed; always less than the number of states.
+    /// Number of pushed bytes; always less than the number of states.
     depth: usize,
 }
 
 impl TableRecognizer<'_> {
-    /// Returns the state after all bytes pushed.
+    /// Returns the state after all pushed bytes.
     #[inline(always)]
     #[must_use]
     pub fn state(&self) -> State {

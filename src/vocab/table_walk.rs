@@ -1,16 +1,19 @@
-//! The traversal for tables: the same set as [`traverse`](super::traverse), in fewer instructions a node.
+//! The traversal for tables. It allows the same tokens as [`traverse`](super::traverse), with fewer instructions for
+//! each node.
 //!
 //! # The chain, and what was tried
 //!
-//! From a node to its child there is a chain: load the state from the stack, load the transition, store the new state, load it
-//! again. A store that is loaded at once takes as long as everything else together. Two things keep the processor busy meanwhile.
-//! Siblings don't wait for each other, so the processor works on several at once by itself. And two *lanes*, one from the first
-//! root on and one from the last root back, take turns at single nodes. So two independent chains are under way at any time. What
-//! is left is the number of instructions a node.
+//! From a node to its child there is a chain: load the state from the stack, load the transition, store the new
+//! state, load it again. Loading a value immediately after its store takes as long as all other steps together. Two
+//! things keep the processor busy meanwhile. Siblings don't wait for each other, so the processor works on several at
+//! once by itself. And two *lanes*, one from the first root on and one from the last root back, take turns at single
+//! nodes. So two independent chains are under way at any time. What remains is the number of instructions for each
+//! node.
 //!
-//! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables of
-//! regular expressions. The first three rows are whole walks in an exploratory program; the rows below tell the change by one
-//! idea alone. The left column is for expressions that accept nearly all, the right one for expressions that reject nearly all.
+//! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with
+//! tables of regular expressions. The first three rows are whole walks in an exploratory program; the rows below tell
+//! the change by a single idea. The left column is for expressions that accept nearly all, the right one for
+//! expressions that reject nearly all.
 //!
 //! | idea | accepting | rejecting |
 //! |---|---|---|
@@ -27,13 +30,14 @@
 //! | 25 bits for a token instead of 24, so that 2^24 tokens have room and bogus ones too | + 0.04 | 0 |
 //! | a list of roots, so that rejected ones are passed without loading nodes | 0 | − 0.4 to − 0.8 |
 //! | two lanes | − 0.06 | − 0.05 |
-//! | fields by direction: the change of depth on the way in, ready to be added, and the other numbers for the way past | − 0.12 | − 0.03 |
+//! | fields by direction: the change of depth into a node, ready to add, and the other numbers for the way past | − 0.12 | − 0.03 |
 //! | large nodes without a test or a call: the way past them is the way in, with the dead state | (included) | |
 //!
-//! So keeping the state in a register shortens the chain, but lost because of its instructions. A second chain beside the first
-//! won. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted, 0.14 to 0.45 where nearly all is
-//! rejected. Any recogniser other than a table has its stack to itself, so it can't be walked in lanes:
-//! [`traverse`](super::traverse) takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
+//! Keeping the state in a register shortens the chain, but is slower because it needs more instructions. A second,
+//! independent chain is faster. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is
+//! accepted, 0.14 to 0.45 where nearly all is rejected. Any recogniser other than a table has its stack to itself, so
+//! it can't be walked in lanes: [`traverse`](super::traverse) takes 0.93 to 1.0 of `toktrie`'s time with the very
+//! same recogniser.
 
 #![allow(
     unsafe_code,
@@ -53,8 +57,8 @@ type Stack = [MaybeUninit<u32>; TOKEN_BYTES_MAX + 1];
 
 /// Adds to `mask`, which must be for the trie's vocabulary, every token that the table allows after `state`.
 ///
-/// Two walks share the work, one from the first root on and one from the last root back. They take turns at single nodes: while
-/// one waits for a state that it has just stored, the other goes on.
+/// Two walks share the work: one from the first root forwards, one from the last root backwards. They take turns, one
+/// node at a time. While one walk waits for a state that it has just stored, the other continues.
 pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask: &mut TokenMask) {
     assert_eq!(mask.size(), trie.vocabulary_size());
     // A state of another table may have no row here.
@@ -96,19 +100,19 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     }
 }
 
-/// Table and mask, which both lanes use.
+/// Table and mask, which both lanes of a walk use.
 struct WalkedTable {
     places: *const u32,
     words: *mut u64,
 }
 
-/// A lane: a walk through the subtree of one root after the other.
+/// Lane: one of the two walks, which goes through the subtrees of its roots one after another.
 struct WalkLane {
     /// Next node of the walk.
     node: *const TokenNode,
     /// End of the root's subtree: the place after its last node.
     end: *const TokenNode,
-    /// Entry of the stack for the parent of the next node.
+    /// Pointer to the entry of the stack for the parent of the next node.
     top: *mut u32,
 }
 
@@ -139,18 +143,18 @@ impl WalkLane {
     ///
     /// # Safety
     ///
-    /// The lane is not done, and was made and begun by [`walk`] with the trie, the table and the mask of `shared`.
+    /// The lane has nodes left, and was made and begun by [`walk`] with the trie, the table and the mask of `shared`.
     ///
-    /// The argument, in terms of what `walk` checks and what types promise:
+    /// The reasons why this is sound, from the checks of `walk` and the guarantees of the types:
     ///
-    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound. So one step
-    ///   into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not a leaf has a child.
-    ///   The size of a leaf is 1, and a large node's stored size is 1, which is a step into it.
+    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound. So
+    ///   one step into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not
+    ///   a leaf has a child. The size of a leaf is 1, and a large node's stored size is 1, which is a step into it.
     /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to
-    ///   [`TOKEN_BYTES_MAX`], the greatest of the type of node; the entry written is `depth`. Every entry read was written: the
-    ///   bottom by `new`, the others at the node's parent. At `end`, `top` is the bottom again.
-    /// - *Table.* Every entry of the stack is the checked start or has been read from the table. Every place in the table has a
-    ///   whole row of 256 behind it. The row of the dead state leads only to itself.
+    ///   [`TOKEN_BYTES_MAX`], the greatest of the type of node; the entry written is `depth`. Every entry read was
+    ///   written: the bottom by `new`, the others at the node's parent. At `end`, `top` is the bottom again.
+    /// - *Table.* Every entry of the stack is the checked start or has been read from the table. Every place in the
+    ///   table has a whole row of 256 behind it. The row of the dead state leads only to itself.
     /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
     #[inline(always)]
     unsafe fn step(&mut self, shared: &WalkedTable) {

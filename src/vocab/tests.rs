@@ -1,4 +1,4 @@
-//! Token tries compared with a recursive definition of their masks.
+//! Masks of token tries, compared with their recursive definition.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn trie(tokens: &[&str]) -> (Vocabulary, TokenTrie) {
     (vocabulary, trie)
 }
 
-/// Node of a token trie in its plainest form: tokens, and children by byte.
+/// Node of a token trie in its simplest form: tokens, and children by byte.
 #[derive(Default)]
 struct Tree {
     tokens: Vec<TokenId>,
@@ -46,7 +46,7 @@ impl Tree {
         &mut self.children[index].1
     }
 
-    /// Traverses the tree recursively, as the crate's documentation defines it.
+    /// Traverses the tree recursively, as the documentation of the crate defines it.
     fn traverse(&self, recognizer: &mut impl Recognizer, allowed: &mut Vec<TokenId>) {
         allowed.extend(&self.tokens);
         for (byte, child) in &self.children {
@@ -66,7 +66,7 @@ impl Tree {
     }
 }
 
-/// Recogniser that checks the order of pushes, pops and hooks.
+/// Recogniser that checks the order in which its methods are called: pushes, pops and hooks.
 struct Watched<'a> {
     inner: TableRecognizer<'a>,
     depth: usize,
@@ -186,7 +186,7 @@ proptest! {
         check_equal(&tokens, &table)?;
     }
 
-    /// Tokens of up to the greatest length, so that a walk needs its whole stack.
+    /// Tokens of up to the maximum length, so that a walk needs its whole stack.
     #[test]
     fn long_tokens_are_walked(lengths in prop::collection::vec(1..=TOKEN_BYTES_MAX, 1..6), table in tables()) {
         let mut tokens: Vec<Vec<u8>> = lengths.iter().map(|length| vec![b'a'; *length]).collect();
@@ -313,7 +313,7 @@ fn wrong_tables_are_refused() {
     assert_eq!(TransitionTable::new(&[]).unwrap().start(), None);
 }
 
-/// Subtrees with more nodes than a node has room to tell, and a token with the greatest number.
+/// Walks subtrees with more nodes than a node can store as a size, and a token with the maximum number.
 #[test]
 fn the_largest_vocabularies_are_walked() {
     let last = VOCABULARY_SIZE_MAX as u64 - 1;
@@ -351,8 +351,8 @@ fn the_largest_vocabularies_are_walked() {
     }
 }
 
-/// Large nodes of both kinds: subtrees too large for their nodes, nested and below a root; and tokens that end too many levels
-/// for their nodes.
+/// Walks large nodes of both kinds. Some have subtrees whose size does not fit in the node, nested and below a root.
+/// Others have more levels to pop than fit in the node.
 #[test]
 fn large_subtrees_are_passed() {
     let mut builder = VocabularyBuilder::new();
@@ -389,7 +389,7 @@ fn large_subtrees_are_passed() {
     }
 }
 
-/// Each flipped bit among the links of a node is noticed.
+/// A flip of any bit in the links of a node is noticed.
 #[test]
 fn hostile_nodes_are_refused() {
     let (_, trie) = trie(&["a", "ab", "abc", "b"]);

@@ -1,21 +1,21 @@
-//! A token's number, and the eight bytes of a node.
+//! Numbers of tokens, and the nodes of a token trie in eight bytes.
 
 use std::fmt;
 
 use kvatlas_core::trie::{FlatNode, Links};
 
-/// The most tokens of a vocabulary: numbers from 0 to one less.
+/// Maximum number of tokens of a vocabulary. All token numbers are below it.
 pub const VOCABULARY_SIZE_MAX: usize = 1 << 24;
 
-/// The most bytes of a token. The longest token met so far, 1,024 blanks, has just as many.
+/// Maximum number of bytes of a token. The longest known token, 1,024 blanks, has exactly this length.
 pub const TOKEN_BYTES_MAX: usize = 1 << (PARENTS_BITS - 1);
 
-/// A token's number.
+/// Number of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(pub u32);
 
 impl TokenId {
-    /// The number as an index.
+    /// Returns the token's number as an index.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -31,7 +31,8 @@ impl fmt::Display for TokenId {
 const BYTE_BITS: u32 = 8;
 const INNER_PARENTS_BITS: u32 = 5;
 const SIZE_BITS: u32 = 15;
-/// One bit more than a token's number needs, for the bogus (made-up) numbers of nodes without a token.
+/// Number of bits for a token's number. It is one more than real tokens need, for the bogus (made-up) numbers of
+/// nodes without a token.
 const TOKEN_BITS: u32 = 25;
 /// Number of bits of the change of depth, which has a sign.
 const PARENTS_BITS: u32 = 11;
@@ -60,25 +61,25 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 ///       11 bits, signed   25, bogus if no token ends   15               5            8
 /// ```
 ///
-/// `num_parents` is the number of levels to pop behind the node's subtree: its pops. A node with children has its pops in a
-/// field of their own. So the first field of every node is the change of depth that a walk needs on the way *into* the
-/// subtree: 1, or `1 - num_parents` for a leaf. That saves the choice between two numbers at each node. On the way past the
-/// subtree, the change of depth is the first field less the pops.
+/// `num_parents` is the number of levels to pop after the node's subtree: its pops. A node with children has a
+/// separate field for its pops. So the first field of every node is the change of depth that a walk needs on the way
+/// *into* the subtree: 1, or `1 - num_parents` for a leaf. That saves the choice between two numbers at each node. On
+/// the way past the subtree, the change of depth is the first field minus the pops.
 ///
-/// A large node has children, and its size or its pops have no room, so it carries neither number. To pass a large node, the
-/// walk of tables goes into it with a state that rejects everything. So the walk needs no choice there either. Other walks
-/// look the numbers up.
+/// A large node has children, but its size or its pops do not fit in its fields, so it carries neither number. To
+/// skip a large node, the walk for tables enters it with a state that rejects everything. So the walk needs no choice
+/// there either. Other walks compute the two numbers from the node's children.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct TokenNode(u64);
 
 impl TokenNode {
-    /// Creates a node without links. `token` has the bits of a token's number, bogus or not.
+    /// Makes a node without links. `token` is the number of a token, real or bogus.
     pub(super) fn new(byte: u8, token: u32) -> Self {
         Self(u64::from(byte) | ((u64::from(token) & TOKEN_MASK) << TOKEN_SHIFT))
     }
 
-    /// Returns the last byte of the path to the node.
+    /// Returns the node's byte, which is the last byte of the path to the node.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the byte is the lowest")]
@@ -86,7 +87,8 @@ impl TokenNode {
         self.0 as u8
     }
 
-    /// Returns the token, or a bogus one: a number that is not below the vocabulary's size.
+    /// Returns the number of the node's token. A node without a token has a bogus number, which is not below the
+    /// vocabulary's size.
     #[inline(always)]
     #[must_use]
     pub fn token_bits(self) -> u32 {
@@ -100,7 +102,7 @@ impl TokenNode {
         self.depth_into() < 1
     }
 
-    /// Whether the node has children and no room for its links.
+    /// Whether the node has children but its links do not fit in its fields.
     #[inline(always)]
     pub(super) fn is_large(self) -> bool {
         self.depth_past() > 0
@@ -120,14 +122,14 @@ impl TokenNode {
         (self.0 as i64 >> PARENTS_SHIFT) as isize
     }
 
-    /// Returns `num_parents` of a node with children; 0 for a large one and for a leaf.
+    /// Returns `num_parents` of a node with children. Returns 0 for a large node and for a leaf.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 5 bits")]
     pub(super) fn inner_parents(self) -> usize {
         (self.0 >> INNER_PARENTS_SHIFT & INNER_PARENTS_MAX) as usize
     }
 
-    /// Returns the node with one bit flipped, as in a damaged file.
+    /// Returns the node with one bit flipped, as in damaged data.
     #[cfg(test)]
     pub(super) fn with_bit_flipped(self, bit: u32) -> Self {
         Self(self.0 ^ 1 << bit)

@@ -1,4 +1,4 @@
-//! The trie of a vocabulary.
+//! Token tries: the flat trie of a vocabulary's tokens.
 
 use super::error::VocabularyError;
 use super::mask::{TokenMask, bogus_token};
@@ -6,7 +6,7 @@ use super::token::{TokenId, TokenNode};
 use super::tokens::Vocabulary;
 use kvatlas_core::trie::FlatTrie;
 
-/// Root of the trie: a first byte of tokens, and the range of nodes of its subtree.
+/// Root of the trie: the first byte of some tokens, and the range of nodes of its subtree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Root {
     pub(super) start: u32,
@@ -19,7 +19,7 @@ pub(super) struct Root {
 pub struct TokenTrie {
     flat: FlatTrie<TokenNode>,
     roots: Vec<Root>,
-    /// Index of the first root of each byte.
+    /// Index of the first root with each byte.
     first_roots: Vec<Option<u32>>,
     vocabulary_size: usize,
 }
@@ -60,13 +60,13 @@ impl TokenTrie {
         })
     }
 
-    /// Returns the flat trie, for walks of other kinds.
+    /// Returns the flat trie, for callers that walk over it themselves.
     #[must_use]
     pub fn flat(&self) -> &FlatTrie<TokenNode> {
         &self.flat
     }
 
-    /// Returns how many nodes there are.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.flat.len()

@@ -1,4 +1,4 @@
-//! Vocabularies: the bytes that each token stands for.
+//! Vocabularies: the bytes of each token.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,20 @@ use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
-    /// The offsets where each token's bytes end; the next token's bytes begin there.
+    /// Offset at which each token's bytes end. The next token's bytes begin there.
     ends: Vec<u32>,
 }
 
 impl Vocabulary {
-    /// Returns the size of the vocabulary: one more than the greatest number in use, gaps included.
+    /// Returns the size of the vocabulary: one more than the largest token number in use. Unused numbers below it
+    /// count, too.
     #[must_use]
     pub fn size(&self) -> usize {
         self.ends.len()
     }
 
-    /// Returns the bytes of a token; empty for special tokens and gaps, `None` beyond the vocabulary.
+    /// Returns the bytes of a token. They are empty for special tokens and unused numbers. `None` beyond the
+    /// vocabulary.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> Option<&[u8]> {
         let end = *self.ends.get(token.index())?;
@@ -39,14 +41,14 @@ impl Vocabulary {
             .map_while(|token| Some((token, self.bytes(token)?)))
     }
 
-    /// Returns the number of tokens without bytes: special tokens and gaps.
+    /// Returns the number of tokens without bytes: special tokens and unused numbers.
     #[must_use]
     pub fn without_bytes(&self) -> usize {
         self.iter().filter(|(_, bytes)| bytes.is_empty()).count()
     }
 }
 
-/// Collects tokens in any order.
+/// Builder of a vocabulary. Tokens are added in any order.
 #[derive(Debug, Clone, Default)]
 pub struct VocabularyBuilder {
     tokens: BTreeMap<u32, Vec<u8>>,
@@ -54,7 +56,7 @@ pub struct VocabularyBuilder {
 }
 
 impl VocabularyBuilder {
-    /// Creates a builder without tokens.
+    /// Makes a builder without tokens.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -64,7 +66,7 @@ impl VocabularyBuilder {
     ///
     /// # Errors
     ///
-    /// If the number is too large or is taken by other bytes, or the bytes are too many.
+    /// If the number is too large, if the number already has other bytes, or if there are too many bytes.
     pub fn insert(&mut self, id: u64, bytes: Vec<u8>) -> Result<(), VocabularyError> {
         let token = checked(id, &bytes)?;
         match self.tokens.get(&token.0) {
@@ -73,11 +75,11 @@ impl VocabularyBuilder {
         }
     }
 
-    /// Adds a token, or gives other bytes to a token that is there.
+    /// Adds a token, or replaces the bytes of a token that exists.
     ///
     /// # Errors
     ///
-    /// If the number is too large or the bytes are too many.
+    /// If the number is too large, or if there are too many bytes.
     pub fn replace(&mut self, id: u64, bytes: Vec<u8>) -> Result<(), VocabularyError> {
         let token = checked(id, &bytes)?;
         self.tokens.insert(token.0, bytes);
@@ -100,11 +102,11 @@ impl VocabularyBuilder {
         Ok(())
     }
 
-    /// Builds the vocabulary of the collected tokens.
+    /// Builds the vocabulary of the added tokens.
     ///
     /// # Errors
     ///
-    /// If the tokens have more than 4 GiB together.
+    /// If all tokens together have more than 4 GiB.
     pub fn build(self) -> Result<Vocabulary, VocabularyError> {
         let last = self.tokens.last_key_value().map_or(0, |(id, _)| *id as usize + 1);
         let mut vocabulary = Vocabulary {

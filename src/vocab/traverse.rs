@@ -1,4 +1,4 @@
-//! Traversal for any recogniser, as the crate's documentation defines it.
+//! Traversal of a token trie for any recogniser, as the documentation of the crate defines it.
 
 #![allow(
     unsafe_code,
@@ -12,7 +12,7 @@ use super::recognizer::Recognizer;
 use super::token::TokenNode;
 use super::token_trie::{Root, TokenTrie};
 
-/// Allows every token that the recogniser allows.
+/// Reports to `allowed` every token that the recogniser allows.
 pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allowed: &mut impl AllowToken) {
     recognizer.traversal_started();
     let mut roots = trie.roots();
@@ -23,10 +23,11 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
     recognizer.traversal_finished();
 }
 
-/// Returns the first run of neighbouring roots that are allowed, as a range of nodes, and the roots after it.
+/// Returns the first run of neighbouring roots that are allowed, as a range of nodes. Also returns the roots after
+/// it.
 ///
-/// The roots are the widest part of the trie, with the longest skips. A walk over the nodes, from one rejected root to the next,
-/// waits at each step for the load of the next node. A walk over this list does not wait.
+/// The roots are the widest part of the trie, with the longest skips. A walk over the nodes, from one rejected root
+/// to the next, waits at each step for the load of the next node. A walk over this list does not wait.
 fn next_run(roots: &[Root], mut is_allowed: impl FnMut(u8) -> bool) -> Option<(Range<usize>, &[Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;
     let (start, rest) = roots.get(first..)?.split_first()?;
@@ -69,7 +70,7 @@ fn traverse_run(
     recognizer.pop_bytes(pops);
 }
 
-/// Returns the size of a large node's subtree, and the change of depth to the next node past it.
+/// Returns the size of a large node's subtree, and the change of depth to the node after the subtree.
 #[cold]
 fn past_large(trie: &TokenTrie, node: *const TokenNode) -> (usize, isize) {
     let nodes = trie.nodes().as_ptr_range();

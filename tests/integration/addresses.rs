@@ -75,6 +75,8 @@ async fn every_answer_says_where_a_holder_is() {
     );
 
     let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    // A look-up without a model waits for all models.
+    client.listed().await;
     let both = json!({"address": "10.0.0.7:8000", "labels": {"role": "prefill", "zone": "a"}});
     let said = |holder: &Value| json!({"address": holder["address"], "labels": holder["labels"]});
     let wanted = json!({"namespace": "llama", "sequence_hashes": [10, 11]});

@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::jetstream::{JETSTREAM, Restartable, servers};
-use crate::support::{Client, daemon, hashes, matches, reasons, removed, snapshots_in, stored, stored_after};
+use crate::support::{
+    Client, daemon, eventually, hashes, matches, reasons, removed, snapshots_in, stored, stored_after,
+};
 use kvatlas_core::snapshot::{Frame, SnapshotReader, verify};
-use kvatlas_core::wire::{Tier, WireLimits};
+use kvatlas_core::wire::{BatchCursor, Tier, WireLimits};
 
 type Settings<'a> = [(&'a str, &'a str)];
 
@@ -87,6 +89,65 @@ async fn with_jetstream_a_restart_is_exact() {
         let broker = Restartable::start(&server).await;
         Box::pin(restart_again_and_again(broker.url(), &[JETSTREAM], true)).await;
     }
+}
+
+/// A snapshot does not tell that two publishers claim a holder, or that batches of a publisher are dropped.
+#[tokio::test(flavor = "multi_thread")]
+async fn doubts_of_the_moment_outlast_a_restart_and_raised_limits_read_the_stream_again() {
+    let broker = Restartable::start(&crate::support::server()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let limit = "limits.max_workers_per_namespace";
+    let settings = |most: &'static str| {
+        [
+            (key, directory.clone()),
+            (JETSTREAM.0, JETSTREAM.1.to_owned()),
+            (limit, most.to_owned()),
+        ]
+    };
+    let begin = async |most: &'static str| {
+        let owned = settings(most);
+        let settings: Vec<_> = owned.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        daemon(broker.url(), &settings).await
+    };
+    let first = begin("1").await;
+    let client = Client::connect(broker.url()).await;
+    let at = |epoch| BatchCursor { epoch, seq: 0 };
+    let mut higher = client.publisher("gpu-0", 0).resuming(at(9));
+    client
+        .tell(&mut higher, "gpu-0", 0, vec![stored(hashes(10, 4))])
+        .await;
+    let mut lower = client.publisher("gpu-0", 0).resuming(at(5));
+    lower
+        .publish(Tier::DEVICE, vec![stored(hashes(10, 1))])
+        .await
+        .unwrap();
+    let mut dropped = client.publisher("gpu-1", 0);
+    let events = vec![stored(hashes(20, 3))];
+    dropped.publish(Tier::DEVICE, events).await.unwrap();
+    eventually("both are doubted", async || {
+        let holder = client.holder("gpu-0", 0).await?;
+        let doubtful = client.ask(hashes(900, 1)).await.doubtful_holders;
+        (reasons(&holder) == ["contested"] && doubtful == 2).then_some(())
+    })
+    .await;
+    first.stop().await;
+
+    let second = begin("1").await;
+    let reply = client.ask(hashes(10, 4)).await;
+    assert_eq!(matches(&reply), [("gpu-0".to_owned(), 0, 4, false)]);
+    assert!(!client.ask(hashes(20, 3)).await.is_exact(), "gpu-1 may have them");
+    second.stop().await;
+
+    let third = begin("2").await;
+    eventually("what was dropped is read from the stream", async || {
+        let reply = client.ask(hashes(20, 3)).await;
+        (matches(&reply) == [("gpu-1".to_owned(), 0, 3, true)]).then_some(())
+    })
+    .await;
+    let known = client.holder("gpu-0", 0).await.unwrap();
+    assert_eq!((known.blocks, known.exact), (4, false));
+    third.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

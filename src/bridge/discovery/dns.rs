@@ -22,7 +22,7 @@ use super::found::{SERVER_PORT, ServerPort, server_at};
 use super::reports::Reports;
 use super::spec::DnsPlace;
 
-/// Number of answers in a row without an engine, after which the engine counts as gone.
+/// Number of consecutive answers without an engine after which the engine counts as gone.
 const MISSED_MAX: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ enum DnsError {
     SeveralPorts { target: String },
 }
 
-/// Engines of a name, each with the number of answers in a row that have lacked it.
+/// Engines behind a DNS name, each with the number of consecutive answers that have lacked it.
 #[derive(Debug, Default)]
 struct KnownServers(BTreeMap<String, (NewServer, u32)>);
 
@@ -52,7 +52,7 @@ impl KnownServers {
     }
 }
 
-/// Asks for `place` for ever.
+/// Resolves the name of `place` every `interval`, for ever, and reports the engines.
 pub(super) async fn run(place: &DnsPlace, defaults: &EngineDefaults, interval: Duration, reports: &Reports) {
     let mut known = KnownServers::default();
     let mut resolver = None;
@@ -139,8 +139,8 @@ async fn addresses(
     Ok(found.iter().map(server).collect())
 }
 
-/// Returns an engine for each SRV record of `name`. Its name is the first label of the record's target: for a pod with a name in DNS, the
-/// pod's name.
+/// Returns an engine for each SRV record of `name`. The engine's name is the first label of the record's target: for a pod
+/// with a name in DNS, the pod's name.
 async fn records(
     resolver: &TokioResolver,
     name: &str,

@@ -1,13 +1,13 @@
-//! Event planes of Dynamo, read from the records of its discovery. The records say which publishers there are, over what they publish, and
-//! which model a component serves.
+//! Event planes of Dynamo, read from the records of its discovery. The records say which publishers there are, over what
+//! they publish, and which model a component serves.
 //!
 //! | key | what the record says |
 //! |---|---|
 //! | `v1/event_channels/SCOPE/topic/kv-events/PUBLISHER` | the publisher's address on ZeroMQ, or its subject on NATS |
 //! | `v1/mdc/NAMESPACE/COMPONENT/ENDPOINT/INSTANCE` | the model of the endpoint, and the size of its blocks |
 //!
-//! On ZeroMQ each publisher is a plane (a source of events) of its own, and is gone with its record. On NATS all publishers of an endpoint
-//! share one subject.
+//! On ZeroMQ each publisher is a plane (a source of events) of its own, and is gone with its record. On NATS all publishers
+//! of an endpoint share one subject.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -75,8 +75,8 @@ pub(super) async fn run(
     }
 }
 
-/// Reads the records. Returns the models' cards by their scopes, and writes the publishers to `known` by their keys. A publisher whose
-/// record cannot be read stays as it was.
+/// Reads the records. Returns the models' cards by their scopes, and writes the publishers to `known` by their keys. A
+/// publisher whose record cannot be read stays as it was.
 async fn look(
     place: &DynamoPlace,
     known: &mut BTreeMap<String, Channel>,
@@ -94,7 +94,7 @@ async fn look(
     Ok(cards.iter().filter_map(|(_, value)| read_card(value)).collect())
 }
 
-/// Returns the engines of these publishers, and in words why some are not followed.
+/// Returns the engines of these publishers, and a text that says why some publishers are not followed.
 fn engines<'a>(
     place: &DynamoPlace,
     channels: impl Iterator<Item = &'a Channel>,

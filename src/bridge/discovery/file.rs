@@ -1,7 +1,7 @@
 //! Engines in files: in one file, or in all `*.toml` of a folder, in the form of `--engines-file`.
 //!
-//! Files are polled rather than watched. This works with every file system, and with a ConfigMap, whose files are links to a folder that is
-//! replaced as a whole. A file that cannot be used changes nothing.
+//! Files are polled rather than watched. This works with every file system, and with a ConfigMap, whose files are links to a
+//! folder that is replaced as a whole. A file that cannot be used changes nothing.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -14,7 +14,7 @@ use kvatlas_process::registry::GivenEngine;
 use super::super::spec::{EngineDefaults, SpecError, parse_engines_file};
 use super::reports::Reports;
 
-/// Most files of a folder.
+/// Maximum number of files of a folder.
 const FILES_MAX: usize = 1024;
 /// Age below which a file may change again without a new [`FileMark`], because clocks of file systems are coarse.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ enum EngineFileError {
     Spec(#[from] SpecError),
 }
 
-/// Mark of a file at its reading. A changed or replaced file has another mark.
+/// Mark by which versions of a file are told apart. A changed or replaced file has another mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileMark {
     path: PathBuf,
@@ -85,8 +85,8 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
     }
 }
 
-/// Result of a look: the marks of the files and their engines. The marks are `None` if a file is so new that it may change without a new
-/// mark.
+/// Result of a look: the marks of the files and their engines. The marks are `None` if a file is so new that it may change
+/// without a new mark.
 type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
 /// Reads the engines of all files; `None` if the files' marks are the same as `seen`.

@@ -7,7 +7,7 @@ use kvatlas_process::registry::{Discovered, NewServer};
 use super::super::http::authority;
 use super::super::spec::EngineDefaults;
 
-/// Port of an engine's server if nothing tells it: the usual one of vLLM.
+/// Default port of an engine's server: the usual port of vLLM.
 pub(super) const SERVER_PORT: u16 = 8000;
 
 /// Port at which an engine's server is asked.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use kvatlas_core::wire::{Labels, ProfileError};
 
-/// Longest value of a pod's label, in bytes. The Kubernetes API takes no longer one.
+/// Maximum length of a pod label's value, in bytes, as the Kubernetes API allows it.
 const VALUE_BYTES_MAX: usize = 63;
 
 /// Keys of the pods' labels that become labels of their engines.
@@ -35,7 +35,7 @@ impl FromStr for PodLabels {
 }
 
 impl PodLabels {
-    /// Returns the labels of a pod whose keys were chosen.
+    /// Returns the chosen labels of a pod, that is, the labels with these keys.
     pub fn of(&self, pod: &BTreeMap<String, String>) -> Labels {
         let chosen = self.0.iter().filter_map(|key| pod.get_key_value(key));
         let chosen = chosen.map(|(key, value)| (key.clone(), value.clone()));

@@ -1,9 +1,9 @@
 //! Discovery: finds engines by DNS, in files that are watched, as pods of Kubernetes, and in the records of Dynamo.
 //!
 //! A source yields the whole set of engines that it knows, once at first and then after each change. One function,
-//! [`Bridge::replace`], applies the difference. A new engine is followed, a changed one (also in its identity) begins anew, and
-//! an engine that is gone is forgotten at once. A source that cannot look just now yields nothing, and the engines that it has
-//! known stay.
+//! [`Bridge::replace`], applies the difference. A new engine is followed, a changed one (also in its identity) begins anew,
+//! and an engine that is gone is forgotten immediately. A source that cannot look just now yields nothing, and the engines
+//! that it has known stay.
 //!
 //! | source | knows | is asked |
 //! |---|---|---|
@@ -62,7 +62,8 @@ impl Default for DiscoverOptions {
 }
 
 impl Bridge {
-    /// Begins to follow the engines that a source finds, until the bridge stops. Settings that nothing else tells come from `defaults`.
+    /// Begins to follow the engines that a source finds, until the bridge stops. Settings that nothing else tells come from
+    /// `defaults`.
     pub fn discover(&self, what: &Discover, defaults: &EngineDefaults, options: DiscoverOptions) {
         let (reports, known) = Reports::new(what.as_str(), what.kind(), self.metrics());
         self.spawn_source(apply(self.clone(), reports.clone(), known));

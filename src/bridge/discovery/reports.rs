@@ -11,7 +11,7 @@ use kvatlas_process::registry::{GivenEngine, NewServer};
 use kvatlas_telemetry::labels::EngineSource;
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
-/// Most engines of one source. Further engines are not followed, and an error says so.
+/// Maximum number of engines of one source. Further engines are not followed, and an error says so.
 pub(super) const FOUND_MAX: usize = 16_384;
 
 /// A source of engines, as operators see it.
@@ -19,7 +19,7 @@ pub(super) const FOUND_MAX: usize = 16_384;
 pub struct SourceState {
     /// The source, as it was given.
     pub source: String,
-    /// The number of engines that it knows.
+    /// Number of engines that the source knows.
     pub engines: usize,
     /// Error that keeps the source from looking; `None` if it can look.
     pub last_error: Option<String>,
@@ -32,7 +32,7 @@ pub struct SourceState {
     expect(dead_code, reason = "no other source can be asked")
 )]
 pub(crate) enum LookError {
-    /// The source cannot look just now.
+    /// The source cannot be asked at the moment.
     #[error("another engine may have its address by now, and where it was found nobody can be asked: {0}")]
     Unanswered(String),
     /// The source no longer knows the engine at this address, and is about to report that.
@@ -60,7 +60,8 @@ pub(crate) struct Reports {
 pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
 
 impl Reports {
-    /// Makes the reports of a source, and their receiver. The receiver is made before the first report, which it would otherwise miss.
+    /// Makes the reports of a source, and their receiver. The receiver is made before the first report, which it would
+    /// otherwise miss.
     pub(super) fn new(
         source: &str,
         kind: EngineSource,
@@ -101,7 +102,7 @@ impl Reports {
         self.set_trouble(Some(format!("{error}")));
     }
 
-    /// Notes what is wrong, and logs it if it has changed. `None` notes that nothing is wrong.
+    /// Stores what is wrong with the source, and logs a change of it. `None` means that nothing is wrong.
     fn set_trouble(&self, trouble: Option<String>) {
         let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
         let source = &*self.source;
@@ -131,7 +132,8 @@ impl Reports {
         &self.source
     }
 
-    /// Asks the source whether an engine is still the one that was found. A source that cannot be asked confirms all that it has reported.
+    /// Asks the source whether an engine is still the one that was found. A source that cannot be asked confirms all that it
+    /// has reported.
     pub(crate) async fn confirm(&self, server: &NewServer) -> Result<(), LookError> {
         match self.look.get() {
             Some(look) => look(server.clone()).await,

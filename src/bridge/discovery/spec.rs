@@ -15,7 +15,7 @@ pub struct Discover {
     pub(super) place: DiscoveryPlace,
 }
 
-/// The place where a source looks.
+/// Place where a source looks for engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DiscoveryPlace {
     Dns(DnsPlace),
@@ -46,7 +46,7 @@ pub(super) enum KubernetesPlace {
 
 #[cfg(feature = "kubernetes")]
 impl KubernetesPlace {
-    /// Namespace; `None` for the namespace of the bridge's own pod.
+    /// Returns the Kubernetes namespace to look in; `None` for the namespace of the bridge's own pod.
     pub(super) fn namespace(&self) -> Option<&str> {
         let namespace = match self {
             Self::Pods(place) => &place.namespace,
@@ -79,9 +79,9 @@ pub(super) struct ServicePlace {
 #[cfg(feature = "kubernetes")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodsPlace {
-    /// A label selector.
+    /// Label selector that the pods match.
     pub(super) selector: String,
-    /// Namespace; `None` for the namespace of the bridge's own pod.
+    /// Kubernetes namespace of the pods; `None` for the namespace of the bridge's own pod.
     pub(super) namespace: Option<String>,
     /// Ports of all engines; empty if the pod's containers tell the port.
     pub(super) ports: Vec<u16>,
@@ -91,7 +91,7 @@ pub(super) struct PodsPlace {
 
 #[cfg(feature = "kubernetes")]
 impl PodsPlace {
-    /// Tells whether a pod has several engines, which are named by the indices of their ports.
+    /// Whether a pod has several engines. Their names then end in the indices of their ports.
     pub(super) fn is_ranked(&self) -> bool {
         self.ports.len() > 1
     }
@@ -100,7 +100,7 @@ impl PodsPlace {
 /// Records of Dynamo's discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DynamoPlace {
-    /// Place of the records.
+    /// Place from which the records are read.
     pub(super) records: Discovery,
     /// URL of the NATS server for event planes over NATS; `None` if it is not given.
     pub(super) nats: Option<String>,
@@ -108,7 +108,7 @@ pub(super) struct DynamoPlace {
     pub(super) component: Option<DynamoComponent>,
 }
 
-/// A text that is no source of engines.
+/// Error for a text that is no source of engines.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?}: {reason}; write dns:NAME[:PORT][@SERVER:PORT], file:PATH, kubernetes:SELECTOR[@NAMESPACE][:PORT], \

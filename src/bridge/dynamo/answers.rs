@@ -1,7 +1,8 @@
 //! Answers of a worker to a question for its events, and the questions that lead to its whole state.
 //!
-//! A dump is not of one moment: it has all events up to its number, and may have some later ones. So each dump is followed by a question
-//! from its number on. Only the dump and the second answer together are a state: the state after the last event of the second answer.
+//! A dump is an answer with everything that the worker has. It is not of one moment: it has all events up to its number, and
+//! may have some later ones. So each dump is followed by a question from its number on. Only the dump and the second answer
+//! together are a state: the state after the last event of the second answer.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -14,7 +15,8 @@ use super::holder_of;
 use super::questions::{ANSWER_BYTES_MAX, Asker, QuestionError, Room};
 use super::records::SourceRecord;
 
-/// Most questions for one state. A worker that stores faster than it can be asked has no state that can be read.
+/// Maximum number of questions for one state. If a worker stores blocks faster than it can be asked, its state cannot be
+/// read.
 const ROUNDS_MAX: usize = 4;
 
 /// Error that keeps a worker's state from being read.
@@ -26,7 +28,7 @@ pub(in super::super) enum AnswerError {
     /// The worker has answered with an error instead of its events.
     #[error("the worker answers: {0}")]
     Worker(String),
-    /// The worker's answer is of another form.
+    /// The worker's answer does not have the expected form.
     #[error("the answer cannot be read: {0}")]
     Form(String),
     /// The answer has events of another worker.
@@ -35,9 +37,9 @@ pub(in super::super) enum AnswerError {
     /// The numbers of two answers contradict each other.
     #[error("the worker counts backwards: event {newest} is its last, and {known} is known")]
     Backwards {
-        /// Number of the newest event by the last answer.
+        /// Number of the newest event, as the last answer tells it.
         newest: u64,
-        /// Number of the last event of the answer before.
+        /// Number of the last event in the answer before.
         known: u64,
     },
     /// Each dump was outdated when the next answer came.
@@ -57,7 +59,7 @@ pub(super) struct DecodedEvents {
 #[derive(Debug)]
 pub(in super::super) struct Caught {
     _room: Room,
-    /// Full state of the worker; `None` if the events that were known before are enough to go on from.
+    /// Full state of the worker; `None` if `tail` continues the events that were known before.
     pub(super) base: Option<DecodedEvents>,
     /// Events after the full state, or after the known events; `None` if there are none.
     pub(super) tail: Option<DecodedEvents>,

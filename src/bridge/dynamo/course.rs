@@ -20,15 +20,16 @@ use kvatlas_engines::{EngineBatch, EngineChange, Reason};
 use super::super::follower::FollowOptions;
 use super::records::SourceRecord;
 
-/// Intervals between two questions to a worker that is silent. Each question makes the worker write two lines to its log.
+/// Number of intervals ([`Pace`]) between two questions to a worker that is silent. Each question makes the worker write two
+/// lines to its log.
 const QUIET_INTERVALS: u32 = 5;
-/// Most intervals between two questions for everything, after answers that left a doubt.
+/// Maximum number of intervals ([`Pace`]) between two questions for everything, after answers that left a doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
-/// Times at which workers are asked.
+/// Intervals at which workers are asked.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
-    /// Pause between a worker's last message and the question whether that was its last.
+    /// Pause after a worker's message before the worker is asked whether it has sent more.
     interval: Duration,
     /// Time from the last sign of life until a worker that does not answer is out of sight.
     pub(super) silent_after: Duration,
@@ -66,9 +67,9 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) record: SourceRecord,
-    /// Number of the worker's next event; `None` if the known events do not count.
+    /// Number of the event that is expected next; `None` if the known events no longer count.
     pub(super) due: Option<u64>,
-    /// Largest event number that was heard of; `None` before the first.
+    /// Largest event number that a message or an answer has named; `None` before the first.
     heard: Option<u64>,
     /// Whether all events below the next number are applied, and none beyond it has come.
     pub(super) is_whole: bool,
@@ -76,7 +77,7 @@ pub(super) struct Course {
     pub(super) is_heard: bool,
     /// Messages that wait until the events before them have come.
     pub(super) waiting: Vec<Bytes>,
-    /// Number of the last question; `None` if it is no longer open.
+    /// Number of the open question; `None` if no question is open.
     pub(super) asked: Option<u64>,
     ask_at: Instant,
     failures: u32,
@@ -111,8 +112,8 @@ impl Course {
         self.heard = numbers.fold(self.heard, Option::max);
     }
 
-    /// Notes that events are missing or in doubt, so that the worker is asked at once. With `counts_anew`, the worker's numbers begin
-    /// again.
+    /// Notes that events are missing or in doubt, so that the worker is asked immediately. With `counts_anew`, the worker's
+    /// numbers begin again.
     pub(super) fn break_off(&mut self, counts_anew: bool) {
         if counts_anew {
             (self.due, self.heard) = (None, None);
@@ -129,8 +130,8 @@ impl Course {
         self.ask_at = Instant::now();
     }
 
-    /// Begins the question number `name`, and returns the number of the first event to ask for; `None` if it is not time to ask.
-    /// That event is the last known one, so the worker has it. An inner `None` asks for everything.
+    /// Begins the question number `name`. Returns `None` if it is not time to ask. Otherwise the inner value is the first
+    /// event to ask for: the last known event, which the worker has. An inner `None` asks for everything.
     pub(super) fn question(&mut self, name: u64) -> Option<Option<u64>> {
         if self.asked.is_some() || self.ask_at > Instant::now() {
             return None;
@@ -139,8 +140,8 @@ impl Course {
         Some(self.due.map(|due| due.saturating_sub(1)))
     }
 
-    /// Returns the number that is due after the events of `batch`, if they go on from `due`; `None` if an event is missing or has
-    /// no number. With `clears_all`, events before a clear at the beginning of the batch may be missing.
+    /// Returns the number that is due after the events of `batch`, if they continue from `due`; `None` if an event is
+    /// missing or has no number. With `clears_all`, events before a clear at the beginning of the batch may be missing.
     pub(super) fn next_due(&self, due: u64, batch: &EngineBatch, clears_all: bool) -> Option<u64> {
         if batch.events().iter().any(|event| event.id.is_none()) {
             return None;
@@ -167,7 +168,7 @@ impl Course {
         })
     }
 
-    /// Tells whether all events whose numbers were heard of have been applied.
+    /// Whether all events up to the highest known number have been applied.
     pub(super) fn is_complete(&self) -> bool {
         self.due
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))

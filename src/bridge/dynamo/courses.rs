@@ -2,9 +2,9 @@
 //! because of a hole, a doubt or a late start.
 //!
 //! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages
-//! wait. That ends once an answer and the waiting messages together reach the last number that was heard of. A silent worker is
-//! asked now and then: the answer shows that it lives, and brings events that were lost last. A worker whose record is taken away
-//! is gone.
+//! wait. That ends once an answer and the waiting messages together reach the last number that was heard of. A silent worker
+//! is asked now and then: the answer shows that it lives, and brings the newest events if they were lost. A worker whose
+//! record is taken away is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,9 +22,10 @@ use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
 use super::{MessageOrder, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
-/// Most bytes of waiting messages of all workers of a plane. Further messages are dropped, and asked for once more.
+/// Maximum size of the waiting messages of all workers of a plane together, in bytes. Further messages are dropped, and
+/// asked for again.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Most publishers that are remembered as gone. Messages that still come of them are left out.
+/// Maximum number of publishers that are remembered as gone. Messages that still come from them are left out.
 const GONE_MAX: usize = 4096;
 
 /// Address of an event plane, by which the records of its publishers are recognized.
@@ -44,7 +45,7 @@ impl PlaneAddress {
     }
 }
 
-/// A question to a worker.
+/// A question to a worker for its events.
 #[derive(Debug)]
 pub(in super::super) struct WorkerQuestion {
     publisher: u64,
@@ -84,7 +85,7 @@ impl Courses {
         }
     }
 
-    /// Tells whether a publisher's worker is gone, by the records.
+    /// Whether a publisher's worker is gone, according to the records.
     pub(super) fn is_gone(&self, publisher: u64) -> bool {
         self.gone.contains(&publisher)
     }
@@ -106,8 +107,8 @@ impl Courses {
         failed.or_else(|| self.records.trouble.clone())
     }
 
-    /// Returns the records that concern this plane: those of its own publishers, and those of publishers for which `heard` holds. A worker
-    /// that two publishers report is left out, as nobody knows which of them to believe.
+    /// Returns the records that concern this plane: those of its own publishers, and those of publishers for which `heard`
+    /// holds. A worker that two publishers report is left out, as nobody knows which of them to believe.
     fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
         let records = &self.records;
         let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
@@ -126,8 +127,8 @@ impl Courses {
         wanted.take(PUBLISHERS_MAX).collect()
     }
 
-    /// Keeps a message until the events before it have come. If there is no room, the message is dropped, and its events are asked for once
-    /// more.
+    /// Keeps a message until the events before it have come. If there is no room, the message is dropped, and its events are
+    /// asked for again.
     fn wait(&mut self, publisher: u64, message: &Bytes) {
         let bytes = self.waiting_bytes.saturating_add(message.len());
         if bytes <= WAITING_BYTES_MAX
@@ -150,7 +151,7 @@ impl Courses {
 }
 
 impl PlaneEvents {
-    /// Notes that the subscription stands. Without a message, it counts as heard from `settled_at` on.
+    /// Notes that the subscription is made. Even without a message, the connection counts as heard from `settled_at` on.
     pub(in super::super) fn connected(&mut self, settled_at: Option<Instant>) {
         self.courses.settled_at = settled_at.unwrap_or_else(|| self.courses.pace.settled_at());
     }
@@ -193,8 +194,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Ends the questions to a worker. Either its record is gone, and so is the worker, or nobody knows any more which publisher reports
-    /// it.
+    /// Ends the course of a worker, so that the worker is no longer asked. Either its record is gone, and so is the worker,
+    /// or nobody knows any more which publisher reports it.
     async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
         drop(self.courses.take_waiting(publisher));
         let Some(course) = self.courses.all.remove(&publisher) else {
@@ -273,8 +274,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either may be outdated, so that the
-    /// worker's holder is out of sight and the message is left out. Returns whether there is such a record.
+    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either may be outdated, so
+    /// that the worker's holder is out of sight and the message is left out. Returns whether there is such a record.
     pub(super) async fn contradict_course(
         &mut self,
         worker: &WorkerName,
@@ -303,8 +304,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes in the answer to a question. `is_news` tells whether the answer still counts: the bridge has not stood still since
-    /// the question.
+    /// Takes in the answer to a question. `is_news` tells whether the answer still counts, that is, whether the bridge has
+    /// not stood still since the question.
     pub(in super::super) async fn answered(
         &mut self,
         asked: WorkerQuestion,
@@ -348,7 +349,7 @@ impl PlaneEvents {
         self.settle(publisher, goes_on, proves).await
     }
 
-    /// Applies the waiting messages of a publisher, as far as they go on from the known events.
+    /// Applies the waiting messages of a publisher, as far as they continue the known events.
     async fn apply_waiting(&mut self, publisher: u64) -> Result<(), PublisherError> {
         let mut batch = EngineBatch::default();
         for message in self.courses.take_waiting(publisher) {
@@ -400,7 +401,7 @@ impl PlaneEvents {
     }
 }
 
-/// Applies the events of `batch` that are due. Returns whether they go on from the known events.
+/// Applies the events of `batch` that are due. Returns whether these events continue the known events.
 async fn apply(
     relay: &mut Relay,
     course: &mut Course,
@@ -426,7 +427,7 @@ async fn apply(
     Ok(true)
 }
 
-/// Applies an answer. Returns whether its events go on from the known events, up to the last number that the answer names.
+/// Applies an answer. Returns whether its events continue the known events, up to the last number that the answer names.
 async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
     if let Some(DecodedEvents { batch, last }) = &caught.base {
         // The worker is out of sight until its state is whole.

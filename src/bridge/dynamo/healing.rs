@@ -16,12 +16,12 @@ use super::courses::WorkerQuestion;
 use super::questions::Asker;
 use super::records::Records;
 
-/// Most questions that are open at the same time.
+/// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
 /// News for a plane that does not come over its subscription.
 pub(in super::super) enum News {
-    /// Discovery has changed.
+    /// Discovery's records have changed.
     Records(Arc<Records>),
     /// A question has been answered, or has failed.
     Answered(Box<Answered>),

@@ -48,7 +48,7 @@ pub(super) use courses::PlaneAddress;
 pub use ports::AnswerPorts;
 pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, look_at};
 
-/// Most publishers that are told apart. Workers that further publishers report are in doubt.
+/// Maximum number of publishers that are told apart. Workers that further publishers report are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
 /// Bytes in front of an envelope on ZeroMQ: a version, and the length of the envelope.
 const FRAME_HEAD_BYTES: usize = 5;
@@ -84,7 +84,7 @@ fn parse_plane_message(frames: &[Bytes]) -> Result<Bytes, PlaneFrameError> {
 /// One publisher: a worker's process.
 #[derive(Debug, Default)]
 struct Publisher {
-    /// Number and digest of its last message; `None` before the first.
+    /// Number and digest of the publisher's last message; `None` before its first message.
     last: Option<(u64, u128)>,
     /// Whether a message has come since the connection was made.
     is_heard: bool,
@@ -95,10 +95,10 @@ struct Publisher {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MessageOrder {
     Next,
-    /// The last message has come once more.
+    /// The message is the publisher's last message again.
     Duplicate,
     Hole,
-    /// Another process uses the publisher's number, and the message is its first.
+    /// The message is the first one of another process that has the same publisher number.
     Anew,
     /// The number is from another process, or the message came late.
     Backwards,
@@ -125,7 +125,7 @@ pub(super) struct PlaneEvents {
     holders: Holders,
     decoder: Decoder,
     batch: EngineBatch,
-    /// Publishers by their numbers. Messages without an envelope are of number 0.
+    /// Publishers by their numbers. Messages without an envelope count as those of publisher 0.
     publishers: BTreeMap<u64, Publisher>,
     courses: Courses,
 }
@@ -141,7 +141,8 @@ impl PlaneEvents {
         }
     }
 
-    /// Puts all holders out of sight, because the connection broke. Each publisher's next message shows whether something was missed.
+    /// Puts all holders out of sight, because the connection broke. Each publisher's next message shows whether something
+    /// was missed.
     async fn lost(&mut self) -> Result<(), PublisherError> {
         for publisher in self.publishers.values_mut() {
             publisher.is_heard = false;
@@ -258,8 +259,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Puts the holders in doubt that `named` lists: an unfollowed publisher reports them. If another publisher reported such a
-    /// holder before, the holder is another process by now, and the earlier reports are outdated.
+    /// Puts the holders that `named` lists in doubt, because a publisher that is not followed reports them. If another
+    /// publisher reported such a holder before, the holder is another process by now, and the earlier reports are outdated.
     async fn doubt(
         &mut self,
         publisher: u64,
@@ -279,8 +280,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes a holder away from all other publishers. If another publisher has reported it before, the holder is another process now, and
-    /// begins anew.
+    /// Takes a holder away from all other publishers. If another publisher has reported it before, the holder is another
+    /// process now, and begins anew.
     async fn leave_others(
         &mut self,
         publisher: u64,

@@ -20,9 +20,9 @@ use super::super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTa
 use super::healing::{Healing, News};
 use super::{PlaneEvents, parse_plane_message};
 
-/// Longest time for the NATS server to confirm a subscription.
+/// Maximum time for the NATS server to confirm a subscription.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(10);
-/// Most messages of a subscription that may wait for the task.
+/// Maximum number of a subscription's messages that may wait for the task.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 
 impl FollowedSource for PlaneEvents {
@@ -164,14 +164,15 @@ enum PlaneEvent {
     Nothing,
 }
 
-/// Returns the envelope of a message over ZeroMQ. If the frames are no such message, returns empty bytes, which cannot be decoded.
+/// Returns the envelope of a message over ZeroMQ. If the frames are no such message, returns empty bytes, which cannot be
+/// decoded.
 fn envelope_of(frames: &[Bytes]) -> Bytes {
     parse_plane_message(frames)
         .inspect_err(|error| tracing::debug!(%error, "no message of an event plane"))
         .unwrap_or_default()
 }
 
-/// Makes a NATS connection for this source alone, and a channel that tells when it breaks, so that no reconnect goes unseen.
+/// Makes a NATS connection only for this source, and a channel that tells when it breaks, so that no reconnect goes unseen.
 async fn connect(
     url: &str,
     patience: Duration,

@@ -1,4 +1,4 @@
-//! Ports at which workers answer: any that are free, or a few that a firewall lets through.
+//! Ports at which the bridge receives workers' answers: any free ports, or a few ports that a firewall lets through.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -6,11 +6,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Ports for answers of Dynamo's workers; by default any free port. Clones share the ports. A question waits while all of them are taken.
+/// Ports for answers of Dynamo's workers; by default any free port. Clones share the ports. A question waits while all of
+/// them are taken.
 #[derive(Debug, Clone, Default)]
 pub struct AnswerPorts(Option<Arc<PortPool>>);
 
-/// A text that is no range of ports.
+/// Error for a text that is no range of ports.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no port and no range of ports, such as 7300-7315")]
 pub struct NoPorts(String);

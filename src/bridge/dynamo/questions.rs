@@ -6,9 +6,9 @@
 //!    └──── answer: the worker connects ┘
 //! ```
 //!
-//! Each question has a listener of its own, at the address by which the worker was reached, and a subject that nobody can guess. A peer
-//! that connects without naming the subject is turned away. The listener's port is any free one, or one of the given ports. At most one
-//! large answer is in memory at a time; others wait for it.
+//! Each question has a listener of its own, at the address by which the worker was reached, and a subject that nobody can
+//! guess. A peer that connects without naming the subject is turned away. The listener's port is any free one, or one of the
+//! given ports. At most one large answer is in memory at a time; others wait for it.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,13 +30,13 @@ use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 use super::ports::{AnswerPorts, Port};
 use super::records::{SourceRecord, Target};
 
-/// Longest answer, in bytes. JSON takes about a hundred bytes for a block.
+/// Maximum size of an answer, in bytes. JSON takes about a hundred bytes for a block.
 pub(super) const ANSWER_BYTES_MAX: usize = 128 << 20;
 /// Size above which an answer counts as large, in bytes.
 const LARGE_BYTES: usize = 1 << 20;
-/// Longest header of a message.
+/// Maximum size of a message's header, in bytes.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// Longest time for an answer, in multiples of the patience for a connection: a worker makes one dump at a time.
+/// Maximum time for an answer, in multiples of the patience for a connection: a worker makes one dump at a time.
 const ANSWER_PATIENCES: u32 = 15;
 
 /// Error that leaves a question without an answer.
@@ -48,7 +48,7 @@ pub(in super::super) enum QuestionError {
     /// The request could not be sent over NATS.
     #[error("the request over NATS: {0}")]
     Nats(String),
-    /// Nothing came in time.
+    /// No answer came within this time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// The path is longer than the protocol allows.
@@ -71,7 +71,7 @@ pub(in super::super) enum QuestionError {
     Refused(String),
 }
 
-/// Permit for a large answer, which one question at a time has. The permit is given back when the value is dropped.
+/// Permit to receive a large answer, which one question has at a time. Dropping the value gives the permit back.
 #[derive(Debug, Default)]
 pub(super) struct Room(Option<OwnedSemaphorePermit>);
 
@@ -80,7 +80,7 @@ pub(super) struct Room(Option<OwnedSemaphorePermit>);
 pub(super) struct Asker {
     /// Connection to the NATS server of the request plane.
     nats: Client,
-    /// Longest time for a connection, and for an acknowledgement.
+    /// Maximum time to make a connection, and to wait for an acknowledgement.
     patience: Duration,
     large: Arc<Semaphore>,
     ports: AnswerPorts,
@@ -96,8 +96,8 @@ impl Asker {
         }
     }
 
-    /// Asks a worker for its events from event `start` on, and returns the answer as JSON. Without `start`, asks for everything. A large
-    /// answer takes the `room`.
+    /// Asks a worker for its events from event `start` on, and returns the answer as JSON. Without `start`, asks for
+    /// everything. A large answer takes the `room`.
     pub(super) async fn ask(
         &self,
         record: &SourceRecord,
@@ -251,7 +251,8 @@ impl AnswerListener {
         two_parts(control.to_string().as_bytes(), question.to_string().as_bytes())
     }
 
-    /// Waits for the connection over which the answer comes, and returns it. A peer that connects has `patience` to name the subject.
+    /// Waits for the connection over which the answer comes, and returns it. A peer that connects has `patience` to name the
+    /// subject.
     async fn greeted(self, patience: Duration) -> io::Result<TcpStream> {
         loop {
             let (mut stream, _) = self.listener.accept().await?;
@@ -287,7 +288,7 @@ struct Body<'a> {
     complete_final: bool,
 }
 
-/// The first message after the greeting, which may tell an error.
+/// The first message after the greeting, which may report an error.
 #[derive(Deserialize)]
 struct Prologue {
     error: Option<String>,

@@ -5,8 +5,8 @@
 //! | `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER` | the worker, its rank, and its `recovery_target` |
 //! | `v1/event_channels/SCOPE/topic/TOPIC/PUBLISHER` | the address on ZeroMQ |
 //!
-//! etcd holds the records under leases. A folder has one file for each record, whose name is the percent-encoded rest of the key. The
-//! record's process touches the file every few seconds.
+//! etcd holds the records under leases. A folder has one file for each record, whose name is the percent-encoded rest of the
+//! key. The record's process touches the file every few seconds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,15 +30,16 @@ use kvatlas_telemetry::log_gated;
 
 const SOURCES: &str = "v1/event_sources/";
 pub(in super::super) const CHANNELS: &str = "v1/event_channels/";
-/// Time between two looks.
+/// Time between two looks, that is, readings of all records.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Most records of a kind.
+/// Maximum number of records of one kind.
 const RECORDS_MAX: usize = 8192;
-/// Most bytes of a record.
+/// Maximum size of a record, in bytes.
 const RECORD_BYTES_MAX: usize = 64 << 10;
-/// Longest answer of etcd, in bytes.
+/// Maximum size of an answer of etcd, in bytes.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Age after which an untouched file counts as that of a process that is gone. Living processes touch their files every few seconds.
+/// Age after which an untouched file counts as that of a process that is gone. Living processes touch their files every few
+/// seconds.
 const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Place where a worker is asked for its whole state.
@@ -46,7 +47,7 @@ const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
 pub(super) enum Target {
     /// A listener at `HOST:PORT`, and the path of the endpoint there.
     Tcp { address: String, path: String },
-    /// A subject of NATS.
+    /// A subject of NATS on which the worker is asked.
     Nats(String),
 }
 
@@ -61,16 +62,16 @@ pub(super) struct SourceRecord {
     pub(super) target: Target,
 }
 
-/// All records of one place, as they were at the last look that succeeded.
+/// All records of one place, as they were when they were last read without an error.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in super::super) struct Records {
     /// Workers by their publishers' numbers.
     pub(super) sources: BTreeMap<u64, SourceRecord>,
     /// Publishers' numbers by the addresses at which they publish.
     pub(super) channels: BTreeMap<String, u64>,
-    /// Whether a look has succeeded yet.
+    /// Whether the records have been read without an error yet.
     pub(super) is_known: bool,
-    /// Error of the last look, in words; `None` if it succeeded.
+    /// Error of the last reading, in words; `None` if it succeeded.
     pub(super) trouble: Option<String>,
 }
 
@@ -85,15 +86,16 @@ pub(in super::super) enum RecordsError {
     TooMany,
 }
 
-/// A key and its value.
+/// Key of a record, and the record's value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
-/// Readers of places of discovery. One task reads each place, for all that need its records.
+/// Readers of discovery's records: one task for each place. All that need the records of a place share its task.
 #[derive(Default)]
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 
 impl RecordReaders {
-    /// Returns a receiver of the records of a place, which follows their changes. If no task reads the place yet, `spawn` runs one.
+    /// Returns a receiver of the records of a place, which follows their changes. If no task reads the place yet, `spawn`
+    /// runs one.
     pub(in super::super) fn of(
         &self,
         discovery: &Discovery,
@@ -243,8 +245,8 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
     }
 }
 
-/// Reads a record: the publisher's number and its worker. `None` if the worker cannot be asked; an error in words if the record has another
-/// form.
+/// Reads a record: the publisher's number and its worker. `None` if the worker cannot be asked; an error in words if the
+/// record has another form.
 fn read_source(key: &str, value: &[u8]) -> Result<Option<(u64, SourceRecord)>, String> {
     #[derive(Deserialize)]
     struct Source {
@@ -304,8 +306,8 @@ fn subject_of(key: &str) -> Option<String> {
     Some(format!("{}.{topic}", scope.replace('/', ".")))
 }
 
-/// Reads the address of a publisher on ZeroMQ, and its number. The record of a broker, which several publishers share, names no publisher
-/// and gives `None`.
+/// Reads the address of a publisher on ZeroMQ, and its number. The record of a broker, which several publishers share, names
+/// no publisher and gives `None`.
 fn read_channel(value: &[u8]) -> Option<(String, u64)> {
     let value: Value = serde_json::from_slice(value).ok()?;
     let endpoint = value.pointer("/transport/config/endpoint")?.as_str()?;

@@ -45,7 +45,7 @@ impl Set {
 pub(super) struct Given(BTreeMap<String, Set>);
 
 impl Given {
-    /// Tells whether an engine that is given has an endpoint on `host`.
+    /// Whether a given engine has an endpoint on `host`.
     pub(super) fn has_host(&self, host: &str) -> bool {
         let mut endpoints = self.0.values().flat_map(Set::endpoints);
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
@@ -59,7 +59,7 @@ impl Given {
         })
     }
 
-    /// Tells whether `source` gives this server, asked in the same way.
+    /// Whether `source` gives this server, with the same way to ask it.
     fn is_of(&self, source: &str, server: &NewServer) -> bool {
         let known = self.0.get(source).and_then(|set| set.servers.get(&server.key()));
         known.is_some_and(|known| known.is_asked_like(server))
@@ -80,9 +80,10 @@ impl Bridge {
         Ok(())
     }
 
-    /// Replaces the engines that `source` gives with `engines`. Engines of the source that are not among `engines` are forgotten, and
-    /// changed ones begin anew. An engine has changed if anything about it has, its identity included. Another address or other labels are
-    /// no such change: following goes on. Engines that other sources give, or that were registered, stay.
+    /// Replaces the engines that `source` gives with `engines`. Engines of the source that are not among `engines` are
+    /// forgotten, and changed ones begin anew. An engine has changed if any of its settings has, its identity included. An
+    /// engine whose address or labels have changed is still followed. Engines that other sources give, or that were
+    /// registered, stay.
     ///
     /// # Errors
     ///

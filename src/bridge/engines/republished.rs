@@ -1,4 +1,4 @@
-//! Engines whose events are published once more: their sockets, and how routers are told of these.
+//! Engines whose events are republished to routers: their sockets, and the routers' flags that name these sockets.
 
 use kvatlas_process::registry::{GivenEngine, NewEngine};
 
@@ -6,7 +6,7 @@ use super::super::republish::{RouterQuestion, SocketPair, router_flags};
 use super::Bridge;
 
 impl Bridge {
-    /// Assigns addresses at which events are published once more. Each of `engines` without an address gets the next one, in the
+    /// Assigns the addresses at which events are republished. Each of `engines` without an address gets the next one, in the
     /// order of the list.
     pub fn assign_republished(&self, engines: &[GivenEngine]) {
         if let Some(republisher) = &self.inner.republisher {
@@ -14,8 +14,8 @@ impl Bridge {
         }
     }
 
-    /// Returns the sockets at which an engine's events are published once more, or in words why the engine has no sockets. `None`
-    /// if its events are not published once more.
+    /// Returns the sockets at which an engine's events are republished, or a text that says why the engine has no sockets.
+    /// `None` if its events are not republished.
     pub fn republished_at(&self, engine: &NewEngine) -> Option<Result<SocketPair, String>> {
         self.inner.republisher.as_ref()?.sockets_of(engine)
     }

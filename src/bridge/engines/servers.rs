@@ -1,4 +1,4 @@
-//! Engines' servers in the registry: each has a task that asks it, and the publishers that it has told of.
+//! Engines' servers in the registry. Each server has a task that asks it, and a list of the publishers that it has reported.
 
 use kvatlas_core::wire::ModelKey;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ impl AskedServer {
         GivenEngine::Server(self.handle.given())
     }
 
-    /// Returns the key that the engine is assumed to have before the server has told of it.
+    /// Returns the key that a server's engine is assumed to have until the server has reported the engine.
     fn presumed_key(&self) -> EngineKey {
         let key = self.handle.server.key();
         EngineKey {
@@ -112,7 +112,7 @@ impl Bridge {
         removed
     }
 
-    /// Follows the publishers that a server tells of now. Publishers that the server no longer tells of, or now describes in
+    /// Follows the publishers that a server reports now. Publishers that the server no longer reports, or now describes in
     /// another way, are forgotten.
     ///
     /// # Errors
@@ -146,12 +146,12 @@ impl Bridge {
         Ok(())
     }
 
-    /// Stops following the publishers of a server, which is another engine's by now.
+    /// Stops following the publishers of a server that belongs to another engine by now.
     pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
         self.inner.state.lock().forget_publishers(handle, &|_| false);
     }
 
-    /// Returns the block size of the model's engines that are followed; `None` if none is followed.
+    /// Returns the block size of the followed engines of a model; `None` if no engine of the model is followed.
     pub(crate) fn size_of(&self, model: &ModelKey) -> Option<u32> {
         let state = self.inner.state.lock();
         let mut engines = state.engines.values().map(|followed| &followed.engine);
@@ -160,7 +160,7 @@ impl Bridge {
             .map(|engine| engine.block_size)
     }
 
-    /// Notes in metrics how many servers are asked, and how many of these are in trouble.
+    /// Notes in metrics how many servers are asked, and how many servers are in trouble.
     pub(crate) fn count_servers(&self) {
         self.count(&self.inner.state.lock());
     }
@@ -184,8 +184,8 @@ impl BridgeState {
         }
     }
 
-    /// Stops asking a server and following its publishers. Returns the keys of these publishers, or the assumed key of the engine if there
-    /// are none.
+    /// Stops asking a server and following its publishers. Returns the keys of these publishers, or the assumed key of the
+    /// engine if there are none.
     pub(super) fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
         let Some(asked) = self.servers.remove(key) else {
             return RemovedEngines::new();
@@ -198,7 +198,7 @@ impl BridgeState {
         }
     }
 
-    /// Stops following the publishers of a server that are not `kept`, and returns their keys.
+    /// Stops following the publishers of a server that are not in `kept`, and returns their keys.
     fn forget_publishers(
         &mut self,
         handle: &ServerHandle,

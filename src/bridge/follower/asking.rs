@@ -21,18 +21,18 @@ pub(super) enum Verified {
     Stranger,
     /// The answer has a hole. The batches before the hole have been applied.
     Torn,
-    /// The answer begins after the last applied batch. As long as the connection is unbroken, no published batch is lost by that.
+    /// The answer begins after the last applied batch. On an unbroken connection, no published batch is lost by that.
     Beyond,
     /// The socket has no batch, and has never given one, although batches have been applied.
     Empty,
 }
 
-/// Number of questions in a row without progress, after which missing batches are given up.
+/// Number of consecutive questions without progress after which missing batches count as lost.
 const ASK_ATTEMPTS: u32 = 3;
 
 impl Follower {
-    /// Asks for everything, when nothing has been applied. Returns whether everything that the socket has is applied: `false` if another
-    /// process answers, or the answer begins too late.
+    /// Asks for all batches, when none has been applied. Returns `true` once all batches of the socket are applied. Returns
+    /// `false` if another process answers, or the answer begins too late.
     pub(super) async fn ask_all(&mut self) -> Result<bool, FollowError> {
         Ok(!matches!(
             self.ask().await?,
@@ -40,8 +40,8 @@ impl Follower {
         ))
     }
 
-    /// Asks the replay socket, and asks again as long as answers have holes, [`ASK_ATTEMPTS`] times without progress. Holes come
-    /// from engines that drop batches for a slow reader.
+    /// Asks the replay socket, and repeats the question while answers have holes, at most [`ASK_ATTEMPTS`] times without
+    /// progress. Holes come from engines that drop batches for a slow reader.
     pub(super) async fn ask(&mut self) -> Result<Verified, FollowError> {
         self.relay.tell().await?;
         let mut attempts = ASK_ATTEMPTS;
@@ -100,8 +100,8 @@ impl Follower {
         }
     }
 
-    /// Logs that an answer begins at `begins`, after the number that is needed. Does nothing on a verified connection, which may
-    /// still bring the missing batches.
+    /// Logs that an answer begins at `begins`, after the first batch that is needed. Does nothing on a verified connection,
+    /// which may still bring the missing batches.
     fn note_short_replay(&mut self, begins: u64) {
         let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
         if self.connection.is_verified() || is_told {
@@ -116,7 +116,7 @@ impl Follower {
         self.short_replay = Some(text);
     }
 
-    /// Judges a replay socket that has nothing from the number `from` on, although that batch was applied.
+    /// Judges a replay socket that has no batch from the number `from` on, although the batch `from` was applied.
     async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
         // A publisher with a replay keeps the batches that it has published last, so that it would have that batch.
         let mut keeps_any = self.continuity.was_given_any();
@@ -129,7 +129,7 @@ impl Follower {
         })
     }
 
-    /// Asks for everything from `from` on, and returns the socket, from which the answer is then read.
+    /// Asks for all batches from the number `from` on. Returns the socket, from which the caller reads the answer.
     async fn question(&mut self, from: u64) -> Result<ReplaySocket, FollowError> {
         let mut replay = match self.replay.take() {
             Some(replay) => replay,
@@ -144,8 +144,8 @@ impl Follower {
         Ok(replay)
     }
 
-    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be silent, the engine is put
-    /// out of sight. Published batches wait unread meanwhile, and nobody knows whether any are missing.
+    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be silent,
+    /// the engine is put out of sight. Published batches wait unread meanwhile, and nobody knows whether any are missing.
     async fn next_of(&mut self, replay: &mut ReplaySocket) -> Result<Option<Numbered>, FollowError> {
         let overdue_at = self.known_at.checked_add(self.options.silent_after);
         let message = {
@@ -174,7 +174,8 @@ impl Follower {
         })
     }
 
-    /// Asks for everything from `from` on, and reads the answer to its end without applying it. Calls `note` with each batch.
+    /// Asks for all batches from the number `from` on, and reads the answer to its end without applying it. Calls `note`
+    /// with each batch.
     async fn read_answer(&mut self, from: u64, mut note: impl FnMut(&Numbered)) -> Result<(), FollowError> {
         self.relay.tell().await?;
         let mut replay = self.question(from).await?;

@@ -32,7 +32,7 @@ impl Follower {
         }
     }
 
-    /// Begins anew, without any block of the old process, because the engine's server tells that another process is there.
+    /// Starts over, without any block of the old process, because the engine's server reports that another process is there.
     pub(crate) async fn was_replaced(&mut self) -> Result<(), FollowError> {
         self.short_replay = None;
         self.restart(None).await?;
@@ -40,7 +40,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Begins with another process, of which nothing is known. Its content is in doubt for the reason `doubt`, or for
+    /// Starts over for another process, of which nothing is known. Its content is in doubt for the reason `doubt`, or for
     /// [`Reason::OtherEngine`] after a long silence.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {
@@ -53,8 +53,8 @@ impl Follower {
         Ok(self.relay.restart(doubt).await?)
     }
 
-    /// Settles which process answers at the sockets, once the process has told its content. A stranger is in doubt, even if it has cleared
-    /// before.
+    /// Settles which process answers at the sockets, once the process has told its content. A stranger is in doubt, even if
+    /// it has cleared before.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
         let settled = std::mem::replace(&mut self.identity, Identity::Known);
         let Identity::Stranger(silence) = settled else {

@@ -1,4 +1,4 @@
-//! The states of a follower, and what leads from one to another.
+//! States of a follower, and the changes that lead from one state to another.
 //!
 //! State of the connection, by what is learnt of its batches:
 //!
@@ -16,7 +16,8 @@
 //! | `Silent` | `Believed` | `Silent` | `Contradicting` | `Believed` |
 //! | `Contradicting` | `Believed` | `Contradicting` | `Contradicting` | `Believed` |
 //!
-//! State of the batches that only the replay socket has, by what is found; `Overdue` is a look after more than the time that is allowed:
+//! State of the batches that only the replay socket has, by what is found; `Overdue` is a look after more than the time that
+//! is allowed:
 //!
 //! | | `Published` | `Unpublished` | `Overdue` |
 //! |---|---|---|---|
@@ -26,10 +27,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Evidence that the batches of a connection have given so far.
+/// Verdict on the batches of a connection so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
-    /// The batches may be those of another process. After a reconnect, that has to be shown first.
+    /// The batches may be those of another process, as after each reconnect.
     Unverified,
     /// The batches continue the applied batches.
     Verified,
@@ -37,7 +38,7 @@ pub(super) enum ConnectionState {
     Proven,
 }
 
-/// News of a connection.
+/// Change that decides the next state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionChange {
     /// The connection is new.
@@ -46,14 +47,14 @@ pub(super) enum ConnectionChange {
     Contradicted,
     /// A batch of the connection was taken, so that later batches continue the applied batches.
     Continued,
-    /// The replay socket has given all that was missing.
+    /// The replay socket has given all batches that were missing.
     Checked,
     /// The replay socket has the same bytes as the connection.
     Agreed,
 }
 
 impl ConnectionState {
-    /// The state after `change`.
+    /// Returns the state that follows this state after `change`.
     #[must_use]
     pub(super) fn after(self, change: ConnectionChange) -> Self {
         use ConnectionChange::{Agreed, Checked, Continued, Contradicted, Reconnected};
@@ -72,19 +73,19 @@ impl ConnectionState {
     }
 }
 
-/// A replay socket that is of no use.
+/// A replay socket that is not believed, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Useless {
     /// Time at which the socket is asked again.
     pub(super) ask_at: Instant,
-    /// Reason in words for people.
+    /// Text that says why the socket is not believed.
     pub(super) error: String,
 }
 
 /// Whether the replay socket is believed. While it is not, the engine is followed like an engine without one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReplayState {
-    /// The socket is asked whenever something may be missing.
+    /// The socket is asked whenever batches may be missing.
     Believed,
     /// The socket does not answer.
     Silent(Useless),
@@ -92,7 +93,7 @@ pub(super) enum ReplayState {
     Contradicting(Useless),
 }
 
-/// News of a replay socket.
+/// Change that decides the next state of a replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReplayChange {
     /// The socket is about to be asked for everything. The answer decides the next state.
@@ -106,7 +107,7 @@ pub(super) enum ReplayChange {
 }
 
 impl ReplayState {
-    /// The state after `change`.
+    /// Returns the state that follows this state after `change`.
     #[must_use]
     pub(super) fn after(self, change: ReplayChange) -> Self {
         match (self, change) {
@@ -118,7 +119,7 @@ impl ReplayState {
         }
     }
 
-    /// Whether the socket is of use.
+    /// Whether the socket is believed.
     pub(super) fn is_believed(&self) -> bool {
         *self == Self::Believed
     }
@@ -133,7 +134,7 @@ impl ReplayState {
         matches!(self, Self::Contradicting(useless) if useless.ask_at <= now)
     }
 
-    /// The reason why the socket is of no use, in words; `None` if it is of use.
+    /// Returns a text that says why the socket is not believed; `None` if it is believed.
     pub(super) fn error(&self) -> Option<&str> {
         match self {
             Self::Believed => None,
@@ -141,7 +142,7 @@ impl ReplayState {
         }
     }
 
-    /// Postpones the next question to `ask_at`, if the socket is of no use.
+    /// Postpones the next question to `ask_at`, if the socket is not believed.
     pub(super) fn ask_at(&mut self, ask_at: Instant) {
         match self {
             Self::Believed => {}
@@ -150,7 +151,7 @@ impl ReplayState {
     }
 }
 
-/// Whether the engine publishes on this connection what its replay socket has.
+/// Whether the batches that the replay socket has are also published on this connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hearing {
     /// The last batch was published on the connection.
@@ -162,8 +163,8 @@ pub(super) enum Hearing {
 }
 
 impl Hearing {
-    /// Returns the state after a look that found a batch which is not published on the connection. The look began at `begun` and
-    /// ended at `now`. `max` is the longest time for which such looks may go on.
+    /// Returns the state after a look that found a batch which is not published on the connection. The look began at `begun`
+    /// and ended at `now`. `max` is the maximum time for which such looks may continue.
     #[must_use]
     pub(super) fn after_unpublished(self, begun: Instant, now: Instant, max: Duration) -> Self {
         let since = match self {
@@ -184,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// The name of a state or change, without what it carries.
+    /// Returns the name of a state or change, without its fields.
     fn name(value: &impl std::fmt::Debug) -> String {
         let text = format!("{value:?}");
         text.split('(').next().unwrap().to_owned()

@@ -1,8 +1,8 @@
-//! Trust in a replay socket that contradicts the published batches: whether it is the same engine's.
+//! Trust in a replay socket that contradicts the published batches: whether the socket belongs to the same engine.
 //!
 //! | contradiction comes from | reaction |
 //! |---|---|
-//! | the socket, on a connection that stands | the socket is asked for the last published batch; if it lacks that batch, the next batch decides |
+//! | the socket, unbroken connection | it is asked for the last published batch; if it lacks that batch, the next batch decides |
 //! | a batch that is published | the socket is asked for that batch |
 //! | a socket that has no batch at all | it is asked again, as the batch may be on its way; then it counts as keeping nothing |
 //!
@@ -20,7 +20,7 @@ use super::super::frames::Numbered;
 use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
 use super::{FollowError, Follower, REPLAY_BACKOFF};
 
-/// Number of answers without a batch, on a connection that stands, after which the socket counts as one that keeps nothing to
+/// Number of answers without a batch, on an unbroken connection, after which the socket counts as one that keeps nothing to
 /// replay.
 const EMPTY_ANSWERS_MAX: u32 = 3;
 
@@ -40,9 +40,9 @@ impl Follower {
         }
     }
 
-    /// Stops believing the replay socket, which contradicts the batches published on the connection. `heard` is one of these batches;
-    /// without it, the next batch has to come. All blocks from both are dropped. The socket has to agree with the connection before it is
-    /// believed again.
+    /// Stops believing the replay socket, which contradicts the batches published on the connection. `heard` is one of these
+    /// batches; without it, the next batch has to come. All blocks from both are dropped. The socket has to agree with the
+    /// connection before it is believed again.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
         // Only a count that was heard from its first batch is certain.
@@ -110,8 +110,8 @@ impl Follower {
         }
     }
 
-    /// Makes up for batches that were lost while the replay socket was silent: takes everything from the socket anew, if it still has all
-    /// batches. Does nothing before the socket is known to be the engine's.
+    /// Recovers batches that were lost while the replay socket was silent: takes everything from the socket anew, if it
+    /// still has all batches. Does nothing before the socket is known to be the engine's.
     pub(super) async fn make_up(&mut self) -> Result<(), FollowError> {
         if self.connection != ConnectionState::Proven || !std::mem::take(&mut self.has_missed) {
             return Ok(());

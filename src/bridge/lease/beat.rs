@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 /// Version of a beat's form; raised with each change of the form.
 const VERSION: u8 = 1;
-/// Most holders in one beat.
+/// Maximum number of holders in one beat.
 pub(super) const HOLDERS_MAX: usize = 16_384;
-/// Most bytes of a beat: more than [`HOLDERS_MAX`] holders need.
+/// Maximum size of a beat, in bytes: more than [`HOLDERS_MAX`] holders need.
 const BYTES_MAX: usize = HOLDERS_MAX * 24 + 64;
 
-/// One holder in a beat.
+/// Entry of one holder in a beat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FollowedHolder {
     /// Hash of the holder's name.
     pub(super) holder: u64,
     /// How well the bridge sees the holder: a number of [`super::Sight`].
     pub(super) sight: u8,
-    /// Epoch in which the bridge speaks for the holder; `None` if it does not speak for it.
+    /// Epoch in which the bridge reports the holder to daemons; `None` if it does not report it.
     pub(super) epoch: Option<u64>,
 }
 

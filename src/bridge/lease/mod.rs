@@ -1,8 +1,9 @@
 //! The lease: decides which of several bridges speaks for a holder, that is, reports it to daemons.
 //!
-//! All bridges of a group follow the engines. For each holder one bridge speaks to daemons; the others are ready to take over. They agree
-//! by beats (short periodic messages) over NATS, on `PREFIX.v1.bridges.GROUP`: see `table`. A bridge that begins to speak gives daemons all
-//! that it knows of the holder, in a new epoch. So nothing depends on the messages of the bridge that spoke before.
+//! All bridges of a group follow the engines. For each holder one bridge speaks to daemons; the others are ready to take
+//! over. They agree by beats (short periodic messages) over NATS, on `PREFIX.v1.bridges.GROUP`: see `table`. A bridge that
+//! begins to speak gives daemons all that it knows of the holder, in a new epoch. So nothing depends on the messages of the
+//! bridge that spoke before.
 
 mod beat;
 mod table;
@@ -61,7 +62,7 @@ pub(super) struct Lease {
     table: Arc<Mutex<LeaseTable>>,
 }
 
-/// One holder's entry in the lease: the bridge may speak for the holder until this value is dropped.
+/// One holder's entry in the lease. The bridge may report the holder to daemons until this value is dropped.
 pub(super) struct LeaseShare {
     table: Arc<Mutex<LeaseTable>>,
     holder: u64,
@@ -70,12 +71,12 @@ pub(super) struct LeaseShare {
     turn: watch::Receiver<Option<u64>>,
 }
 
-/// Turns of a bridge, in which it speaks for a holder.
+/// Turns of a bridge, in which it reports a holder to daemons.
 #[derive(Debug, Clone)]
 pub(super) struct Turns(Option<watch::Receiver<Option<u64>>>);
 
 impl Turns {
-    /// Makes the turn of a bridge that has no lease. It never ends.
+    /// Makes the turn of a bridge that has no lease. The turn never ends.
     pub(super) fn always() -> Self {
         Self(None)
     }
@@ -102,7 +103,7 @@ impl Turns {
 }
 
 impl LeaseShare {
-    /// Returns the turns in which this bridge speaks for the holder.
+    /// Returns the turns in which this bridge reports the holder to daemons.
     pub(super) fn turns(&self) -> Turns {
         Turns(Some(self.turn.clone()))
     }
@@ -112,7 +113,7 @@ impl LeaseShare {
         self.sight.store(sight as u8, Ordering::Release);
     }
 
-    /// Whether this bridge speaks for the holder now.
+    /// Whether this bridge now reports the holder to daemons.
     pub(super) fn speaks(&self) -> bool {
         self.turn.borrow().is_some()
     }
@@ -151,8 +152,8 @@ impl Lease {
         Some((share, voice))
     }
 
-    /// Begins to send beats on `subject`, until `stop`. A last beat then tells the other bridges for which holders this one no longer
-    /// speaks.
+    /// Begins to send beats on `subject`, until `stop`. The last beat then tells the other bridges for which holders this
+    /// bridge no longer speaks.
     pub(super) fn start(
         &self,
         nats: Client,

@@ -1,17 +1,18 @@
-//! Table of the lease as one bridge knows it: which bridge speaks for which holder. It does no I/O, and callers pass the time.
+//! Table of the lease as one bridge knows it: which bridge speaks for which holder, that is, reports it to daemons. It does
+//! no I/O, and callers pass the time.
 //!
 //! | event or state | time |
 //! |---|---|
-//! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
+//! | a bridge sends a beat | every [`Times::beat`], and immediately when it begins or ends to speak |
 //! | a bridge's term, for which it may speak | [`Times::term`] from the sending of the last own beat that it has heard |
 //! | other bridges count a bridge as alive | [`Times::silence`] from its last beat that they have heard |
 //! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
 //! | the same, if the bridge was the last to speak | [`Times::listen`] from the first own beat that it has heard |
 //!
-//! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
-//! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
-//! epoch above all that it has heard of, and daemons drop messages of a lower epoch. If two bridges both speak, the one with the lower
-//! epoch falls silent when it hears of the other.
+//! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls
+//! silent before another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge
+//! that begins to speak takes an epoch above all that it has heard of, and daemons drop messages of a lower epoch. If two
+//! bridges both speak, the one with the lower epoch falls silent when it hears of the other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,9 +24,9 @@ use tokio::sync::watch;
 
 use super::beat::{FollowedHolder, HOLDERS_MAX, LeaseBeat};
 
-/// Most other bridges of a group that the table holds at once.
+/// Maximum number of other bridges of a group that the table holds.
 const PEERS_MAX: usize = 64;
-/// Most own beats whose return over NATS is awaited.
+/// Maximum number of own beats whose return over NATS is awaited.
 const SENT_MAX: usize = 64;
 
 /// Times of a lease.
@@ -40,7 +41,7 @@ pub struct Times {
     /// Time for which the bridge that spoke last listens before it speaks again, if it was cut off. In that time it hears two
     /// beats of a bridge that speaks, so that bridges which come back together do not begin together.
     pub listen: Duration,
-    /// Extra time that each bridge waits for every bridge that is to speak before it.
+    /// Extra time that a bridge waits for each bridge that comes before it in the order of speaking.
     pub step: Duration,
     /// Time for which another bridge has to see a holder better, before the bridge that speaks leaves the holder to it.
     pub worse: Duration,
@@ -61,7 +62,7 @@ impl Default for Times {
 
 /// A holder that this bridge follows.
 struct Own {
-    /// Number of this entry. It tells apart entries that come and go under one name.
+    /// Number of this entry. It tells apart entries that were added one after another for the same holder.
     number: u64,
     turn: watch::Sender<Option<u64>>,
     epoch: Arc<AtomicU64>,
@@ -73,13 +74,13 @@ struct Own {
     spoke_last: bool,
     /// Start of the time in which no bridge is known to speak for the holder; `None` if one speaks.
     free_since: Option<Instant>,
-    /// Start of the time in which another bridge has seen the holder better than this bridge, which speaks for the holder. `None` if no
-    /// other bridge sees the holder better.
+    /// Start of the time in which another bridge has seen the holder better than this bridge, which speaks for the holder.
+    /// `None` if no other bridge sees the holder better.
     worse_since: Option<Instant>,
 }
 
 impl Own {
-    /// Returns the epoch in which this bridge speaks for the holder; `None` if it does not speak.
+    /// Returns the epoch in which this bridge reports the holder to daemons; `None` if it does not report it.
     fn claim(&self) -> Option<u64> {
         let known = *self.turn.borrow();
         // Before the publisher has begun its epoch, this is the lowest epoch that it will have.
@@ -100,11 +101,11 @@ struct PeerBridge {
 /// Outcome of [`LeaseTable::decide`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decided {
-    /// Number of holders for which the bridge speaks from now on.
+    /// Number of holders that the bridge reports to daemons from now on.
     pub(super) begun: usize,
-    /// Number of holders for which the bridge no longer speaks.
+    /// Number of holders that the bridge no longer reports to daemons.
     pub(super) ended: usize,
-    /// Whether the bridge's own term is over, which ends all that it speaks for.
+    /// Whether the bridge's own term is over, so that it no longer speaks for any holder.
     pub(super) has_lapsed: bool,
 }
 
@@ -121,7 +122,7 @@ pub(super) struct LeaseTable {
     shares: u64,
     /// Start of the time in which own beats come back without a break; `None` if they do not come back.
     listening_since: Option<Instant>,
-    /// Whether something has changed that other bridges must hear at once.
+    /// Whether a change has to be sent to the other bridges immediately.
     is_news: bool,
 }
 
@@ -141,8 +142,8 @@ impl LeaseTable {
         }
     }
 
-    /// Begins to follow a holder. Returns its number, its voice, and the cell that notes how well the holder is seen; `None` if the table
-    /// has too many holders.
+    /// Begins to follow a holder. Returns its number, its voice, and the cell that notes how well the holder is seen; `None`
+    /// if the table has too many holders.
     pub(super) fn add(&mut self, holder: u64, now: Instant) -> Option<(u64, Voice, Arc<AtomicU8>)> {
         if self.own.len() >= HOLDERS_MAX && !self.own.contains_key(&holder) {
             return None;
@@ -170,7 +171,7 @@ impl LeaseTable {
         Some((self.shares, voice, sight))
     }
 
-    /// Stops following a holder, so that another bridge may speak for it at once.
+    /// Stops following a holder, so that another bridge may speak for it immediately.
     pub(super) fn remove(&mut self, holder: u64, number: u64) {
         if self.own.get(&holder).is_some_and(|own| own.number == number) {
             // The publisher may end later than this call; until then it is silent.
@@ -197,7 +198,7 @@ impl LeaseTable {
         LeaseBeat::new(self.bridge, self.beats, self.own.iter().map(followed).collect())
     }
 
-    /// Takes in a beat that was heard, another bridge's or an own one.
+    /// Takes in a beat that was heard, whether another bridge or this bridge has sent it.
     pub(super) fn heard(&mut self, beat: LeaseBeat, now: Instant) {
         if beat.bridge == self.bridge {
             return self.heard_own(beat.number, now);
@@ -235,12 +236,12 @@ impl LeaseTable {
         }
     }
 
-    /// Whether something has changed that other bridges must hear at once.
+    /// Whether a change has to be sent to the other bridges immediately.
     pub(super) fn is_news(&self) -> bool {
         self.is_news
     }
 
-    /// Decides for which holders the bridge speaks at `now`, and tells their publishers.
+    /// Decides which holders the bridge reports to daemons from `now` on, and tells the holders' publishers.
     pub(super) fn decide(&mut self, now: Instant) -> Decided {
         let mut decided = Decided::default();
         let silence = self.times.silence;
@@ -295,7 +296,7 @@ struct Others {
     claim: Option<(u64, u64)>,
     /// How well the holder is seen by the bridge that sees it best.
     sight_max: u8,
-    /// Number of bridges that are to speak before this one.
+    /// Number of bridges that come before this one in the order of speaking.
     before: u32,
 }
 

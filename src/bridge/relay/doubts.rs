@@ -1,4 +1,4 @@
-//! Doubts about a holder: gathers them, and tells daemons.
+//! Doubts about a holder: gathers them, and reports them to daemons.
 
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
@@ -32,7 +32,7 @@ impl Relay {
         doubts
     }
 
-    /// Tells daemons the doubts, if they differ from those last told.
+    /// Reports the doubts to daemons, if they differ from the doubts that were last reported.
     pub(super) async fn tell_doubts_if_new(&mut self) -> Result<(), PublisherError> {
         let doubts = self.doubts();
         if doubts == self.told {

@@ -1,13 +1,13 @@
-//! Labels that a bridge adds to those that a holder was given.
+//! Labels that a bridge adds to a holder's given labels.
 
 use kvatlas_core::wire::{LAYERS_LABEL, Profile, TROUBLE_LABEL};
 
-/// Labels that the bridge adds to those that a holder was given.
+/// Labels that the bridge adds to a holder's given labels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct AddedLabels {
-    /// Layers beside full attention that the engine's events tell of.
+    /// Label value that names the kinds of layers beside full attention in the engine's events; `None` without the label.
     pub(super) layers: Option<&'static str>,
-    /// Trouble with the engine, as the value of a label.
+    /// Label value that says what is wrong with the engine; `None` without the label.
     pub(super) trouble: Option<String>,
 }
 

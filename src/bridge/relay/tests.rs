@@ -131,7 +131,7 @@ async fn the_layers_that_an_engine_tells_of_are_a_label() {
     assert_eq!(labels, [None, layers("windows"), layers("windows+states")]);
 }
 
-/// Daemons that start after the bridge hear of an engine that is not there yet.
+/// Daemons that start after the bridge are told of an engine that is not there yet.
 #[tokio::test]
 async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
     let (_broker, mut relay, mut batches) = heard_relay().await;
@@ -229,8 +229,8 @@ async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
     assert!(!relay.is_exact());
 }
 
-/// An old form of events has no room for some fields. This puts the holder as a whole in no doubt, and daemons hear of the fields
-/// before the first block.
+/// An old form of events has no room for some fields. The holder as a whole is not in doubt because of that, and daemons are
+/// told of the fields before the first block.
 #[tokio::test]
 async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
     let (_broker, mut relay, mut batches) = heard_relay().await;

@@ -1,4 +1,4 @@
-//! Addresses at which the events of each engine are published once more.
+//! Addresses at which each engine's events are republished to routers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::str::FromStr;
@@ -7,15 +7,15 @@ use kvatlas_core::wire::Rank;
 
 use super::places::PLACES_MAX;
 
-/// Most engines that get addresses by their order.
+/// Maximum number of engines that get addresses by their order.
 const ASSIGNED_MAX: usize = 4096;
 
-/// Hint for the form of an address.
+/// Hint in error texts that shows the form of an address.
 const FORM: &str = "write tcp://HOST:PORT, tcp://HOST:PORT-PORT for engines that are found, or NAME=tcp://HOST:PORT for one engine";
-/// Hint for the width of a range.
+/// Hint in error texts that shows the width of a range.
 const WIDTH: &str = "a range has 2 to 2048 ports, two for each engine";
 
-/// An address as people write it: for one engine, or for all others.
+/// An address for republishing, as people write it: for one engine, or for all other engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepublishAddress {
     /// Engine of the address; `None` for all engines without an address of their own.
@@ -147,8 +147,8 @@ pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
     Ok(())
 }
 
-/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The ranks of a named engine
-/// have consecutive pairs.
+/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The ranks of
+/// a named engine have consecutive pairs.
 #[derive(Debug)]
 pub(super) struct Addresses {
     named: BTreeMap<String, SocketPair>,

@@ -19,15 +19,15 @@ use crate::zmtp::{MessageOrCommand, Mismatch, PeerConnection, ReadError, Role, p
 use super::addresses::SocketPair;
 use super::stream::{Stream, StreamState};
 
-/// Most connections to one socket.
+/// Maximum number of connections to one socket.
 const CLIENTS_MAX: usize = 256;
-/// Most answers that are being sent at once: each may hold a state of its own.
+/// Maximum number of answers that are sent at the same time. Each answer may hold a state of its own in memory.
 const ANSWERS_MAX: usize = 8;
-/// Longest time for a handshake, and for sending one piece.
+/// Maximum time for a handshake, and for sending one piece.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time for an answer.
+/// Maximum time for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
-/// Longest time that a connection for replays may stand idle.
+/// Maximum time for which a connection for replays may be idle.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Pause before a port that is taken is tried again.
 const BIND_PAUSE: Duration = Duration::from_secs(1);
@@ -70,8 +70,8 @@ impl ConnectionEnd {
     }
 }
 
-/// Serves both sockets of an engine in each turn of the bridge. Connections end with the turn, so that no router mistakes one bridge's
-/// numbers for another's.
+/// Serves both sockets of an engine during each turn of the bridge, that is, while the bridge speaks for the engine.
+/// Connections end with the turn, so that no router mistakes one bridge's numbers for another's.
 pub(super) async fn serve_in_turns(
     engine: &str,
     sockets: &SocketPair,
@@ -248,8 +248,8 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     send(client, &bytes).await
 }
 
-/// Returns a state for an answer from `start` on. Each list of a state takes one number, so the last number is raised if fewer
-/// numbers are left. A state whose number is below `start` is returned as it is.
+/// Returns a state for an answer from number `start` on. Each event list of a state takes one number, so the last number is
+/// raised if fewer numbers are left. A state whose number is below `start` is returned unchanged.
 async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     let state = stream.state().await;
     let last = last_number(start, &state);
@@ -261,7 +261,8 @@ async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     stream.state().await
 }
 
-/// Returns the number of the last list of a state whose first list has the number `start`. Every state has at least one list, which clears.
+/// Returns the number of the last event list in a state whose first list has the number `start`. Every state has at least
+/// one list, which clears.
 fn last_number(start: u64, state: &StreamState) -> u64 {
     let lists = state.lists.len().max(1) as u64;
     start.saturating_add(lists - 1)

@@ -7,7 +7,7 @@ use kvatlas_process::admin::percent_decode;
 
 use super::addresses::SocketPair;
 
-/// Hint for the parameters.
+/// Hint in error texts that shows the parameters.
 const FORM: &str =
     "write ?host=NAME, the name by which routers reach this bridge, and &model=NAME for engines of one model";
 
@@ -16,16 +16,16 @@ const FORM: &str =
 pub struct RouterQuestion {
     /// Host by which the router reaches the bridge.
     pub(in super::super) host: String,
-    /// Model of the engines that are meant; `None` for all engines.
+    /// Model whose engines are asked for; `None` for all engines.
     pub(in super::super) model: Option<String>,
 }
 
 impl RouterQuestion {
-    /// Reads a query string.
+    /// Reads a question from a query string.
     ///
     /// # Errors
     ///
-    /// Words for the client if there is no host, or something else is asked.
+    /// A text for the client if the query string has no valid host, or has another parameter than `host` and `model`.
     pub fn parse(query: Option<&str>) -> Result<Self, &'static str> {
         let (mut host, mut model) = (None, None);
         for parameter in query.unwrap_or_default().split('&') {
@@ -48,8 +48,8 @@ fn is_host(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_plain)
 }
 
-/// Returns the flags, on one line: the workers' URLs, and the sockets of each worker in the order of its ranks. A worker is left out while
-/// one of its ranks is missing, as the router takes the sockets by their order.
+/// Returns the flags, on one line: the workers' URLs, and the sockets of each worker in the order of its ranks. A worker is
+/// left out while one of its ranks is missing, as the router takes the sockets by their order.
 pub(in super::super) fn router_flags(
     host: &str,
     engines: impl IntoIterator<Item = (Address, Rank, SocketPair)>,

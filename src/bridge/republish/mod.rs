@@ -1,4 +1,4 @@
-//! Republishing: publishes engines' events once more, compacted, for routers that keep an index of their own.
+//! Republishing: publishes engines' events again, compacted, for routers that keep an index of their own.
 //!
 //! ```text
 //! engine ─▶ Relay ─▶ Translator
@@ -6,24 +6,25 @@
 //!                                  └──▶ ROUTER ◀──▶ (replay)
 //! ```
 //!
-//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on always gives
-//! one whole state. Batch N clears and has all blocks; the later numbers are empty batches, up to the last that was published. So no
-//! history is kept, and every answer is whole. The promises:
+//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on
+//! always gives one whole state. Batch N clears and has all blocks; the later numbers are empty batches, up to the last that
+//! was published. So no history is kept, and every answer is whole. The promises:
 //!
-//! 1. A router that connects is sent number 0, which clears, and then the last number. It takes the first for a restart and the second for
-//!    a gap, and asks for a replay. So nothing of an earlier bridge is left in it.
-//! 2. A router that asks at the first batch that it hears gets everything, however much came before. An empty batch each second gives it
-//!    the occasion to ask.
-//! 3. If published batches may be wrong, numbers begin anew in the same way, and every router asks again. The same happens after every
-//!    [`NUMBERS_MAX`] numbers.
-//! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in bytes and time,
-//!    and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
+//! 1. A router that connects is sent number 0, which clears, and then the last number. It takes the first for a restart and
+//!    the second for a gap, and asks for a replay. So nothing of an earlier bridge is left in it.
+//! 2. A router that asks at the first batch that it hears gets everything, however much came before. An empty batch each
+//!    second gives it the occasion to ask.
+//! 3. If published batches may be wrong, numbers begin anew in the same way, and every router asks again. The same happens
+//!    after every [`NUMBERS_MAX`] numbers.
+//! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in
+//!    bytes and time, and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
 //! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse
-//!    connections, and end those that they have when another one begins to speak. A bridge that has just begun offers nothing. A
-//!    router may take the stream of one bridge and the replays of another, but only while both believe that they speak. Test:
-//!    `republish_lease::the_bridge_that_speaks_publishes`.
+//!    connections, and end those that they have when another one begins to speak. A bridge that has just begun offers
+//!    nothing. A router may take the stream of one bridge and the replays of another, but only while both believe that they
+//!    speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
 //!
-//! An engine has its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`, `places`).
+//! An engine has its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`,
+//! `places`).
 
 mod addresses;
 mod door;
@@ -56,19 +57,19 @@ pub(super) use flags::router_flags;
 pub(super) use places::PortPlaces;
 pub(super) use stream::Tap;
 
-/// Most numbers before they begin anew. At most this many empty batches follow the state of a replay.
+/// Maximum number of batches before their numbers begin anew. At most this many empty batches follow the state of a replay.
 const NUMBERS_MAX: u64 = 1 << 15;
-/// Pause between empty batches, as a rule.
+/// Usual pause between empty batches.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Settings by which engines' events are published once more.
+/// Settings by which engines' events are republished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepublishOptions {
-    /// Addresses of the sockets.
+    /// Addresses of the sockets that routers connect to.
     pub addresses: Vec<RepublishAddress>,
     /// Whether blocks with a salt, an adapter or an image are published, too.
     pub has_special: bool,
-    /// Most bytes of memory for one engine's blocks.
+    /// Maximum memory for one engine's blocks, in bytes.
     pub bytes_max: usize,
 }
 
@@ -82,25 +83,25 @@ impl RepublishOptions {
         addresses::check(&self.addresses)
     }
 
-    /// Tells whether engines get ports out of a range. Bridges that share a lease then have to share the table of ports, too: a state in
-    /// JetStream.
+    /// Whether engines get their ports from a range. Bridges that share a lease then have to share the table of ports, too:
+    /// a state in JetStream.
     pub fn has_range(&self) -> bool {
         self.addresses.iter().any(RepublishAddress::is_range)
     }
 }
 
-/// Publishes engines' events once more.
+/// Republishes engines' events to routers.
 pub(super) struct Republisher {
     has_special: bool,
     bytes_max: usize,
     addresses: Mutex<Addresses>,
-    /// Ports out of a range; `None` if there is no range.
+    /// Ports from a range; `None` if no range is configured.
     ports: Option<Arc<Ports>>,
     metrics: Arc<BridgeMetrics>,
 }
 
 impl Republisher {
-    /// Makes a publisher whose table of ports is in `kept`.
+    /// Makes a republisher whose table of ports is in `kept`.
     pub(super) fn new(options: &RepublishOptions, kept: KeptPlaces, metrics: Arc<BridgeMetrics>) -> Self {
         let addresses = Addresses::new(&options.addresses);
         let range = addresses.range().cloned();
@@ -138,8 +139,8 @@ impl Republisher {
         }
     }
 
-    /// Returns the sockets of an engine that is followed, or in words why the engine has no sockets. `None` if the engine is not
-    /// republished.
+    /// Returns the sockets of an engine that is followed, or a text that says why the engine has no sockets. `None` if the
+    /// engine is not republished.
     pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<Result<SocketPair, String>> {
         if !is_republished(engine) {
             return None;
@@ -173,8 +174,9 @@ impl Republisher {
         None
     }
 
-    /// Begins to publish the events of an engine once more, during the given turns. The stream begins with the `kept` blocks, and
-    /// `settings` are those of the engine's translator. Returns the tap for the relay; `None` if the engine is not republished.
+    /// Begins to republish the events of an engine, during the given turns. The stream begins with the `kept` blocks, and
+    /// `settings` are those of the engine's translator. Returns the tap for the relay; `None` if the engine is not
+    /// republished.
     pub(super) async fn tap(
         &self,
         engine: &NewEngine,
@@ -213,11 +215,11 @@ impl Republisher {
 enum DoorPlace {
     /// The engine's own sockets.
     Own(SocketPair),
-    /// Sockets out of a range.
+    /// Sockets on ports from a range.
     Range(PortUser),
 }
 
-/// Serves the sockets of an engine, for ever. Sockets out of a range may change.
+/// Serves the sockets of an engine, for ever. Sockets on ports from a range may change.
 async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: Turns) {
     match place {
         DoorPlace::Own(sockets) => serve_in_turns(&engine, &sockets, &stream, &mut turns).await,
@@ -233,8 +235,8 @@ async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: 
     }
 }
 
-/// Returns the mirror of the `kept` blocks; an empty one if there are none, or none of use. Restores on a thread that may block: 1.2 million
-/// blocks take half a second.
+/// Returns the mirror of the `kept` blocks; an empty one if there are none, or none of use. Restores on a thread that may
+/// block: 1.2 million blocks take half a second.
 async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<SavedMirror>) -> Mirror {
     let Some(kept) = kept else {
         return Mirror::new(settings);
@@ -251,7 +253,8 @@ async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<Sa
     }
 }
 
-/// Tells whether an engine can be republished: its events tell tokens, come from sockets of its own, and are of the contract's scheme.
+/// Whether an engine can be republished, that is, whether its events tell tokens, come from sockets of its own, and are of
+/// the contract's scheme.
 fn is_republished(engine: &NewEngine) -> bool {
     !engine.is_source() && engine.format != Format::Mooncake && engine.key.model.chains().is_none()
 }

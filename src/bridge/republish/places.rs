@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Most places of a table, so that it fits into one message.
+/// Maximum number of places in a table, so that the table fits into one message.
 pub(super) const PLACES_MAX: usize = 1024;
 
 /// A place that was given to an engine.
@@ -37,8 +37,8 @@ impl PortPlaces {
         self.places.get(place).is_some_and(|place| place.engine == engine)
     }
 
-    /// Returns the place of an engine, and gives it one of `count` places if it has none. `None` if all places belong to engines for which
-    /// `is_known` holds.
+    /// Returns the place of an engine, and gives it one of `count` places if it has none. `None` if all places belong to
+    /// engines for which `is_known` holds.
     pub(in super::super) fn give(
         &mut self,
         engine: &str,

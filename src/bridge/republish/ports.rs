@@ -1,4 +1,5 @@
-//! Ports: gives engines pairs of ports out of a range, in their table, which may be kept for later bridges and shared with others.
+//! Ports: gives engines pairs of ports from a range. The table of these pairs may be kept for later bridges, and shared with
+//! other bridges.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,17 +20,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// An engine that is followed and has its ports from the range.
 #[derive(Debug, Default)]
 struct PortUserState {
-    /// Number of taps that are for the engine: an engine that begins anew may have two for a moment.
+    /// Number of taps that the engine has. An engine that begins anew may have two taps for a moment.
     taps: usize,
     /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
     trouble: Option<String>,
 }
 
-/// Pairs of ports of a range.
+/// Pairs of ports in a range, and the engines that have them.
 pub(super) struct Ports {
     range: PortRange,
     kept: KeptPlaces,
-    /// The table as it was last heard of, with its revision.
+    /// Last known table, with its revision.
     places: watch::Sender<(u64, PortPlaces)>,
     /// Engines that are followed. Their places are not given to others.
     known: Mutex<BTreeMap<String, PortUserState>>,
@@ -124,8 +125,8 @@ impl Ports {
         self.metrics.republish_without_ports.set(without as f64);
     }
 
-    /// Gives the engine a place in the table, which is written before this returns. `None` if all places belong to engines that are
-    /// followed.
+    /// Gives the engine a place in the table, which is written before this returns. `None` if all places belong to engines
+    /// that are followed.
     async fn give(&self, engine: &str) -> Result<Option<usize>, PlacesError> {
         let _changing = self.changing.lock().await;
         if let Some(own) = self.places.borrow().1.of(engine)

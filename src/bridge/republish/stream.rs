@@ -21,11 +21,11 @@ use super::NUMBERS_MAX;
 
 /// First number of a batch. 0 and 1 are below all others, so that a later 0 always looks like a restart.
 const FIRST: u64 = 2;
-/// Most bytes that wait for a subscriber.
+/// Maximum size of the messages that wait for one subscriber, in bytes.
 const WAITING_BYTES_MAX: usize = 32 << 20;
 /// Bytes that a waiting message takes beside its content.
 const MESSAGE_OVERHEAD_BYTES: usize = 64;
-/// Shortest time between two states that are written for replays. Clients that ask meanwhile share the next state.
+/// Minimum time between two states that are written for replays. Clients that ask in between share the next state.
 const STATE_INTERVAL: Duration = Duration::from_millis(50);
 /// Time out of sight after which an engine's blocks are in doubt.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ struct SubscribedMirror {
     mirror: Mirror,
     number: u64,
     subscribers: Vec<Subscriber>,
-    /// Last state that was written, while a client is still sent it.
+    /// Last state that was written. It is available only while it is being sent to a client.
     state: Weak<StreamState>,
     written_at: Option<Instant>,
     /// Number of states that have been written.
@@ -220,7 +220,7 @@ impl Stream {
         }
     }
 
-    /// Adds a subscriber, whose knowledge may be empty or outdated, and returns its queue of messages.
+    /// Adds a subscriber, whose blocks may be none or outdated, and returns its queue of messages.
     pub(super) fn subscribe(&self) -> QueuedMessages {
         let (sender, messages) = mpsc::unbounded_channel();
         let bytes = Arc::new(AtomicUsize::new(0));
@@ -242,7 +242,8 @@ impl Stream {
         QueuedMessages { messages, bytes }
     }
 
-    /// Returns all blocks, as of a number that is at least any number sent before this call.
+    /// Returns all blocks as of one batch number. That number is at least as high as any number that was sent before this
+    /// call.
     pub(super) async fn state(&self) -> Arc<StreamState> {
         let written = self.inner.lock().written;
         let _turn = self.turn.lock().await;
@@ -275,7 +276,7 @@ impl Stream {
         state
     }
 
-    /// Raises the last number to at least `number`, by empty batches, but not beyond [`NUMBERS_MAX`].
+    /// Raises the last number to at least `number`, by sending empty batches. The number never exceeds [`NUMBERS_MAX`].
     pub(super) fn reach(&self, number: u64) {
         let mut inner = self.inner.lock();
         while inner.number < number.min(NUMBERS_MAX) {
@@ -289,7 +290,7 @@ impl Stream {
     }
 }
 
-/// Tap of a relay: passes the relay's batches to its translator, and their changes to the stream.
+/// Tap of a relay: passes the relay's batches to the translator, and the resulting changes to the stream.
 pub(in super::super) struct Tap {
     stream: Arc<Stream>,
     /// Tasks of the sockets and of the heartbeat.
@@ -304,7 +305,7 @@ impl Tap {
         }
     }
 
-    /// Translates `batch` with `translator`, and takes the changes over for the stream.
+    /// Translates `batch` with `translator`, and collects the changes for the stream.
     pub(in super::super) fn translate(
         &self,
         translator: &mut Translator,

@@ -18,7 +18,7 @@ use kvatlas_engines::Format;
 use super::super::http::authority;
 use super::super::zmtp::split_endpoint;
 
-/// Most ranks of one server.
+/// Maximum number of ranks of one server.
 const RANKS_MAX: usize = 1024;
 
 /// Hint for the operator of a vLLM engine that cannot be followed.
@@ -28,7 +28,7 @@ const VLLM_HINT: &str = "start the engine with --kv-events-config '{\"enable_kv_
 const SGLANG_HINT: &str = "start the engine with --kv-events-config '{\"publisher\":\"zmq\",\"topic\":\"kv-events\",\
                            \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'";
 
-/// An answer after which an engine cannot be followed.
+/// Error in a server's answer that keeps its engine from being followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ServerAnswerError {
     /// The answer does not have the expected form.
@@ -42,7 +42,7 @@ pub(super) enum ServerAnswerError {
     /// The engine publishes no events, or not over ZeroMQ.
     #[error("the engine publishes no KV events over ZeroMQ: {hint}")]
     Off {
-        /// Hint with the flag that mends the fault.
+        /// Hint that names the flag with which the engine can be followed.
         hint: &'static str,
     },
     /// The publisher connects to an address instead of listening.
@@ -52,7 +52,7 @@ pub(super) enum ServerAnswerError {
     Connects {
         /// Address that the publisher connects to.
         endpoint: String,
-        /// Hint with the flag that mends the fault.
+        /// Hint that names the flag with which the engine can be followed.
         hint: &'static str,
     },
     /// The list of models is empty.
@@ -68,7 +68,7 @@ pub(super) enum ServerAnswerError {
     },
 }
 
-/// One publisher of a server.
+/// Sockets of one publisher of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sockets {
     pub(super) rank: Rank,
@@ -122,7 +122,7 @@ pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, ServerAns
     vllm_publishers(by_rank.collect::<Result<_, ServerAnswerError>>()?, host, failed)
 }
 
-/// Returns the publishers that vLLM describes, by rank. `failed` makes an error of a fault in the answer.
+/// Returns the publishers that vLLM describes, by rank. `failed` converts a fault in the answer to an error.
 pub(super) fn vllm_publishers(
     sources: Vec<(Rank, VllmSource)>,
     host: &str,
@@ -187,7 +187,7 @@ fn vllm_sockets(
     })
 }
 
-/// Tells whether vLLM connects to this host for sure: it never chooses such a host itself.
+/// Whether vLLM certainly connects to this host, because it never chooses such a host itself.
 fn is_never_bound(host: &str) -> bool {
     let is_local = |address: std::net::IpAddr| address.is_unspecified() || address.is_loopback();
     host.parse().is_ok_and(is_local) || host.eq_ignore_ascii_case("localhost")
@@ -280,8 +280,8 @@ struct ListedModel {
     parent: Option<String>,
 }
 
-/// Reads the answer to `GET /v1/models`. Returns the `given` model if it is served, or the first served model if none is given. Adapters do
-/// not count as models.
+/// Reads the answer to `GET /v1/models`. Returns the `given` model if it is served, or the first served model if none is
+/// given. Adapters do not count as models.
 pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, ServerAnswerError> {
     let models: Models = serde_json::from_slice(body).map_err(|error| ServerAnswerError::Form {
         path: "GET /v1/models",
@@ -291,8 +291,8 @@ pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, Ser
     choose_model(served.map(|model| model.id), given)
 }
 
-/// Chooses the model that an engine is followed as. It is the `given` one, which has to be among the `served`, or the first served one if
-/// none is given.
+/// Chooses the model that an engine is followed as. It is the `given` one, which has to be among the `served`, or the first
+/// served one if none is given.
 pub(super) fn choose_model(
     mut served: impl Iterator<Item = String>,
     given: Option<&str>,
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(replay(0), None);
     }
 
-    /// Recorded of the Rust front end of vLLM 0.33.0, over two ranks.
+    /// The answers were recorded from the Rust front end of vLLM 0.33.0, with two ranks.
     #[test]
     fn the_answers_of_vllms_front_end_are_read() {
         let sources = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:6557","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv"},"1":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:6558","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv"}}"#;

@@ -19,7 +19,7 @@ const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
 const MODELS_PATH: &str = "/v1/models";
 
-/// An error instead of a server's description of its engine.
+/// Error that stands in for a server's description of its engine.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The connection, or HTTP on it, failed.
@@ -28,12 +28,12 @@ pub(super) enum AskError {
     /// The server was silent for too long.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The answer's status is not one that an engine's server gives.
+    /// The server answered with an unexpected status.
     #[error("status {status} for GET {path}")]
     Status {
         /// The path that was asked for.
         path: &'static str,
-        /// The status.
+        /// Status of the answer.
         status: StatusCode,
     },
     /// The address is no server of an engine, or the server is too old.
@@ -47,7 +47,7 @@ pub(super) enum AskError {
     /// The connection, or gRPC on it, failed.
     #[error(transparent)]
     Grpc(#[from] GrpcError),
-    /// The server has neither events nor sockets to tell of.
+    /// The server neither hands on events, nor tells the sockets of publishers.
     #[error(
         "neither SubscribeKvEvents nor vLLM's GetKvEventSources is served: start the engine with --kv-events-config, or name its sockets, \
          NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
@@ -56,13 +56,14 @@ pub(super) enum AskError {
     /// The server hands on events, and does not tell its model.
     #[error("the server does not tell its model: say which one the engine has, with model=NAME or --model")]
     Untold,
-    /// An answer by which the engine cannot be followed.
+    /// The server's answer does not allow the engine to be followed.
     #[error(transparent)]
     Answer(#[from] ServerAnswerError),
 }
 
 impl AskError {
-    /// Tells whether the error means that the server belongs to another engine: it serves another model than the given one.
+    /// Whether the error means that the server belongs to another engine, because it serves another model than the given
+    /// one.
     pub(super) fn is_other_engine(&self) -> bool {
         matches!(self, Self::Answer(ServerAnswerError::OtherModel { .. }))
     }

@@ -26,22 +26,23 @@ pub(crate) struct ServerProgress {
 /// The state that the task of a server shares with those of its publishers.
 #[derive(Debug)]
 pub(super) struct SharedServerState {
-    /// Number of questions that tasks have wanted so far.
+    /// Number of questions to the server that tasks have requested so far.
     pub(super) wanted: watch::Sender<u64>,
-    /// Number of the last wanted question whose answer was followed. All questions up to that number are answered.
+    /// Number of the last requested question whose answer was acted on. All questions up to that number are answered.
     pub(super) answered: watch::Sender<u64>,
     pub(super) progress: Mutex<ServerProgress>,
     /// Address and labels of the server's engine, which may change while the server is asked.
     pub(super) profile: Mutex<Profile>,
-    /// Labels with which the server was found, which may change, too.
+    /// Labels that the source found with the server. They may change, too.
     pub(super) found_labels: Mutex<BTreeMap<String, String>>,
-    /// Name of the engine's process, as the server has told it last; `None` if it tells none.
+    /// Name of the engine's process, as the server last reported it; `None` if the server reports none.
     pub(super) process: Mutex<Option<String>>,
-    /// Number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
+    /// Number of ranks whose events one publisher sends, as the server last reported it; `None` if the server does not
+    /// report it.
     pub(super) ranks: Mutex<Option<u32>>,
 }
 
-/// A server that tells of publishers. Clones share it.
+/// Handle of an engine's server, which reports publishers. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct ServerHandle {
     /// The server as it was given first.
@@ -49,7 +50,7 @@ pub(crate) struct ServerHandle {
     pub(super) shared: Arc<SharedServerState>,
 }
 
-/// Server that has told of a publisher, as the publisher's task knows it.
+/// Server that reported a publisher, in the form that the publisher's task has.
 #[derive(Debug, Clone)]
 pub(crate) struct OriginServer {
     pub(crate) handle: ServerHandle,
@@ -58,8 +59,8 @@ pub(crate) struct OriginServer {
 }
 
 impl OriginServer {
-    /// Has the server asked again, and returns the number of the question. Called when the connection broke or cannot be made: the server
-    /// may tell something else by now.
+    /// Requests that the server is asked again, and returns the number of that question. Called when the connection broke or
+    /// cannot be made, because the server may report something else by now.
     pub(crate) fn ask_again(&self) -> u64 {
         let mut ticket = 0;
         self.handle.shared.wanted.send_modify(|wanted| {
@@ -69,8 +70,8 @@ impl OriginServer {
         ticket
     }
 
-    /// Asks the server again, and waits until its answer names the publisher as before. If the answer differs, the publisher is no longer
-    /// followed, and this call never returns.
+    /// Asks the server again, and waits until its answer names the publisher as before. If the answer differs, the publisher
+    /// is no longer followed, and this call never returns.
     pub(crate) async fn confirmed(&self) {
         let ticket = self.ask_again();
         let mut answered = self.handle.shared.answered.subscribe();
@@ -79,18 +80,19 @@ impl OriginServer {
         }
     }
 
-    /// Returns the name of the engine's process, as the server has told it last; `None` if it tells none.
+    /// Returns the name of the engine's process, as the server last reported it; `None` if the server reports none.
     pub(crate) fn process(&self) -> Option<String> {
         self.handle.shared.process.lock().clone()
     }
 
-    /// Returns the number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
+    /// Returns the number of ranks whose events one publisher sends, as the server last reported it; `None` if the server
+    /// does not report it.
     pub(crate) fn ranks(&self) -> Option<u32> {
         *self.handle.shared.ranks.lock()
     }
 
-    /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine confirms its
-    /// identity, or if the engine's name is nothing but its address.
+    /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine
+    /// confirms its identity, or if the engine's name is nothing but its address.
     pub(crate) fn vouches(&self) -> bool {
         let server = &self.handle.server;
         let address = ServerAddress::of_server(&server.url);
@@ -98,7 +100,7 @@ impl OriginServer {
         !server.discovered.identity.is_empty() || address.is_some_and(is_name)
     }
 
-    /// Returns an error in words, with the flag that mends it.
+    /// Returns the text of an error, with the flag that corrects it.
     pub(crate) fn explain(&self, error: &FollowError) -> String {
         match error {
             FollowError::Socket(error) => explain(error, self.refused_hint),
@@ -107,7 +109,7 @@ impl OriginServer {
     }
 }
 
-/// Returns an error of a socket in words. If nobody listens at the endpoint, the words name the flag that mends it.
+/// Returns the text of a socket's error. If nobody listens at the endpoint, the text names the flag that corrects it.
 pub(super) fn explain(error: &SocketError, refused_hint: Option<&str>) -> String {
     let is_refused =
         matches!(error, SocketError::Network(error) if error.kind() == io::ErrorKind::ConnectionRefused);
@@ -158,7 +160,7 @@ impl ServerHandle {
         self.shared.profile.lock().clone()
     }
 
-    /// Takes over the address and all labels of `server`, which is asked like this one.
+    /// Takes over the address and all labels of `server`, which is asked in the same way as this server.
     pub(crate) fn relabel(&self, server: &NewServer) {
         *self.shared.profile.lock() = server.profile.clone();
         *self.shared.found_labels.lock() = server.discovered.labels.clone();

@@ -1,5 +1,5 @@
-//! Engines that are named by the address of their server. The bridge asks the server for the rest, and asks again after each broken
-//! connection.
+//! Engines that are named by the address of their server. The bridge asks the server for the rest, and asks again after each
+//! broken connection.
 //!
 //! ```text
 //!                     ┌───────── asks ─────────┐
@@ -9,12 +9,13 @@
 //!                     EngineTask of each rank: connects, waits for that, and only then believes what comes
 //! ```
 //!
-//! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either hands on events itself, or tells of ZeroMQ publishers, too.
+//! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either hands on events itself, or tells of ZeroMQ
+//! publishers, too.
 //!
-//! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection is
-//! believed before the server has shown that it is the same engine. The same engine means the same model, topics, block size and
-//! sockets. Two engines may be alike in all of these. Only the source that found the engines can tell them apart, so the source
-//! is asked, too.
+//! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection
+//! is believed before the server has shown that it is the same engine. The same engine means the same model, topics, block
+//! size and sockets. Two engines may be alike in all of these. Only the source that found the engines can tell them apart,
+//! so the source is asked, too.
 //!
 //! | file | subject |
 //! |---|---|
@@ -51,7 +52,7 @@ use handle::explain;
 pub(super) use handle::{OriginServer, ServerHandle};
 use size::{SizeError, first_size};
 
-/// Longest time for all answers of a server together: a server that handles requests may be busy.
+/// Maximum time for all answers of a server together: a server that handles requests may be busy.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two checks whether another engine of the model has told the block size.
 const SIZE_INTERVAL: Duration = Duration::from_secs(1);
@@ -117,7 +118,7 @@ impl ServerTask {
         }
     }
 
-    /// Asks the server once, and follows the publishers that it tells of.
+    /// Asks the server once, and follows the publishers that the server reports.
     async fn ask_once(&self) -> Result<(), ServerError> {
         let described = ask(&self.handle.server, &self.address, ASK_PATIENCE).await?;
         let server = &self.handle.server;
@@ -157,7 +158,8 @@ impl ServerTask {
         Ok(self.bridge.follow_publishers(&self.handle, followed)?)
     }
 
-    /// Checks the hosts of an engine's sockets: a server may name sockets on its own machine, or on hosts that the operator allows.
+    /// Checks the hosts of an engine's sockets: a server may name sockets on its own machine, or on hosts that the operator
+    /// allows.
     fn check_hosts(&self, engine: &NewEngine, described: &Described) -> Result<(), RegisterRefusal> {
         for endpoint in engine.endpoints() {
             let host = host_of(endpoint).unwrap_or_default();
@@ -171,8 +173,8 @@ impl ServerTask {
         Ok(())
     }
 
-    /// Returns the size of the engine's blocks. Sources in this order: the given size, the server's answer, other engines of the model, the
-    /// engine's first block.
+    /// Returns the size of the engine's blocks. Sources in this order: the given size, the server's answer, other engines of
+    /// the model, the engine's first block.
     async fn block_size(&self, described: &Described, model: &ModelKey) -> Result<u32, ServerError> {
         let told = self.handle.server.block_size.or(described.publishers.block_size);
         if let Some(size) = told.or_else(|| self.bridge.size_of(model)) {
@@ -206,7 +208,8 @@ impl ServerTask {
         self.set_trouble(Some(text.to_owned()));
     }
 
-    /// Notes why the engine is not followed, and logs the reason if it has changed. `None` notes that it is followed.
+    /// Notes why the engine is not followed, and logs the reason if it has changed. `None` means that the engine is
+    /// followed.
     fn note(&self, error: Option<&dyn Display>) {
         let trouble = error.map(ToString::to_string);
         let server = &self.handle.server;

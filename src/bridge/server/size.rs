@@ -83,7 +83,7 @@ struct BlockSizeListener {
 }
 
 impl BlockSizeListener {
-    /// Reads the replay socket until a batch shows the block size; `None` if no batch of the socket has a block.
+    /// Reads the replay socket until a batch shows the block size; `None` if no batch of the socket reports a block.
     async fn replayed(
         &mut self,
         endpoint: &str,
@@ -111,8 +111,8 @@ impl BlockSizeListener {
     }
 }
 
-/// Returns the size of the blocks in a batch; `None` if it has no block. Blocks of layer groups beside main attention do not count. Of
-/// several sizes the largest counts: a smaller one is a part of a block.
+/// Returns the size of the blocks in a batch; `None` if it has no block. Blocks of layer groups beside main attention do not
+/// count. Of several sizes the largest counts: a smaller one is a part of a block.
 fn size_in(batch: &EngineBatch) -> Option<u32> {
     let sizes = batch.events().iter().filter_map(|event| {
         let EngineChange::Stored(stored) = event.change else {

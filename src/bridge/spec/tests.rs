@@ -4,7 +4,7 @@ use kvatlas_engines::GroupKind;
 
 use super::*;
 
-/// The publishers of `--engine`.
+/// Returns the publishers that the text of one `--engine` names.
 fn publishers(text: &str, defaults: &EngineDefaults) -> Vec<NewEngine> {
     let engines = parse_engine(text, defaults).unwrap().into_iter();
     let of_sockets = |engine| match engine {
@@ -14,7 +14,7 @@ fn publishers(text: &str, defaults: &EngineDefaults) -> Vec<NewEngine> {
     engines.map(of_sockets).collect()
 }
 
-/// The server of `--engine`.
+/// Returns the server that the text of one `--engine` names.
 fn server(text: &str, defaults: &EngineDefaults) -> NewServer {
     match parse_engine(text, defaults).unwrap().remove(0) {
         GivenEngine::Server(server) => server,

@@ -11,7 +11,8 @@
 //! to the bridge that opened it last, and writes of all others are refused (fenced). A file that is written late in spite of that
 //! does no harm, because no file makes a holder exact.
 //!
-//! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails at once.
+//! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails
+//! immediately.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,15 +38,15 @@ use super::FORGOTTEN_AFTER;
 
 /// Time from the start for which reading waits until the buckets are there.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time for one answer of JetStream.
+/// Maximum time for one answer of JetStream.
 pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-/// Longest time for writing one file.
+/// Maximum time for writing one file.
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
-/// Most bytes of the objects, in a bucket that a bridge has made.
+/// Maximum size of all objects together, in bytes, in a bucket that a bridge has made.
 const OBJECTS_BYTES_MAX: i64 = 1 << 30;
-/// Most bytes of the keys, in a bucket that a bridge has made.
+/// Maximum size of all keys together, in bytes, in a bucket that a bridge has made.
 const KEYS_BYTES_MAX: i64 = 16 << 20;
-/// Most bytes of one value.
+/// Maximum size of one value, in bytes.
 const VALUE_BYTES_MAX: i32 = 256 << 10;
 const DESCRIPTION: &str = "state of kvatlas bridges";
 
@@ -66,7 +67,7 @@ pub(super) struct Bucket {
     stores: watch::Sender<Option<Stores>>,
     /// Time at which reading no longer waits for the buckets.
     due_at: OnceLock<Instant>,
-    /// Time at which the last writing failed; `None` if none has.
+    /// Time of the last failed write; `None` if no write has failed.
     failed_at: Mutex<Option<Instant>>,
     /// Files that are being written, by their paths.
     drafts: Mutex<BTreeMap<PathBuf, Draft>>,
@@ -79,7 +80,8 @@ impl fmt::Debug for Bucket {
 }
 
 impl Bucket {
-    /// Makes the set `set` of the bucket `name` for `owner`. Asks JetStream nothing yet. Its blocking calls need the current runtime.
+    /// Makes the set `set` of the bucket `name` for `owner`. Asks JetStream nothing yet. Its blocking calls need the current
+    /// runtime.
     pub(super) fn new(name: String, set: String, owner: String) -> Self {
         Self {
             name,
@@ -147,7 +149,7 @@ impl Bucket {
         written.map(drop).map_err(io::Error::other)
     }
 
-    /// Tells whether this is the name of the bridge or the group itself.
+    /// Whether `owner` is the name of this bridge, or of its group.
     pub(super) fn is_own(&self, owner: &[u8]) -> bool {
         owner == self.owner.as_bytes()
     }
@@ -178,7 +180,7 @@ impl Bucket {
         }
     }
 
-    /// Waits until the buckets are open, for at most [`OPEN_PATIENCE`] from the start, and returns them. Blocks.
+    /// Waits until the buckets are open, for at most [`OPEN_PATIENCE`] from the start, and returns them. Blocks the thread.
     fn awaited(&self) -> io::Result<Stores> {
         let due_at = *self.due_at.get_or_init(|| Instant::now() + OPEN_PATIENCE);
         let mut stores = self.stores.subscribe();
@@ -281,7 +283,7 @@ impl Storage for Bucket {
         Ok(Box::new(draft))
     }
 
-    /// Makes a file like any other: JetStream says who may read a bucket.
+    /// Creates a file without private permissions, because JetStream decides who may read a bucket.
     fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
         self.create(path)
     }
@@ -314,7 +316,7 @@ impl Storage for Bucket {
         })
     }
 
-    /// Returns nothing: there are no files that a crash has left, and JetStream removes old objects itself.
+    /// Returns an empty list, because a crash leaves no files, and JetStream removes old objects itself.
     fn list(&self, _directory: &Path) -> io::Result<Vec<PathBuf>> {
         Ok(Vec::new())
     }

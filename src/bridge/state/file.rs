@@ -7,8 +7,8 @@
 //! └──────────┴─────────┴──────┴───────────────────────┴──────────────────────┘
 //! ```
 //!
-//! Numbers are little-endian. A file is written under another name first, so that a crash of the process leaves the file before. It is not
-//! synced to the disk: a crash of the machine may damage it, and a damaged file is refused.
+//! Numbers are little-endian. A file is written under another name first, so that a crash of the process leaves the file
+//! before. It is not synced to the disk: a crash of the machine may damage it, and a damaged file is refused.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
@@ -76,7 +76,8 @@ impl<W: Write> Write for Checked<W> {
     }
 }
 
-/// Writes a file, by way of the path `temporary`. Only the owner may read either: the tokens of blocks that are republished are prompts.
+/// Writes a file: first at the path `temporary`, which is then renamed. Only the owner may read the two files, because the
+/// tokens of republished blocks are prompts.
 pub(super) fn write_file<T: Serialize>(
     storage: &dyn Storage,
     temporary: &Path,

@@ -12,7 +12,7 @@ use kvatlas_telemetry::BridgeMetrics;
 
 use super::{KeptEngine, StateDirectory};
 
-/// Least ratio of all time to the time spent on writing: writing takes at most a twentieth.
+/// Minimum ratio of all time to the time spent on writing: writing takes at most a twentieth of the time.
 const SHARE: u32 = 20;
 
 /// Right to write a file. One engine of a bridge has it at a time.
@@ -21,7 +21,7 @@ pub(in super::super) struct WriteTurn {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Keeps one engine's file.
+/// Decides when one engine's file is written, and writes it.
 pub(in super::super) struct Keeper {
     directory: StateDirectory,
     holder: PublishedHolder,
@@ -103,7 +103,7 @@ impl Keeper {
         self.written.load(Ordering::Acquire) == changes
     }
 
-    /// Tells whether bridges share the file. The one that speaks for the engine writes it.
+    /// Whether bridges share the file. The bridge that reports the engine to daemons writes it.
     pub(in super::super) fn is_shared(&self) -> bool {
         self.directory.shared().is_some()
     }

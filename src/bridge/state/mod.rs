@@ -9,9 +9,10 @@
 //!
 //! In JetStream (`bucket`) files of engines are objects, and registrations (`shared`) and ports (`places`) are keys.
 //!
-//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content, in doubt, and
-//! asks the engine's replay socket for later batches. The doubt ends when the replay has shown that it is the same process, and has given
-//! the rest. So no file makes a holder exact. A file that is lost, outdated or of another process costs no more than having none.
+//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content,
+//! in doubt, and asks the engine's replay socket for later batches. The doubt ends when the replay has shown that it is the
+//! same process, and has given the rest. So no file makes a holder exact. A file that is lost, outdated or of another
+//! process costs no more than having none.
 
 mod bucket;
 mod file;
@@ -54,9 +55,9 @@ const ENGINE_SUFFIX: &str = ".engine";
 const TEMPORARY_PREFIX: &str = ".new-";
 /// Age after which an engine's file that was not written again is removed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Name of the set in JetStream, unless it or a lease is named.
+/// Default name of the set in JetStream, if neither the set nor a lease is named.
 const DEFAULT_SET: &str = "bridge";
-/// Most bytes that a name of a block takes in a file, about.
+/// Maximum size that a name of a block takes in a file, in bytes, approximately.
 const NAME_BYTES_MAX: u64 = 160;
 
 static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
@@ -67,7 +68,7 @@ pub enum StateError {
     /// The directory cannot be made or listed.
     #[error("the state directory {}: {source}", path.display())]
     Unusable {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -75,7 +76,7 @@ pub enum StateError {
     /// Another bridge uses the directory.
     #[error("the state directory {} is in use by {owner}; give each bridge a directory of its own (--state)", path.display())]
     Taken {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
         /// Name that the other bridge gives itself.
         owner: String,
@@ -85,26 +86,26 @@ pub enum StateError {
     Place(#[from] PlaceError),
 }
 
-/// The state that is kept of one engine.
+/// The saved state of one engine.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KeptEngine {
     /// Settings that the engine's blocks were translated with; see [`cache_of`].
     pub(super) cache: String,
     /// The holder's last epoch.
     pub(super) epoch: u64,
-    /// The rank that its batches name.
+    /// The rank that the engine's batches name.
     pub(super) rank: Option<Rank>,
-    /// The topic of its batches.
+    /// The topic of the engine's batches.
     pub(super) topic: Option<Vec<u8>>,
     pub(super) continuity: Continuity,
     pub(super) blocks: SavedTranslator,
-    /// The blocks that are published once more, with their tokens; `None` if the engine is not republished.
+    /// The republished blocks, with their tokens; `None` if the engine is not republished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) republished: Option<SavedMirror>,
 }
 
-/// Returns the settings that an engine's blocks are translated with. Kept state with other settings is not taken up. The address is not
-/// among them, as another address may be the same process.
+/// Returns the settings that an engine's blocks are translated with. Saved state with other settings is not used. The
+/// address is not one of the settings, because the same process may have another address.
 pub(super) fn cache_of(engine: &NewEngine) -> String {
     let NewEngine {
         key,
@@ -118,7 +119,7 @@ pub(super) fn cache_of(engine: &NewEngine) -> String {
     format!("{key:?} {format:?} {block_size} {topic:?} {beside:?} {groups:?}")
 }
 
-/// A directory that this process alone uses, or what is in its place in JetStream. Clones share it.
+/// Directory that only this process uses, or the set of files in JetStream that replaces a directory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct StateDirectory {
     inner: Arc<OpenDirectory>,
@@ -128,9 +129,9 @@ pub struct StateDirectory {
 struct OpenDirectory {
     path: PathBuf,
     storage: Arc<dyn Storage>,
-    /// Shortest time between two writings of one engine's file.
+    /// Minimum time between two writes of one engine's file.
     interval: Duration,
-    /// Permit for one writing at a time: a file's table is in memory twice meanwhile.
+    /// Permit for one write at a time, because a file's table is in memory twice during a write.
     writing: Arc<Semaphore>,
     /// Lock of the directory; `None` in JetStream, which has an owner's name instead.
     _lock: Option<DirectoryLock>,
@@ -211,13 +212,13 @@ impl StateDirectory {
         })
     }
 
-    /// Returns the registrations that bridges share; `None` if they are in a file of this bridge alone.
+    /// Returns the registrations that bridges share; `None` if they are in a file of this bridge.
     pub(super) fn shared(&self) -> Option<&SharedRegistrations> {
         self.inner.shared.as_ref()
     }
 
-    /// Returns the state that is kept of an engine whose blocks are translated with `cache`; `None` if there is none. State that is of no
-    /// use also gives `None`, and a line in the log.
+    /// Returns the saved state of an engine whose blocks are translated with `cache`; `None` if there is none. Unusable
+    /// state also gives `None`, and is logged.
     pub(super) fn engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
         let path = self.inner.path.join(engine_file(holder));
         let storage = self.inner.storage.as_ref();
@@ -235,7 +236,7 @@ impl StateDirectory {
         Some(kept)
     }
 
-    /// Logs that a file of an engine is of no use.
+    /// Logs that an engine's file cannot be used.
     pub(super) fn refuse_engine(&self, holder: &PublishedHolder, error: &dyn std::fmt::Display) {
         refused(&self.inner.path.join(engine_file(holder)), error);
     }
@@ -257,7 +258,7 @@ impl StateDirectory {
         )
     }
 
-    /// Removes the file of an engine that is no longer followed. Blocks.
+    /// Removes the file of an engine that is no longer followed. Blocks the thread.
     pub(super) fn forget_engine(&self, holder: &PublishedHolder, metrics: &BridgeMetrics) {
         let path = self.inner.path.join(engine_file(holder));
         match self.inner.storage.remove(&path) {
@@ -289,8 +290,8 @@ impl StateDirectory {
     }
 }
 
-/// Returns the most bytes of a file of an engine with at most `names_max` names. Blocks that are published once more take at most
-/// `republished_max` bytes of memory. A token takes 4 bytes of memory, and at most 5 in a file.
+/// Returns the maximum size of an engine's file, in bytes. The engine has at most `names_max` names. Its republished blocks
+/// take at most `republished_max` bytes of memory. A token takes 4 bytes of memory, and at most 5 in a file.
 pub(super) fn engine_bytes_max(names_max: usize, republished_max: usize) -> u64 {
     let (names, republished) = (names_max as u64, republished_max as u64);
     NAME_BYTES_MAX

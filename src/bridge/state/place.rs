@@ -9,7 +9,7 @@ const NATS: &str = "nats:";
 /// Place where a bridge keeps its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatePlace {
-    /// A directory of this bridge alone.
+    /// A directory of only this bridge.
     Directory(PathBuf),
     /// Buckets of JetStream.
     Bucket {
@@ -20,7 +20,7 @@ pub enum StatePlace {
     },
 }
 
-/// A name that neither a bucket nor a key can have.
+/// Error for a name that neither a bucket nor a key can have.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} is no name of a bucket or of a set in it: use letters, digits, - and _, such as nats:BUCKET/NAME"

@@ -19,9 +19,9 @@ use super::{StateDirectory, refused};
 use crate::republish::PortPlaces;
 
 const NAME: &str = "ports";
-/// Most bytes of the file.
+/// Maximum size of the file, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
-/// Most attempts to write a table that others write at the same time.
+/// Maximum number of attempts to write a table that other bridges write at the same time.
 const ATTEMPTS_MAX: usize = 32;
 
 /// Error that keeps the table from being changed for now.
@@ -30,12 +30,12 @@ pub(in super::super) enum PlacesError {
     /// JetStream cannot be asked, or another bridge has the set.
     #[error("the table of ports in JetStream: {0}")]
     Io(#[from] io::Error),
-    /// Others write the table all the time.
+    /// Other bridges wrote the table at each attempt.
     #[error("the table of ports in JetStream changes all the time")]
     Busy,
 }
 
-/// Place of the table.
+/// Storage of the table.
 #[derive(Debug, Clone)]
 pub(in super::super) struct KeptPlaces(PlacesStorage);
 
@@ -58,7 +58,7 @@ impl KeptPlaces {
         })
     }
 
-    /// Returns the table that an earlier bridge has left in a file; an empty one if there is none, or none of use.
+    /// Returns the table that an earlier bridge has left in a file; an empty table if there is none that can be used.
     pub(in super::super) fn read(&self) -> PortPlaces {
         let PlacesStorage::File(directory) = &self.0 else {
             return PortPlaces::default();
@@ -107,7 +107,7 @@ pub(super) fn places_key(bucket: &Bucket) -> String {
     format!("{}{NAME}", bucket.prefix())
 }
 
-/// Returns the table in the value of its key; `None` if the value is of no use.
+/// Returns the table in the value of its key; `None` if the value cannot be used.
 pub(super) fn places_in(bucket: &Bucket, value: &[u8]) -> Option<PortPlaces> {
     let read = rmp_serde::from_slice(value);
     let read = read.inspect_err(|error| refused(&bucket.path().join(NAME), error));
@@ -142,7 +142,8 @@ async fn change_shared(
     Err(PlacesError::Busy)
 }
 
-/// Replaces the table's `revision` by `places`. Returns the new revision; `None` if another bridge has written meanwhile.
+/// Replaces the table's `revision` by `places`. Returns the new revision; `None` if another bridge has written the table in
+/// the meantime.
 async fn write(
     bucket: &Bucket,
     keys: &Store,

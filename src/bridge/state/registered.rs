@@ -9,7 +9,7 @@ use super::file::{StateFileKind, read_file};
 use super::{StateDirectory, refused};
 
 const NAME: &str = "registered";
-/// Most bytes of the file.
+/// Maximum size of the file, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// Keeps the list of registered engines in its file.
@@ -21,7 +21,7 @@ pub(in super::super) struct Registered {
 }
 
 impl Registered {
-    /// Returns the list in `directory`, and its keeper. The list is empty if the file is missing or of no use.
+    /// Returns the list in `directory`, and its keeper. The list is empty if the file is missing or cannot be used.
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let path = directory.inner.path.join(NAME);
         let storage = directory.inner.storage.as_ref();
@@ -35,8 +35,9 @@ impl Registered {
         (engines, Self { directory, written })
     }
 
-    /// Writes the list that `current` gives, if it has changed. The list is in the file before a client is told that its engine is
-    /// registered. A failed write is logged and counted, and the registration holds until the bridge ends; the next change writes all.
+    /// Writes the list that `current` gives, if it has changed. The list is in the file before a client is told that its
+    /// engine is registered. A failed write is logged and counted, and the registration holds until the bridge ends; the
+    /// next change writes all.
     pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>, metrics: &BridgeMetrics) {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();

@@ -1,8 +1,9 @@
-//! Registrations over HTTP that bridges share: each is a key of JetStream. Every bridge of the set watches the keys, and so follows what was
-//! registered with another one.
+//! Registrations over HTTP that bridges share: each is a key of JetStream. Every bridge of the set watches the keys, and so
+//! follows what was registered with another one.
 //!
-//! A registration has reached JetStream a moment after the client's answer. While JetStream is away, registrations wait, and are written
-//! when it is back. An engine that was unregistered keeps its key for [`FORGOTTEN_AFTER`], so that a bridge which was away learns of it.
+//! A registration has reached JetStream a moment after the client's answer. While JetStream is away, registrations wait, and
+//! are written when it is back. An engine that was unregistered keeps its key for [`FORGOTTEN_AFTER`], so that a bridge
+//! which was away learns of it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,7 +29,7 @@ use crate::republish::PortPlaces;
 
 /// Pause before the buckets are opened again.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Most registrations that wait to be written.
+/// Maximum number of registrations that wait to be written.
 const NOTED_MAX: usize = 4096;
 /// Part of a key that marks a registration.
 const REGISTERED: &str = "registered.";
@@ -116,7 +117,7 @@ impl SharedRegistrations {
         }
     }
 
-    /// Exchanges registrations until an error, or until another owner has the set, whose name it returns.
+    /// Exchanges registrations until an error occurs, or until another owner has the set. Returns that owner's name.
     async fn exchange(
         &self,
         keys: &Store,
@@ -159,7 +160,7 @@ impl SharedRegistrations {
         }
     }
 
-    /// Writes the registrations of `engines` that are not there, because JetStream has lost them.
+    /// Writes the registrations of `engines` that JetStream has lost.
     async fn restore(&self, keys: &Store, engines: Vec<GivenEngine>) -> io::Result<()> {
         for engine in engines {
             let key = self.key(&engine);
@@ -216,7 +217,7 @@ impl SharedRegistrations {
         Ok(())
     }
 
-    /// Writes the registrations that are noted.
+    /// Writes the registrations that wait to be written.
     async fn write_noted(
         &self,
         keys: &Store,

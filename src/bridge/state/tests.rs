@@ -33,7 +33,7 @@ fn holder() -> PublishedHolder {
     }
 }
 
-/// Most bytes of an engine's file.
+/// Maximum size of an engine's file, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
 fn kept(cache: &str) -> KeptEngine {

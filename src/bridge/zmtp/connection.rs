@@ -11,7 +11,8 @@ use super::decoder::MessageOrCommand;
 use super::reader::{ReadError, ZmtpReader};
 use super::{Role, greeting, pong, ready};
 
-/// Bytes of unsent answers to heartbeats, above which further answers are left out: a peer that reads none has no use for them.
+/// Maximum size of unsent answers to heartbeats, in bytes. Further answers are left out: a peer that reads no answer has no
+/// use for them.
 const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A connection, until it breaks.
@@ -41,15 +42,16 @@ impl PeerConnection {
         })
     }
 
-    /// Sends whole messages, or the next piece of one. If the future is dropped, the connection is of no more use.
+    /// Sends whole messages, or the next piece of one message. If the future is dropped, the connection cannot be used any
+    /// more.
     pub(in super::super) async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         // A part of an answer may have been sent already.
         self.writer.write_all_buf(&mut self.unsent).await?;
         self.writer.write_all(bytes).await
     }
 
-    /// Waits for the next message or command. Heartbeats are answered meanwhile. What was received before the connection broke comes
-    /// first. Nothing is lost if the future is dropped.
+    /// Waits for the next message or command. Heartbeats are answered in the meantime. Messages that arrived before the
+    /// connection broke come first. Nothing is lost if the future is dropped.
     pub(in super::super) async fn next(&mut self) -> Result<MessageOrCommand, ReadError> {
         loop {
             let received = tokio::select! {

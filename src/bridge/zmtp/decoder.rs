@@ -9,15 +9,15 @@ use super::{COMMAND, GREETING_BYTES, LONG, MORE, READY, Role, SOCKET_TYPE};
 /// The bounds of a peer's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MessageLimits {
-    /// Longest frame, in bytes of its body.
+    /// Maximum size of a frame's body, in bytes.
     pub(super) frame_bytes_max: u64,
-    /// Longest message, in bytes of its frames' bodies.
+    /// Maximum size of a message, in bytes of its frames' bodies.
     pub(super) message_bytes_max: u64,
-    /// Most frames of one message.
+    /// Maximum number of frames in one message.
     pub(super) frames_max: usize,
-    /// Longest command, in bytes. Handshakes need fewer than 100.
+    /// Maximum size of a command, in bytes. Handshakes need fewer than 100.
     pub(super) command_bytes_max: u64,
-    /// Bytes that are read at a time.
+    /// Number of bytes that are read at a time.
     pub(super) chunk_bytes: usize,
 }
 
@@ -41,7 +41,7 @@ impl MessageLimits {
     };
 }
 
-/// Something that a peer has sent.
+/// A message or a command that a peer has sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum MessageOrCommand {
     /// The frames of a message.
@@ -50,10 +50,10 @@ pub(in super::super) enum MessageOrCommand {
     Command(Bytes),
 }
 
-/// A peer with which nothing can be exchanged.
+/// Reason why nothing can be exchanged with a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(in super::super) enum Mismatch {
-    /// The peer speaks something else, or an older version.
+    /// The peer speaks another protocol, or an older version.
     #[error("it does not speak ZMTP 3")]
     Protocol,
     /// The peer wants a security mechanism other than NULL.
@@ -169,7 +169,7 @@ impl ZmtpDecoder {
         Some(FrameHeader { flags, bytes, body })
     }
 
-    /// Checks what a frame adds against the bounds.
+    /// Checks that the message or command stays within the bounds if it gets the next frame.
     fn admit(&self, head: FrameHeader) -> Result<(), FrameFault> {
         let limits = &self.limits;
         if head.flags & COMMAND != 0 {
@@ -268,7 +268,8 @@ mod tests {
         (all, None)
     }
 
-    /// The outcome for the bytes whole, cut in two at every place, and byte by byte: always the same.
+    /// Returns the outcome for these bytes. Asserts that it is the same for the bytes whole, cut in two at every place, and
+    /// byte by byte.
     fn decoded(bytes: &[u8]) -> Seen {
         let whole = seen([bytes].into_iter());
         for cut in 0..=bytes.len() {

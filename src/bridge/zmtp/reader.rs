@@ -18,15 +18,15 @@ pub(in super::super) enum ReadError {
     /// The peer ended the connection.
     #[error("the connection has ended")]
     Closed,
-    /// The peer cannot be talked to.
+    /// Nothing can be exchanged with the peer.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
-    /// The peer sends more than such a socket takes.
+    /// The peer sends a frame or a message beyond the bounds of its kind of socket.
     #[error("it sends too much: {0}")]
     TooMuch(FrameFault),
 }
 
-/// The reading end of a connection, and what of the peer's bytes has not been returned yet.
+/// The reading end of a connection, with the peer's bytes that were not returned yet.
 #[derive(Debug)]
 pub(super) struct ZmtpReader<R> {
     source: R,
@@ -56,7 +56,7 @@ impl<R: AsyncRead + Unpin> ZmtpReader<R> {
         Ok(())
     }
 
-    /// Reads a peer's command `READY`, which follows its greeting. `role` is the kind of the own socket.
+    /// Reads a peer's command `READY`, which follows its greeting. `role` is the kind of this side's socket.
     pub(super) async fn ready(&mut self, role: Role) -> Result<(), ReadError> {
         match self.next().await {
             Ok(MessageOrCommand::Command(body)) => Ok(check_ready(&body, role)?),

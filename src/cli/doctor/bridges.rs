@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::report::Check;
 use crate::cli::text::counted;
 
-/// Most sources with a line of their own.
+/// Maximum number of sources that get a line of their own.
 const LINES_MAX: usize = 16;
 
 /// Engines, servers and sources of a bridge, as its route `/workers` lists them.
@@ -33,7 +33,7 @@ struct ListedSource {
 }
 
 impl BridgeListing {
-    /// Path of the route that lists them.
+    /// Path of the route that lists a bridge's engines, servers and sources.
     pub(super) const TARGET: &'static str = "/workers?limit=10000";
 }
 
@@ -59,7 +59,8 @@ fn judge_source(source: &ListedSource) -> Check {
     }
 }
 
-/// Returns a check that warns if a server or an engine has an error. The check names the first of them, and counts the others.
+/// Returns a check that warns if a server or an engine has an error. The check names the first server or engine with an error,
+/// and counts the others.
 fn judge_engines(place: &str, followed: &BridgeListing) -> Check {
     const NAME: &str = "engines";
     let BridgeListing { engines, servers, .. } = followed;

@@ -12,9 +12,9 @@ use tokio::sync::mpsc;
 
 use super::report::Check;
 
-/// Most messages that may wait in one subscription. A check listens to all events for a moment.
+/// Maximum number of messages that may wait in one subscription. A check subscribes to all events for a moment.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// Most refusals of the server that are kept for the checks.
+/// Maximum number of the server's refusals that are kept for the checks.
 const REFUSALS_MAX: usize = 64;
 
 /// Connection to NATS, with the server's refusals on it.
@@ -24,7 +24,7 @@ pub(super) struct DoctorConnection {
     round_trip: Duration,
 }
 
-/// Result of a connection that failed: its check, and the words with which the doctor then ends.
+/// Result of a failed attempt to connect: the failed check, and the error text with which the command ends.
 pub(super) struct Unconnected {
     pub(super) check: Check,
     pub(super) verdict: &'static str,
@@ -108,7 +108,7 @@ impl DoctorConnection {
         )
     }
 
-    /// Returns the check of JetStream. Skipped if no daemon needs JetStream.
+    /// Returns the check of JetStream. Its result is "skipped" if no daemon needs JetStream.
     pub(super) async fn check_jetstream(&self, setup: &Setup, patience: Duration) -> Check {
         const NAME: &str = "JetStream";
         if setup.stream.is_none() && !setup.has_object_store {

@@ -17,7 +17,7 @@ use super::broker::DoctorConnection;
 use super::report::Check;
 
 const ROUND_TRIP: &str = "round trip";
-/// Time between two questions whether the probe event has arrived.
+/// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Last answer of the daemon that did not have the probe event.
@@ -31,7 +31,7 @@ enum LackingAnswer {
     Refused(WireError),
 }
 
-/// Checks the round trip of a probe event: publishes the event, asks for it, and takes it back.
+/// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's holder.
 pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -119,8 +119,8 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks until an answer of all shards has the probe as exact. Fails if the daemon answers with any other error. Sets `lacking` to
-/// the last answer without the probe.
+/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking if the daemon does not know the
+/// namespace yet, and fails on any other error. Sets `lacking` to the last answer without the probe.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -153,7 +153,7 @@ async fn wait_for(
     }
 }
 
-/// Returns the check of the room for snapshots. `name` is the name of the check, and tells whose room it is.
+/// Returns the check of the disk space for snapshots. `name` is the name of the check, and tells whose disk space it is about.
 pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     let Some(room) = room else {
         return Check::warning(
@@ -184,7 +184,7 @@ pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
 }
 
 /// Returns the check of the snapshot directory in the doctor's own configuration. It is for daemons that cannot be asked about
-/// their room.
+/// their disk space.
 pub(super) fn check_disk(config: &Config) -> Check {
     const NAME: &str = "disk";
     if let Some(directory) = &config.snapshots.directory

@@ -12,7 +12,7 @@ use super::report::Check;
 use crate::cli::doubted::DoubtedHolder;
 use crate::cli::text::{counted, since};
 
-/// Most holders that have a check of their own.
+/// Maximum number of holders that get a check of their own.
 const LINES_MAX: usize = 16;
 
 /// Holders that are not exact, as a daemon's route `/workers` lists them.
@@ -23,7 +23,7 @@ pub(super) struct Degraded {
 }
 
 impl Degraded {
-    /// Path of the route that lists at most 1,000 of these holders, and tells their total number.
+    /// Path of the route that lists at most 1,000 degraded holders, and tells their total number.
     pub(super) const TARGET: &str = "/workers?state=degraded&limit=1000";
 }
 
@@ -31,12 +31,12 @@ impl Degraded {
 #[derive(Debug, Default)]
 struct Culprit<'d> {
     reasons: DegradedReasons,
-    /// Earliest time that a daemon tells for the beginning of the doubt, in microseconds since the Unix epoch.
+    /// Beginning of the doubt, in microseconds since the Unix epoch: the earliest that any daemon tells.
     since_us: Option<u64>,
-    /// Details of the reasons from the first daemon that tells any. They are the daemon's words, or those of the bridge that
+    /// Details of the reasons, from the first daemon that tells any. The text comes from that daemon, or from the bridge that
     /// follows the engine.
     detail: Option<&'d str>,
-    /// Sum of the costs that the daemons tell.
+    /// Cost of the doubt: the sum of the costs that the daemons tell.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }
@@ -81,11 +81,11 @@ impl<'d> Culprit<'d> {
     }
 }
 
-/// Returns a failed check for each holder that some daemon says is not exact, at most [`LINES_MAX`], and one that counts the
-/// others.
+/// Returns a failed check for each of the first [`LINES_MAX`] holders that any daemon calls not exact, and one check that counts
+/// the other such holders.
 ///
-/// `daemons` has each daemon's address and holders, and `now_us` is the present time. Holders of the namespace `own`, the
-/// doctor's, are left out.
+/// `daemons` has each daemon's address and holders, and `now_us` is the present time. Holders of the doctor's own namespace,
+/// `own`, are left out.
 pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
     let mut culprits: BTreeMap<NamespacedHolder<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;

@@ -148,8 +148,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     report.verdict(unconnected)
 }
 
-/// Returns what all daemons together need: the largest message, a stream, and an object store. If no daemon has told its needs,
-/// returns those of the doctor's own configuration.
+/// Returns the combined needs of all daemons: the largest message, a stream, and an object store. If no daemon has told its
+/// needs, returns the needs of the doctor's own configuration.
 fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
     let mut setups = told.iter().map(|(_, setup)| setup.clone());
     let Some(first) = setups.next() else {
@@ -164,7 +164,8 @@ fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
 }
 
 impl DoctorArguments {
-    /// Adds the replicas of `--admin`, or the one at the default address, unless a daemon or gateway was found.
+    /// Adds the replicas that `--admin` names. Without `--admin`, adds the replica at the default address, unless a daemon or
+    /// gateway was found.
     fn add_named(&self, replicas: &mut Vec<Replica>) -> Result<(), Failure> {
         if replicas.iter().all(Replica::is_bridge) {
             replicas.extend(self.replicas()?);

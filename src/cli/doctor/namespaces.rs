@@ -1,6 +1,6 @@
-//! Checks of namespaces: whether all daemons hash each one alike, and whether its publishers are in order.
+//! Checks of namespaces: whether all daemons hash a namespace in the same way, and whether its publishers are in order.
 //!
-//! If daemons hash a namespace differently, the answers of some daemons have no holders, and yet they are called exact.
+//! If daemons hash a namespace differently, the answers of some daemons have no holders, although these answers are called exact.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,19 +37,19 @@ pub(super) struct NamespacePublishers {
     /// Number of holders whose epochs lie ahead of the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Names of some holders whose epochs lie ahead, the first by name.
+    /// Names of some holders whose epochs lie ahead of the daemon's clock, in the order of their names.
     #[serde(default)]
     ahead: Vec<String>,
-    /// Some publishers whose batches are dropped.
+    /// Names of some publishers whose batches are dropped.
     #[serde(default)]
     refused_publishers: Vec<String>,
-    /// The same publishers, each with the reason. An older daemon leaves them out.
+    /// Publishers whose batches are dropped, each with the reason. An older daemon leaves this list out.
     #[serde(default)]
     refused: Vec<PublisherRefusal>,
-    /// Counts of the last answers about the namespace. An older daemon leaves it out.
+    /// Counts of the last answers about the namespace. An older daemon leaves the counts out.
     #[serde(default)]
     cost: Option<Cost>,
-    /// Number of holders whose block size is only guessed.
+    /// Number of holders whose block size is guessed, because nobody tells it.
     #[serde(default)]
     unsized_holders: u64,
 }
@@ -99,7 +99,7 @@ pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check 
 }
 
 /// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and namespaces.
-/// Publishers of the namespace `own`, the doctor's, are left out.
+/// Publishers of the doctor's own namespace, `own`, are left out.
 pub(super) fn refused(daemons: &[(&str, Vec<NamespacePublishers>)], own: &str) -> Vec<Check> {
     let mut culprits: BTreeMap<String, CulpritPublisher<'_>> = BTreeMap::new();
     for (place, namespaces) in daemons {
@@ -123,7 +123,7 @@ pub(super) fn refused(daemons: &[(&str, Vec<NamespacePublishers>)], own: &str) -
 #[derive(Debug, Default)]
 struct CulpritPublisher<'d> {
     reason: Option<&'d str>,
-    /// Sum of the costs that the daemons tell.
+    /// Cost of the dropped batches: the sum of the costs that the daemons tell.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }
@@ -146,7 +146,7 @@ impl CulpritPublisher<'_> {
     }
 }
 
-/// Returns a check that fails if daemons hash a namespace differently. `daemons` has each daemon's address and namespaces.
+/// Returns a check that fails if two daemons hash a namespace differently. `daemons` has each daemon's address and namespaces.
 pub(super) fn compare(daemons: &[(&str, Vec<Hashed>)]) -> Check {
     const NAME: &str = "namespaces";
     let mut first: BTreeMap<&str, (&str, &Hashed)> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! Checks of the permissions that the NATS server gives this connection.
 //!
-//! The server tells a permission only when it is used, so the checks subscribe and publish. The messages do nothing where they
-//! arrive, and the subscriptions end at once.
+//! The server shows only at a subscription or a message whether it is allowed. So the checks subscribe and publish. The messages
+//! have no effect on their receivers, and the subscriptions end immediately.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) async fn check(
 /// The subjects that a role needs.
 struct Needs {
     subscribe: Vec<String>,
-    /// Subjects to publish on, on each of which an empty message does nothing.
+    /// Subjects on which the role publishes. On each of them, an empty message has no effect.
     publish: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ impl Needs {
         )
     }
 
-    /// Returns the tried permissions in words: each subject, and what is allowed there.
+    /// Returns a text that lists each tested subject, and what is allowed on it.
     fn describe_allowed(&self) -> String {
         let tried = [("subscribe", &self.subscribe), ("publish", &self.publish)];
         let tried = tried.iter().filter(|(_, subjects)| !subjects.is_empty());

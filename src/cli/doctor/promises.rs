@@ -1,4 +1,4 @@
-//! Checks of promises: whether requests find the blocks that exact answers promise, as far as routers tell it.
+//! Checks of promises: whether requests find the blocks that exact answers promise. Routers tell how many blocks requests found.
 
 use serde::Deserialize;
 

@@ -1,5 +1,5 @@
-//! Checks of the replicas, which are found on NATS or named. Each should be ready, have the right time, and know as much as the
-//! others of its group.
+//! Checks of the replicas. They are found on NATS, or named on the command line. Each replica should be ready, have the right
+//! time, and know as many holders as the other replicas of its group.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,13 +26,14 @@ use crate::cli::missing::SilentShard;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
 
-/// Largest difference of clocks that is accepted. A larger one makes lags and times in the log misleading.
+/// Largest accepted difference between the clocks of two machines. A larger difference makes lags and times in the log
+/// misleading.
 const SKEW_MAX: Duration = Duration::from_secs(1);
-/// Longest wait for the answer of a further process on NATS.
+/// Longest wait on NATS for the answer of a further process, after the previous answer.
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
-/// Time between two looks at how many holders the daemons know.
+/// Pause between two counts of the holders that the daemons know.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
-/// Most daemons, gateways and bridges that are looked at.
+/// Maximum number of daemons, gateways and bridges that are checked.
 const REPLICAS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
@@ -143,7 +144,7 @@ pub(super) async fn find(
 /// Replica, and the answer of its route `/index`.
 pub(super) type ReplicaAnswer = (Replica, Result<Value, Failure>);
 
-/// Asks each replica for its route `/index`. All checks share the answers.
+/// Asks each replica for its route `/index` once, so that all checks share the answers.
 pub(super) async fn look(replicas: Vec<Replica>) -> Vec<ReplicaAnswer> {
     let asked = replicas.into_iter().map(async |replica| {
         let index = replica.admin.json("/index").await;
@@ -152,7 +153,8 @@ pub(super) async fn look(replicas: Vec<Replica>) -> Vec<ReplicaAnswer> {
     join_all(asked).await
 }
 
-/// Returns the needs of each daemon that tells them, by the daemon's address. Older daemons, gateways and bridges tell none.
+/// Returns the needs of each daemon that tells its needs, with the daemon's address. Older daemons, gateways and bridges do not
+/// tell them.
 pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     let told = seen.iter().filter_map(|(replica, index)| {
         let index = Wanting::deserialize(index.as_ref().ok()?).ok()?;
@@ -162,7 +164,7 @@ pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     told.collect()
 }
 
-/// Returns the address at which `own_host` reaches the admin listener of a process, or why it cannot.
+/// Returns the address at which the machine `own_host` reaches the admin listener of a process, or the reason why it cannot.
 fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
     let Some(address) = &metadata.admin else {
         return Err("it has no admin listener (admin.listen)");
@@ -249,7 +251,7 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
 /// Admin listener of a replica, and the answer of its route `/index`.
 type Indexed<'s> = (&'s AdminClient, &'s Value);
 
-/// Reads the answer of a replica's route `/index` as a `V`, which has some of its fields.
+/// Reads the answer of a replica's route `/index` as a `V`, a type that has some of the answer's fields.
 fn view_of<V: DeserializeOwned>((admin, index): Indexed<'_>) -> Result<V, Failure> {
     V::deserialize(index).map_err(|error| {
         let place = admin.authority();
@@ -335,13 +337,14 @@ fn check_snapshots(place: &str, index: &Value) -> Vec<Check> {
     failed.collect()
 }
 
-/// Returns the advice for the trouble of an alert, and the command that says more.
+/// Returns the advice on the trouble that an alert reports, and the command that says more about the alert.
 fn mend_of_alert(alert: &str) -> String {
     let mend = mend_of([alert].into_iter(), "what to do");
     format!("{mend}; kvatlas explain {alert} says more")
 }
 
-/// Reads each daemon's namespaces as `N`. A namespace that cannot be read so is left out, because an older daemon tells less.
+/// Reads each daemon's namespaces as values of the type `N`. A namespace that does not fit the type is left out, because an older
+/// daemon may send fewer fields.
 fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&'d str, Vec<N>)> {
     let of = |index: &Value| {
         let namespaces = index.get("namespaces").and_then(Value::as_array);
@@ -351,9 +354,10 @@ fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&
     known.iter().map(|(place, index)| (*place, of(index))).collect()
 }
 
-/// Calls `count` until all its numbers are the same, but at most for `patience`. Returns the last numbers.
+/// Calls `count` again and again until all the numbers that it returns are equal, but at most for `patience`. Returns the last
+/// numbers.
 ///
-/// Replicas hear of a change one after the other, such as of the end of the probe's holder.
+/// Replicas apply a change at different times, for example the end of the probe's holder.
 async fn count_until_alike<E>(
     patience: Duration,
     mut count: impl AsyncFnMut() -> Result<Vec<u64>, E>,

@@ -8,13 +8,13 @@ use crate::cli::failure::Failure;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum CheckOutcome {
-    /// All is well.
+    /// The checked part works.
     Fine,
-    /// The thing works, but perhaps not for long.
+    /// The checked part works, but perhaps not for long.
     Warning,
-    /// The thing does not work.
+    /// The checked part does not work.
     Failed,
-    /// The thing was not checked.
+    /// The part was not checked.
     Skipped,
 }
 
@@ -37,22 +37,22 @@ pub(super) struct Check {
     reason = "callers give texts and errors, most of them made for it"
 )]
 impl Check {
-    /// Makes a check of something that works.
+    /// Makes a check with the result that the checked part works.
     pub(super) fn fine(name: &str, found: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Fine, &found, None)
     }
 
-    /// Makes a check of something that works, but perhaps not for long.
+    /// Makes a check with the result that the checked part works, but perhaps not for long.
     pub(super) fn warning(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Warning, &found, Some(mend.to_string()))
     }
 
-    /// Makes a check of something that does not work.
+    /// Makes a check with the result that the checked part does not work.
     pub(super) fn failed(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Failed, &found, Some(mend.to_string()))
     }
 
-    /// Makes a check of something that was not looked at.
+    /// Makes a check with the result that the part was not checked.
     pub(super) fn skipped(name: &str, why: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Skipped, &why, None)
     }
@@ -128,8 +128,8 @@ impl DoctorReport {
         self.checks.iter().filter(is_one).count()
     }
 
-    /// Fails if a check failed, or if there is no connection to NATS. `unconnected` is the reason for the latter. Warnings are no
-    /// failure.
+    /// Fails if a check failed, or if there is no connection to NATS. In the second case, `unconnected` is the reason. Warnings
+    /// are no failure.
     pub(super) fn verdict(&self, unconnected: Option<&str>) -> Result<(), Failure> {
         if let Some(why) = unconnected {
             return Err(Failure::unavailable(why));

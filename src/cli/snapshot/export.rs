@@ -41,7 +41,7 @@ enum SnapshotExportError {
     Json(#[from] serde_json::Error),
 }
 
-/// Writes the content of a snapshot to standard output. A reader that has gone, such as `head`, is no failure.
+/// Writes the content of a snapshot to standard output. If the reader, such as `head`, has ended, that is no failure.
 pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
     let path = &arguments.path;
     if path.is_dir() {
@@ -114,7 +114,8 @@ fn write_lines(
     Ok(())
 }
 
-/// Writes the blocks of each wanted holder in one part of a forest: a line that names the holder, then one batch.
+/// Writes the blocks that one part of the snapshot has of each wanted holder: a line that names the holder, then a line with one
+/// batch. The part is a chunk of a forest, which stores the blocks of many holders together.
 fn write_forest(
     chunk: &ForestChunk,
     holders: &[Option<HolderFrame>],
@@ -202,6 +203,8 @@ mod tests {
             created_us: 3,
             sequence: 9,
             digest: None,
+            intake: None,
+            has_all: true,
         };
         writer.write_stream(&cursor).unwrap();
         for (worker, hash) in [("gpu-0", 10), ("gpu-1", 11)] {

@@ -31,7 +31,8 @@ pub(super) fn snapshots_in(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
-/// Returns limits that admit every snapshot, whatever limits the daemon has. The size of a frame is still bounded.
+/// Returns limits that admit every snapshot, even of a daemon with larger limits than the defaults. Only the size of a frame is
+/// bounded.
 pub(super) fn file_limits() -> WireLimits {
     WireLimits {
         message_bytes_max: usize::MAX,

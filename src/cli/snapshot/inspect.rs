@@ -1,4 +1,4 @@
-//! `kvatlas snapshot inspect`: checks snapshot files, and prints their contents in short.
+//! `kvatlas snapshot inspect`: checks snapshot files, and prints a summary of their content.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -28,7 +28,7 @@ pub(super) struct InspectArguments {
     json: bool,
 }
 
-/// Checks a snapshot, or each one of a directory, and prints a summary.
+/// Checks a snapshot, or each snapshot in a directory, and prints a summary.
 pub(super) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     if arguments.path.is_dir() {
         inspect_directory(arguments)
@@ -301,6 +301,8 @@ mod tests {
                     created_us: 951_782_400_000_000,
                     sequence: 17,
                     digest: None,
+                    intake: None,
+                    has_all: true,
                 }],
                 totals: SnapshotTotals {
                     holders: 1,

@@ -19,7 +19,7 @@ pub(super) struct VerifyArguments {
     paths: Vec<PathBuf>,
 }
 
-/// Checks each snapshot that is named or in a named directory, and prints a line for each. Fails if one cannot be used.
+/// Checks each snapshot that is named or in a named directory, and prints a line about it. Fails if any of them cannot be used.
 pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     let mut files = Vec::new();
     for path in &arguments.paths {

@@ -8,10 +8,11 @@ use ratatui::widgets::{Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::model::Model;
 
-/// Fewest columns of a terminal at which addresses are shown.
+/// Minimum width of a terminal, in columns, at which addresses are shown.
 const ADDRESS_COLUMNS_MIN: u16 = 90;
 
-/// Lines of a trouble's text. One text is the worst trouble that no holder's row shows; the other is about the selected holder.
+/// Number of lines for each of two texts. The first is about the worst trouble that no holder's row shows; the second is about
+/// the selected holder.
 const TROUBLE_LINES: u16 = 3;
 
 /// Draws the screen, with or without colours.

@@ -11,21 +11,21 @@ use crate::cli::strays::StrayNamespace;
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: String,
-    /// Bits in a holder's reasons, each with the word for it.
+    /// Bits that can be set in a holder's reasons for doubt, each with the reason's word.
     pub(super) reasons: Vec<(u32, String)>,
-    /// Words for reasons, each with the advice. An older daemon leaves them out.
+    /// Words for reasons of doubt, each with the advice on it. An older daemon leaves this list out.
     #[serde(default)]
     pub(super) mends: Vec<(String, String)>,
 }
 
-/// State of the daemon at one time, and the changes of holders since the frame before.
+/// State of the daemon at one time, and the changes of holders since the previous frame.
 #[derive(Debug, Deserialize)]
 pub(super) struct DaemonFrame {
     /// Time of the frame, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) now_us: u64,
     pub(super) ready: bool,
-    /// Why the daemon is not ready.
+    /// Reasons why the daemon is not ready; empty if it is ready.
     pub(super) reasons: Vec<String>,
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<FrameRates>,
@@ -36,18 +36,19 @@ pub(super) struct DaemonFrame {
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default)]
     pub(super) strays: Vec<StrayNamespace>,
-    /// Why snapshots are not written; `None` if they are. An older daemon leaves it out.
+    /// Failure to write snapshots; `None` if snapshots are written, or if an older daemon does not tell.
     #[serde(default)]
     pub(super) snapshots: Option<FrameSnapshotFailure>,
-    /// Why snapshots are not sent to the Object Store; `None` if they are. An older daemon leaves it out.
+    /// Failure to send snapshots to the Object Store; `None` if they are sent, or if an older daemon does not tell.
     #[serde(default)]
     pub(super) uploads: Option<FrameSnapshotFailure>,
-    /// Holders whose doubts cost most: the holder's number, and the cost in words. An older daemon leaves them out.
+    /// Holders with the most costly doubts, each as the holder's number and the cost in words. An older daemon leaves this list
+    /// out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
 
-/// Failure to write snapshots, or to send them.
+/// Ongoing failure of a daemon to write snapshots, or to send them.
 #[derive(Debug, Deserialize)]
 pub(super) struct FrameSnapshotFailure {
     pub(super) error: String,
@@ -55,7 +56,7 @@ pub(super) struct FrameSnapshotFailure {
     pub(super) since_us: u64,
 }
 
-/// Size of a namespace, and its troubles beside those of holders. An older daemon leaves some troubles out.
+/// Size of a namespace, and the troubles of the namespace that no holder shows. An older daemon leaves some troubles out.
 #[derive(Debug, Deserialize)]
 pub(super) struct NamespaceFrame {
     pub(super) name: String,
@@ -67,7 +68,7 @@ pub(super) struct NamespaceFrame {
     /// Holders whose epochs lie ahead of the daemon's clock, because their publishers' clocks run ahead.
     #[serde(default)]
     pub(super) ahead: Vec<String>,
-    /// Time since which such an epoch is known, in microseconds since the Unix epoch.
+    /// Time since which the daemon knows of an epoch ahead of its clock, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) ahead_since_us: Option<u64>,
     /// Holders whose exact answers promise more blocks than requests find.
@@ -86,14 +87,14 @@ pub(super) struct FrameRates {
     pub(super) failed: f64,
     pub(super) exact: f64,
     pub(super) degraded: f64,
-    /// Share of matched blocks that requests can reuse. An older daemon leaves it out.
+    /// Share of matched blocks that requests can reuse. An older daemon leaves the share out.
     #[serde(default)]
     pub(super) usable: Option<f64>,
     pub(super) query_p50_us: Option<f64>,
     pub(super) query_p99_us: Option<f64>,
 }
 
-/// Changes of the holders since the frame before.
+/// Changes of the holders since the previous frame.
 #[derive(Debug, Deserialize)]
 pub(super) struct HolderChanges {
     pub(super) whole: bool,
@@ -102,8 +103,8 @@ pub(super) struct HolderChanges {
     /// Profiles of holders: number, address, labels. An older daemon leaves them out.
     #[serde(default)]
     pub(super) profiles: Vec<(u64, String, serde_json::Value)>,
-    /// Beginnings of doubts: a holder's number, and the time in microseconds since the Unix epoch, or 0 if it is exact. An older
-    /// daemon leaves them out.
+    /// Beginnings of doubts, each as a holder's number and a time in microseconds since the Unix epoch. The time is 0 if the
+    /// holder is exact. An older daemon leaves this list out.
     #[serde(default)]
     pub(super) since: Vec<(u64, u64)>,
     /// Facts about holders: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds,

@@ -28,7 +28,7 @@ pub(super) const EXAMPLES: &str = "Keys: arrows, Page Up and Page Down move; d s
 
 /// Pause after the end of a stream of events, before the next one is opened.
 const RETRY: Duration = Duration::from_millis(500);
-/// Longest wait of the thread that reads keys, before it looks whether it should end.
+/// Longest wait of the thread that reads keys, before it checks whether it should end.
 const KEY_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Daemon whose fleet is shown.
@@ -131,7 +131,7 @@ async fn show(
     }
 }
 
-/// Returns the next event; `None` if the stream has ended. The call after that opens a new stream.
+/// Returns the next event; `None` if the stream has ended. The next call then opens a new stream.
 async fn next_event(client: &AdminClient, events: &mut Option<Events>) -> Option<(String, String)> {
     if events.is_none() {
         tokio::time::sleep(RETRY).await;

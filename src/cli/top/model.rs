@@ -11,13 +11,13 @@ use super::frames::{DaemonFrame, FrameRates, Hello, NamespaceFrame};
 use super::trouble::worst;
 use crate::cli::text::{SECOND_US, lasted, printable};
 
-/// Most seconds for which the rate of queries is kept.
+/// Maximum number of seconds for which the rate of queries is kept.
 const HISTORY_MAX: usize = 240;
-/// Longest filter, in bytes.
+/// Maximum length of the filter text, in bytes.
 const FILTER_MAX: usize = 64;
 const PAGE: isize = 10;
 
-/// Whether the display goes on after a key.
+/// Whether the display continues after a key was pressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     Go,
@@ -39,13 +39,13 @@ pub(super) struct ShownHolder {
     /// Beginning of the holder's doubt, in microseconds since the Unix epoch; 0 if the holder is exact, or if the time is not
     /// known.
     since_us: u64,
-    /// Cost of the holder's doubt in words; empty unless the cost is among the highest.
+    /// Cost of the holder's doubt, in words; empty unless it is among the highest costs, which the daemon sends.
     cost: String,
 }
 
 impl ShownHolder {
-    /// Returns the key by which the table is sorted: degraded holders first, then by name. The number at the end of a name counts
-    /// as a number.
+    /// Returns the key by which the table is sorted. Degraded holders come first; among equals, holders are sorted by name. A
+    /// number at the end of a name is compared as a number.
     fn place(&self) -> (bool, (&str, u64), &str, u32, &str) {
         (
             self.reasons == 0,
@@ -78,7 +78,7 @@ pub(super) struct Model {
     holders: HashMap<u64, ShownHolder>,
     /// Time of the last frame, in microseconds since the Unix epoch.
     now_us: u64,
-    /// Namespace that is shown; `None` for all.
+    /// Namespace that is shown; `None` if all namespaces are shown.
     namespace: Option<String>,
 }
 
@@ -105,7 +105,8 @@ impl Model {
         }
     }
 
-    /// Takes in an event of the stream. An event that cannot be read changes nothing, because a newer daemon may send others.
+    /// Updates the state by an event of the stream. An event that cannot be read changes nothing, because a newer daemon may send
+    /// other events.
     pub(super) fn take(&mut self, name: &str, data: &str) {
         self.is_connected = true;
         match name {
@@ -191,7 +192,7 @@ impl Model {
         self.keep_selection();
     }
 
-    /// Returns the name of the namespace that is shown; `all` for all.
+    /// Returns the name of the namespace that is shown; `all` if all namespaces are shown.
     pub(super) fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("all")
     }
@@ -265,7 +266,7 @@ impl Model {
         Some(format!("{told}{cost}Mend: {}", mends.join("; ")))
     }
 
-    /// Returns a holder's state in words: `exact`, or the reasons and how long the doubt has lasted.
+    /// Returns a holder's state in words: `exact`, or the reasons for doubt and how long the doubt has lasted.
     pub(super) fn state(&self, holder: &ShownHolder) -> String {
         if holder.reasons == 0 {
             return "exact".to_owned();
@@ -280,7 +281,7 @@ impl Model {
         }
     }
 
-    /// Changes the state by a key. Returns whether the display goes on.
+    /// Changes the state when a key is pressed. Returns whether the display continues.
     pub(super) fn press(&mut self, key: KeyEvent) -> Next {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {

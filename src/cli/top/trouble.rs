@@ -59,7 +59,7 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// Makes a trouble that concerns no worker. `word` names its advice in the runbook.
+    /// Makes a trouble that concerns no single worker. `word` is the runbook's entry with the advice on it.
     fn new(what: String, word: &str) -> Self {
         Self::of(what, word, ["", "", ""])
     }

@@ -1,4 +1,4 @@
-//! A router: asks which workers hold how much of a prompt, and chooses one.
+//! A router: asks how many blocks of a prompt each worker holds, and chooses a worker.
 //!
 //! `cargo run -p kvatlas-client --example ask -- nats://127.0.0.1:4222 gpu-0 gpu-1`
 

@@ -1,15 +1,16 @@
-//! Replies as they come in, sorted by the division of their shard. A division is the set of shards of one shard count.
+//! Shards' replies to one request, grouped by division. A division is a way to divide the workers into shards, named by its
+//! number of shards.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
-/// Most replies that are kept, of all divisions together.
+/// Maximum number of replies that are kept, of all divisions together.
 const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
 
-/// Replies to one request so far. The kept replies are bounded, because any client that sees the request can reply for any number
-/// of shards.
+/// Shards' replies to one request that have come so far. Their number and size are bounded, because any client that sees the
+/// request can reply for any number of shards.
 #[derive(Debug)]
 pub(super) struct Collection<T> {
     /// Replies by the number of shards, then by the shard's index.
@@ -39,8 +40,8 @@ impl<T> Collection<T> {
         }
     }
 
-    /// Adds a reply of `bytes`. Returns whether collecting ends: the reply's division is complete, or there is no room for the reply. Of
-    /// two replies of one shard the first is kept.
+    /// Adds a reply of `bytes`. Returns whether collecting ends, because the reply's division is complete or there is no room for
+    /// the reply. If a shard replies twice, its first reply is kept.
     pub(super) fn add(&mut self, shard: Shard, reply: T, bytes: usize) -> bool {
         let replies = self.divisions.entry(shard.count()).or_default();
         if let Entry::Vacant(place) = replies.entry(shard.index()) {
@@ -54,8 +55,8 @@ impl<T> Collection<T> {
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())
     }
 
-    /// Returns the division of which the largest share of shards has answered. If the shares are equal, returns the division with
-    /// more shards. `None` if there is no reply.
+    /// Returns the division in which the largest share of the shards has answered. If two shares are equal, returns the division
+    /// with more shards. `None` if there is no reply.
     pub(super) fn into_best(self) -> Option<Division<T>> {
         let parts = |division: &Division<T>| (division.replies.len() as u64, u64::from(division.shards));
         let divisions = self

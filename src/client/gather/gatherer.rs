@@ -1,4 +1,4 @@
-//! Requests to all shards.
+//! Gatherer: sends a request to all shards, and merges their replies into one answer.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,19 +18,19 @@ use super::collection::{Collection, Division};
 use super::inbox::{Replies, ReplyInbox};
 use super::merge::{ShardAnswer, merge_replies, merge_results, merge_statuses, sort_out};
 
-/// Most bytes of replies to one request that are kept.
+/// Maximum total size, in bytes, of the replies to one request that are kept.
 const REPLY_BYTES_MAX: usize = 64 << 20;
 
 /// A merged answer, with the shards that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged<T> {
-    /// The answer.
+    /// The merged answer.
     pub reply: T,
     /// Shards that gave the answer, and shards that are missing.
     pub gathered: Gathered,
 }
 
-/// Asks all shards. Cheap to clone; requests may run side by side.
+/// Sends requests to all shards, and merges their replies. Cheap to clone; requests may run side by side.
 #[derive(Debug, Clone)]
 pub struct Gatherer {
     nats: Client,
@@ -54,13 +54,13 @@ impl Gatherer {
         })
     }
 
-    /// Asks all shards the query in `payload`, whose options are `options`, and merges their answers. Waits for `patience` at most. The
-    /// shards get the `headers`.
+    /// Sends the query in `payload` to all shards with `headers`, and merges the answers. `options` are the query's options.
+    /// Waits for `patience` at most.
     ///
     /// # Errors
     ///
-    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered. [`ClientError::Refused`] if the shards refused, or if
-    /// their answers cannot be merged.
+    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered. [`ClientError::Refused`] if the shards
+    /// refused, or if their answers cannot be merged.
     pub async fn query(
         &self,
         namespace: &NamespaceName,
@@ -76,11 +76,12 @@ impl Gatherer {
         })
     }
 
-    /// Asks all shards the `queries`, which `payload` encodes as one request. Waits for `patience` at most. The shards get the `headers`.
+    /// Sends the `queries` to all shards with `headers`, and merges the answers. `payload` is the encoded request. Waits for
+    /// `patience` at most.
     ///
     /// # Errors
     ///
-    /// As [`Self::query`].
+    /// The errors of [`Self::query`].
     pub async fn query_batch(
         &self,
         namespace: &NamespaceName,
@@ -100,12 +101,12 @@ impl Gatherer {
         })
     }
 
-    /// Asks one daemon of every shard for the status of a namespace: how far that daemon has followed the holders. Waits for
-    /// `patience` at most. The shards get the `headers`.
+    /// Asks one daemon of every shard for the status of a namespace, and merges the answers. The status tells how far that daemon
+    /// has followed each holder. The request has the `headers`. Waits for `patience` at most.
     ///
     /// # Errors
     ///
-    /// As [`Self::query`].
+    /// The errors of [`Self::query`].
     pub async fn status(
         &self,
         namespace: &NamespaceName,
@@ -117,12 +118,12 @@ impl Gatherer {
         merge(division, StatusReply::decode, merge_statuses)
     }
 
-    /// Asks one daemon of every shard for the names of the namespaces that it knows. Waits for `patience` at most. A name may
-    /// come several times.
+    /// Asks one daemon of every shard for the names of the namespaces that it knows. Waits for `patience` at most. The same name
+    /// may occur several times in the answer.
     ///
     /// # Errors
     ///
-    /// As [`Self::query`].
+    /// The errors of [`Self::query`].
     pub async fn namespaces(&self, patience: Duration) -> Result<Merged<NamespacesReply>, ClientError> {
         let subject = self.subjects.namespaces();
         let division = self
@@ -136,12 +137,12 @@ impl Gatherer {
         })
     }
 
-    /// Sends every shard the report of a router in `payload`, on `subject`. Returns the number of entries that all shards
-    /// together have taken. Waits for `patience` at most. If several replicas of a shard reply, the first reply counts.
+    /// Sends the report of a router in `payload` to every shard, on `subject`. Returns the total number of entries that the
+    /// shards have accepted. Waits for `patience` at most. If several replicas of a shard reply, the first reply counts.
     ///
     /// # Errors
     ///
-    /// As [`Self::query`].
+    /// The errors of [`Self::query`].
     pub async fn report(
         &self,
         subject: String,
@@ -165,7 +166,7 @@ impl Gatherer {
         }
     }
 
-    /// Returns the number of replies since the last call that came after their request had been answered.
+    /// Returns the number of late replies since the last call. A reply is late if its request had already been answered.
     pub fn take_late_replies(&self) -> u64 {
         self.inbox.take_late()
     }

@@ -17,7 +17,7 @@ use kvatlas_core::wire::SHARDS_MAX;
 
 use super::super::error::ClientError;
 
-/// Most replies to one request that may wait to be read: enough for two divisions.
+/// Maximum number of replies to one request that may wait to be read: enough for two divisions of the workers into shards.
 const REPLIES_WAITING_MAX: usize = 2 * SHARDS_MAX as usize;
 
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl ReplyInbox {
         })
     }
 
-    /// Begins to take replies to one request.
+    /// Begins to receive the replies to one request.
     pub(super) fn expect(&self) -> Replies {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(REPLIES_WAITING_MAX);
@@ -89,7 +89,7 @@ impl ReplyInbox {
         }
     }
 
-    /// Returns the number of replies since the last call that came too late for their request.
+    /// Returns the number of replies since the last call that came when nobody waited for them any more.
     pub(super) fn take_late(&self) -> u64 {
         self.waiting.late.swap(0, Ordering::Relaxed)
     }

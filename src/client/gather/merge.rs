@@ -3,8 +3,9 @@
 //! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the
 //! limit. This is exact: the best `limit` holders of all shards are among the best `limit` holders of each.
 //!
-//! A shard that does not know a namespace has no workers of it. If another shard knows the namespace, that counts as an answer.
-//! Any other error is about the request and is the same on every shard, so it becomes the answer.
+//! A shard that does not know a namespace has no workers of it. If another shard knows the namespace, the error of the first
+//! shard counts as an answer without holders. Any other error is about the request and is the same on every shard, so it becomes
+//! the answer.
 
 use kvatlas_core::wire::{
     ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
@@ -14,7 +15,8 @@ use kvatlas_core::wire::{
 /// The answer of one shard.
 pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
-/// Returns the answers of the shards that know the namespace, or the error that stands for all of them.
+/// Returns the answers of the shards that know the namespace. If no shard does, or a shard answered with another error, returns
+/// one error for the whole request.
 pub(super) fn sort_out<T>(answers: Vec<ShardAnswer<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
     let mut known = Vec::with_capacity(answers.len());
     let mut unknown = None;

@@ -18,13 +18,13 @@ pub(super) struct ResyncAnswerChunks {
 }
 
 impl Outbox {
-    /// Whether only the full state can answer the daemon.
+    /// Whether the request needs the full state as answer, because the missing batches cannot be sent from the ring.
     pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
         self.missing(request).is_none()
     }
 
-    /// Returns the batches that a daemon lacks. `None` if the ring does not reach back so far, or if one of the batches exceeds
-    /// the server's present limit.
+    /// Returns the batches that a daemon lacks, from the ring. `None` if the daemon asks for the full state or knows another
+    /// epoch. `None`, too, if the ring no longer has all these batches, or if one exceeds the server's present limit.
     fn missing(&self, request: &ResyncRequest) -> Option<Vec<Vec<u8>>> {
         let ResyncRequest { cursor, full, .. } = *request;
         if full || cursor.epoch != self.cursor.epoch {
@@ -37,12 +37,12 @@ impl Outbox {
             .collect()
     }
 
-    /// Answers a daemon: from the ring if that is enough, or else with the full state. The full state is `kept` if the caller
-    /// keeps it, or else the state of the publisher's own table.
+    /// Makes the answer to a daemon: the missing batches if the ring has them all, or else the full state. The full state is
+    /// `kept` if the caller keeps it, or else comes from the publisher's own table.
     ///
     /// # Errors
     ///
-    /// An error of the contract if the publisher cannot help just now.
+    /// An error of the wire contract if the request is for another rank, or if the publisher cannot give the full state now.
     pub(super) fn answer(
         &mut self,
         request: &ResyncRequest,
@@ -63,7 +63,7 @@ impl Outbox {
         Ok(self.chunks(ResyncAnswerKind::Full, state))
     }
 
-    /// Returns the full state of the own table as encoded batches.
+    /// Returns the full state in the publisher's own table, as encoded batches.
     fn table_state(&mut self, clocks: Clocks) -> Result<Vec<Vec<u8>>, WireError> {
         let unavailable = |text| WireError::new(ErrorCode::Unavailable, text);
         // The table is taken out, so that its events can be encoded one by one.
@@ -77,7 +77,7 @@ impl Outbox {
         encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
     }
 
-    /// Encodes a full state as batches, with its doubts.
+    /// Encodes a full state as batches. The batches also tell the state's doubts.
     fn encode_state(
         &self,
         events: impl IntoIterator<Item = (Tier, Event)>,
@@ -127,7 +127,7 @@ impl Outbox {
         batches
     }
 
-    /// Makes a batch of the full state, without events.
+    /// Makes a batch for a full state. The batch has no events yet.
     fn empty(&self, tier: Tier) -> EventBatch {
         EventBatch {
             epoch: self.cursor.epoch,
@@ -142,7 +142,8 @@ impl Outbox {
         }
     }
 
-    /// Spreads batches over chunks. There is always at least one chunk, which has the cursor.
+    /// Spreads batches over the chunks of an answer. There is always at least one chunk, because a chunk tells the publisher's
+    /// cursor.
     fn chunks(&self, kind: ResyncAnswerKind, batches: Vec<Vec<u8>>) -> ResyncAnswerChunks {
         const BATCHES_MAX: usize = 1024;
         let bytes_max = self.within_server_limit(self.options.chunk_bytes_max);
@@ -185,10 +186,10 @@ impl Outbox {
     }
 }
 
-/// Most bytes that a chunk has in front of each of its batches.
+/// Maximum number of bytes in a chunk that precede each of its batches.
 const BATCH_HEAD_BYTES: usize = 5;
 
-/// Returns the event without its engine hashes, if they only repeat the sequence hashes.
+/// Returns the event, without its engine hashes if these equal the sequence hashes.
 fn without_repetition(event: Event) -> Event {
     let Event::Stored(stored) = event else {
         return event;

@@ -8,14 +8,14 @@ use super::sizes::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
 /// Bounds on one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CutBounds {
-    /// Most events.
+    /// Maximum number of events in one message.
     pub events_max: usize,
-    /// Approximate maximum of bytes. A single block is carried whatever its size.
+    /// Approximate maximum size of one message, in bytes. A single block is sent even if it is larger.
     pub bytes_max: usize,
 }
 
-/// Spreads `events` over as few messages as can carry them, in order. An event that is too large for one message is cut between its blocks.
-/// A doubt stays in the message of the event before it.
+/// Spreads `events` over as few messages as possible, in order. An event that is too large for one message is cut between its
+/// blocks. An event that tells a doubt stays in the message of its preceding event.
 pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
     let room = bounds.bytes_max.saturating_sub(BATCH_BYTES);
     let mut messages = Vec::new();
@@ -83,7 +83,7 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     }
 }
 
-/// Cuts a list of blocks, each named by itself, into pieces of at most about `bytes_max` bytes.
+/// Cuts a list of removed blocks into pieces of at most about `bytes_max` bytes.
 fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = RemovedBlocks> {
     let RemovedBlocks {
         hashes,
@@ -101,13 +101,13 @@ fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = Rem
     by_sequence.chain(by_lineage).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns how many of `blocks` blocks, which take `bytes` together, fit into `room`; at least one.
+/// Returns how many blocks fit into `room` bytes, at least one. `blocks` blocks together take `bytes` bytes.
 fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
     let of_one = bytes.div_ceil(blocks.max(1)).max(1);
     (room / of_one).max(1)
 }
 
-/// Returns the bytes of texts that each piece repeats.
+/// Returns the size, in bytes, of the texts that each piece of an event repeats: the adapter's name and the salt.
 fn text_bytes(stored: &StoredBlocks) -> usize {
     match &stored.content {
         Some(BlockContent::Tokens {
@@ -140,7 +140,7 @@ impl Iterator for StoredPieces {
     }
 }
 
-/// Cuts an event of more than `at` blocks: leaves the first `at` in `stored`, and returns the rest.
+/// Cuts an event of more than `at` blocks. Leaves the first `at` blocks in `stored`, and returns an event with the others.
 fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
     let blocks = stored.names.len();
     let names = match &mut stored.names {
@@ -200,7 +200,7 @@ mod tests {
         (1..=count).map(SequenceHash).collect()
     }
 
-    /// Joins the stored blocks of all messages into one event. Checks that each piece continues where the piece before ended.
+    /// Joins the stored blocks of all messages into one event. Checks that each piece continues where its predecessor ended.
     fn joined(messages: Vec<Vec<Event>>, bytes_max: usize) -> StoredBlocks {
         let mut all: Option<StoredBlocks> = None;
         for message in messages {

@@ -2,7 +2,7 @@
 
 use kvatlas_core::index::RegisterError;
 
-/// Error that kept something from being published.
+/// Error of a publisher: events could not be published, or the publisher could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum PublisherError {
     /// The queue is full: batches come faster than NATS takes them, or the connection is down.
@@ -10,7 +10,7 @@ pub enum PublisherError {
         "the queue of {queued_max} batches is full; publish less, wait for room, or raise queue_batches_max"
     )]
     QueueFull {
-        /// Most batches that may wait.
+        /// Maximum number of batches that may wait in the queue.
         queued_max: usize,
     },
     /// The events of one call do not fit into one message.
@@ -18,7 +18,7 @@ pub enum PublisherError {
     TooLarge {
         /// Approximate number of bytes that the events take.
         bytes: usize,
-        /// Most bytes of a batch.
+        /// Maximum size of a batch, in bytes.
         bytes_max: usize,
     },
     /// One call has more events than a batch may have.
@@ -26,13 +26,13 @@ pub enum PublisherError {
     TooManyEvents {
         /// Number of events in the call.
         events: usize,
-        /// Most events of a batch.
+        /// Maximum number of events in a batch.
         events_max: usize,
     },
-    /// The publisher has stopped: it said goodbye, or the runtime has ended.
+    /// The publisher has stopped, because it said goodbye or the runtime has ended.
     #[error("the publisher has stopped; start another one")]
     Stopped,
-    /// The connection failed.
+    /// The connection to NATS failed. The text tells the reason.
     #[error("NATS: {0}")]
     Connection(String),
     /// The server refused a batch, or the subscription to daemons' questions.

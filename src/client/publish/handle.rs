@@ -27,7 +27,7 @@ use super::voice::Voice;
 pub struct PublishedHolder {
     /// Namespace of the holder's cache.
     pub namespace: NamespaceName,
-    /// The worker.
+    /// Name of the holder's worker.
     pub worker: WorkerName,
     /// Data-parallel rank of the holder; 0 if there is only one.
     pub rank: Rank,
@@ -40,24 +40,25 @@ pub struct PublisherCounters {
     pub batches_sent: u64,
     /// Heartbeats sent.
     pub heartbeats_sent: u64,
-    /// Batches that the transport did not take. Daemons notice the gap and ask for them.
+    /// Batches that could not be sent. Daemons notice the gap and ask for these batches.
     pub batches_failed: u64,
-    /// Batches sent, including heartbeats, that the server refused for want of the right to publish. Counted only with a
-    /// [`PublishConnection`]. Publishers of several ranks of one worker on one connection share the number.
+    /// Batches, including heartbeats, that were sent but that the server refused because the client has no right to publish them.
+    /// They are counted only with a [`PublishConnection`]. Publishers of several ranks of one worker on one connection share the
+    /// number.
     pub batches_refused: u64,
-    /// Calls that had to wait for room in the queue.
+    /// Calls of [`HolderPublisher::publish`] that had to wait for room in the queue.
     pub queue_waits: u64,
-    /// Calls that were refused for want of room.
+    /// Calls of [`HolderPublisher::try_publish`] that failed because the queue was full.
     pub queue_refusals: u64,
-    /// Daemons that were given the batches they missed.
+    /// Answers that gave a daemon the batches that it had missed.
     pub answers_missing: u64,
-    /// Daemons that were given the full state.
+    /// Answers that gave a daemon the full state.
     pub answers_full: u64,
-    /// Daemons that could not be helped.
+    /// Questions of daemons that the publisher refused to answer.
     pub answers_refused: u64,
 }
 
-/// Counters of [`PublisherCounters`] while they change.
+/// The running counters, from which [`PublisherCounters`] are read.
 #[derive(Debug, Default)]
 pub(super) struct LiveCounters {
     pub(super) batches_sent: AtomicU64,
@@ -79,10 +80,10 @@ pub(super) struct PublisherShared {
     pub(super) refusals: Option<Watches>,
 }
 
-/// Publishes for one holder, and answers daemons that miss something. See the [module](super).
+/// Publishes the events of one holder, and answers daemons that miss batches or blocks. See the [module](super).
 ///
-/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep the blocks until
-/// the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
+/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep the
+/// blocks until the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]
 pub struct HolderPublisher {
     commands: mpsc::Sender<PublisherCommand>,
@@ -105,12 +106,12 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, Lent::default()).await
     }
 
-    /// Starts a publisher as [`start`](Self::start) does, but without a table of its own. Daemons that need the full state are
-    /// given `state`. For a relay that knows the full state anyway.
+    /// Starts a publisher as [`start`](Self::start) does, but without a table of its own. Daemons that need the full state get it
+    /// from `state`. This is for a relay that knows the full state anyway.
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     pub async fn start_with_state(
         nats: impl Into<PublishConnection>,
         subjects: &Subjects,
@@ -125,12 +126,12 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, lent).await
     }
 
-    /// Starts one of several publishers of a holder, otherwise as [`start_with_state`](Self::start_with_state) does. The
-    /// publisher publishes only while `voice` says that it has the turn.
+    /// Starts one of several publishers that take turns for a holder. Otherwise does the same as
+    /// [`start_with_state`](Self::start_with_state). The publisher publishes only while `voice` says that it is its turn.
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     pub async fn start_in_turn(
         nats: impl Into<PublishConnection>,
         subjects: &Subjects,
@@ -220,12 +221,12 @@ impl HolderPublisher {
             .map_err(|_| PublisherError::Stopped)
     }
 
-    /// Publishes like [`publish`](Self::publish), but fails while the queue is full: for an engine that must not wait. The engine has to
-    /// keep the events that were refused, and to publish them later.
+    /// Publishes events as [`publish`](Self::publish) does, but fails if the queue is full. This is for an engine that must not
+    /// wait. The engine has to keep the refused events, and to publish them later.
     ///
     /// # Errors
     ///
-    /// [`PublisherError::QueueFull`], and those of [`publish`](Self::publish).
+    /// [`PublisherError::QueueFull`], and the errors of [`publish`](Self::publish).
     pub fn try_publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
         self.check(&events)?;
         match self.commands.try_send(PublisherCommand::Publish { tier, events }) {
@@ -256,8 +257,8 @@ impl HolderPublisher {
         Ok(())
     }
 
-    /// Publishes the queued events, and begins a new epoch: daemons forget all blocks that the holder had. For a relay whose engine has
-    /// restarted.
+    /// Publishes the queued events, and then begins a new epoch, so that daemons forget all blocks that the holder had. This is
+    /// for a relay whose engine has restarted.
     ///
     /// # Errors
     ///
@@ -266,8 +267,8 @@ impl HolderPublisher {
         self.begin_epoch_in_doubt(DegradedReasons::default()).await
     }
 
-    /// Begins a new epoch as [`begin_epoch`](Self::begin_epoch) does, with `doubts` from the epoch's first batch on. So no daemon
-    /// calls the holder exact in between.
+    /// Begins a new epoch as [`begin_epoch`](Self::begin_epoch) does. The epoch's first batch already tells the `doubts`, so
+    /// daemons never call the holder exact in the new epoch before they know the doubts.
     ///
     /// # Errors
     ///
@@ -287,8 +288,8 @@ impl HolderPublisher {
         sent.map_err(|_| PublisherError::Stopped)
     }
 
-    /// Sets whether heartbeats are sent while there is nothing to publish. They are sent by default. For a relay that hears
-    /// nothing of its engine: without heartbeats, daemons call the holder stale.
+    /// Sets whether heartbeats are sent while there is nothing to publish. They are sent by default. A relay that hears nothing
+    /// from its engine turns them off, so that daemons call the holder stale.
     ///
     /// # Errors
     ///
@@ -297,8 +298,8 @@ impl HolderPublisher {
         self.heartbeat_until((!are_sent).then(Instant::now)).await
     }
 
-    /// Limits heartbeats to the next `time`; a new call sets a new end. Without any call, heartbeats have no end. For a relay
-    /// that must check again and again whether its engine lives: if the relay itself hangs, the heartbeats end.
+    /// Lets heartbeats end after `time`. A further call replaces the end; without any call, heartbeats do not end. This is for a
+    /// relay that checks again and again whether its engine lives: if the relay itself hangs, the heartbeats end.
     ///
     /// # Errors
     ///
@@ -313,8 +314,8 @@ impl HolderPublisher {
         sent.map_err(|_| PublisherError::Stopped)
     }
 
-    /// Waits until everything queued so far has left for the server, and returns the cursor of the last batch. With a
-    /// [`PublishConnection`], also waits until the server has processed it.
+    /// Waits until everything queued so far has been sent to the server, and returns the cursor of the last batch. With a
+    /// [`PublishConnection`], also waits until the server has processed that batch.
     ///
     /// # Errors
     ///
@@ -332,11 +333,11 @@ impl HolderPublisher {
         flushed.await.map_err(|_| PublisherError::Stopped)?
     }
 
-    /// Publishes the queued events and a goodbye, so that daemons forget the holder at once, and ends the publisher.
+    /// Publishes the queued events and a goodbye, so that daemons forget the holder immediately. Then ends the publisher.
     ///
     /// # Errors
     ///
-    /// As [`flush`](Self::flush).
+    /// The errors of [`flush`](Self::flush).
     pub async fn say_goodbye(self) -> Result<(), PublisherError> {
         self.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;
         self.flush().await.map(|_| ())

@@ -1,10 +1,10 @@
 //! The publisher library: keeps daemons exact about one holder, for an engine or a sidecar beside it.
 //!
-//! A [`HolderPublisher`] numbers batches without a gap within an epoch. To make good a loss on the way, it keeps a *ring* of the
-//! last batches, and a *block table* of all that the holder has. A daemon that misses something asks the publisher (see
-//! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). The publisher gives the daemon the missing batches from the ring, or
-//! the full state from the table. A relay that knows all of the holder's blocks itself can lend them instead of the table
-//! ([`FullState`]). Heartbeats show daemons that no batch was lost, and that the holder lives.
+//! A [`HolderPublisher`] numbers batches without a gap within an epoch. To replace batches that are lost on the way, it keeps a
+//! *ring* of the last batches, and a *block table* of all blocks that the holder has. A daemon that misses batches asks the
+//! publisher (see [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). The publisher gives the daemon the missing batches from
+//! the ring, or the full state from the table. A relay that knows all of the holder's blocks itself can lend them instead of the
+//! table ([`FullState`]). Heartbeats show daemons that no batch was lost, and that the holder lives.
 //!
 //! ```text
 //! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject
@@ -13,12 +13,13 @@
 //!                              daemon ──▶ resync subject ──▶ ring or table ──▶ chunks
 //! ```
 //!
-//! An event that the queue has taken is published in order, exactly once, unless the process dies. The next incarnation begins a new epoch,
-//! which replaces everything that the last one published.
+//! An event that the queue has taken is published in order, exactly once, unless the process dies. The publisher's next
+//! incarnation begins a new epoch, which replaces everything that the earlier incarnation published.
 //!
 //! A NATS server that gives no right to publish takes the bytes, drops the batch, and says so in an error on the connection. A
-//! [`PublishConnection`] hears that error: [`flush`](HolderPublisher::flush) fails, and
-//! [`batches_refused`](PublisherCounters::batches_refused) counts. A bare [`Client`](async_nats::Client) does not pass the error on.
+//! [`PublishConnection`] receives that error. Then [`flush`](HolderPublisher::flush) fails, and
+//! [`batches_refused`](PublisherCounters::batches_refused) counts the batch. A bare [`Client`](async_nats::Client) does not pass
+//! the error on.
 //!
 //! ```no_run
 //! use kvatlas_core::hash::SequenceHash;

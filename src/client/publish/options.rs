@@ -5,10 +5,11 @@ use std::time::Duration;
 use kvatlas_core::index::NamespaceSettings;
 use kvatlas_core::wire::{BatchCursor, HEARTBEAT_INTERVAL, Profile};
 
-/// Transport of batches.
+/// Way in which batches travel to daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Core NATS: a batch is sent and not acknowledged. A lost batch shows as a gap, and daemons ask for it.
+    /// Core NATS: batches are not acknowledged. If a batch is lost, daemons notice a gap in the batch numbers and ask for the
+    /// batch.
     #[default]
     Core,
     /// JetStream: a batch carries the header `Nats-Msg-Id`, and the next one waits until the stream has acknowledged it. The
@@ -16,7 +17,8 @@ pub enum Transport {
     JetStream {
         /// Longest wait for an acknowledgement before the batch is sent again. The stream drops a batch that it has already.
         acknowledgement_timeout: Duration,
-        /// Number of times that a batch is sent before it is given up. A batch that is given up shows as a gap, and daemons ask for it.
+        /// Maximum number of times that a batch is sent. If the stream has acknowledged none of them, the batch is given up.
+        /// Daemons then notice a gap in the batch numbers and ask for the batch.
         attempts: u32,
     },
 }
@@ -37,11 +39,11 @@ pub enum Beginning {
     NewEpoch,
     /// Begins a new epoch of this number, which must be above every earlier one. The holder has no blocks yet.
     Epoch(u64),
-    /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first number is skipped, so
-    /// that daemons see a gap and ask for the blocks. For a caller that knows from before which blocks the holder has.
+    /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first number is
+    /// skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already knows the holder's blocks.
     Above(u64),
-    /// Continues after this batch of an incarnation whose blocks are not known here. Daemons can be given the batches published since, but
-    /// not the full state.
+    /// Continues after this batch, which an earlier incarnation of the publisher sent. The blocks of the earlier batches are not
+    /// known here. So daemons can get the batches that are published from now on, but not the full state.
     After(BatchCursor),
 }
 
@@ -50,37 +52,40 @@ pub enum Beginning {
 pub struct PublisherOptions {
     /// Point at which the batch numbers begin.
     pub beginning: Beginning,
-    /// Transport of batches.
+    /// Way in which batches travel to daemons.
     pub transport: Transport,
-    /// Block size and hashing of the namespace, as the daemon has them. A namespace that the daemon's configuration does not name takes
-    /// over the block size. Any other namespace refuses batches of another size.
+    /// Block size and hashing of the namespace, as the daemon has them. A namespace that the daemon's configuration does not name
+    /// takes over the block size. Any other namespace refuses batches of another size.
     pub settings: NamespaceSettings,
-    /// Whether batches tell the block size; `true` by default. `false` is for blocks that have no tokens, such as those of a probe.
+    /// Whether batches tell the block size; `true` by default. Use `false` for blocks that have no tokens, such as the block of a
+    /// probe.
     pub tells_block_size: bool,
-    /// Address of the holder for requests, and its labels. Daemons are told with the first batch, with every heartbeat, and with every
-    /// batch that clears.
+    /// Holder's address for requests, and its labels. The first batch, every heartbeat, and every batch that clears the holder's
+    /// blocks tell them to daemons.
     pub profile: Profile,
     /// Time without a batch after which a heartbeat is sent.
     pub heartbeat_interval: Duration,
-    /// Shortest time between two batches: events that come sooner share the next batch. After a pause, events are sent at once. Zero makes
-    /// every call a batch.
+    /// Shortest time between two batches. Events that come sooner share the next batch; after a pause, events are sent
+    /// immediately. Zero makes every call a batch.
     pub batch_delay: Duration,
-    /// Most events of a batch.
+    /// Maximum number of events in a batch.
     pub batch_events_max: usize,
-    /// Approximate maximum of bytes of a batch. NATS servers take 1 MiB unless configured otherwise.
+    /// Approximate maximum size of a batch, in bytes. NATS servers accept messages of up to 1 MiB unless configured otherwise.
     pub batch_bytes_max: usize,
-    /// Most calls that wait to be published. When the queue is full, [`publish`](super::HolderPublisher::publish) waits for room, and
-    /// [`try_publish`](super::HolderPublisher::try_publish) fails.
+    /// Maximum number of calls whose events wait in the queue. When the queue is full,
+    /// [`publish`](super::HolderPublisher::publish) waits for room, and [`try_publish`](super::HolderPublisher::try_publish)
+    /// fails.
     pub queue_batches_max: usize,
-    /// Most batches that the ring keeps for daemons that miss them.
+    /// Maximum number of batches that the ring keeps for daemons that miss them.
     pub ring_batches_max: usize,
-    /// Most payload bytes that the ring keeps.
+    /// Maximum number of payload bytes that the ring keeps.
     pub ring_bytes_max: usize,
-    /// Approximate maximum of bytes of one chunk of an answer.
+    /// Approximate maximum size of one chunk of an answer to a daemon, in bytes.
     pub chunk_bytes_max: usize,
-    /// Most answers that are sent at once. Further questions are refused, and daemons ask again.
+    /// Maximum number of answers that are sent to daemons at the same time. Further questions are refused, and daemons ask again.
     pub answers_max: usize,
-    /// Whether the publisher answers daemons, for which it keeps the ring and the table.
+    /// Whether the publisher answers daemons that miss batches. Only then does it keep the ring of batches and the table of
+    /// blocks.
     pub answers_resyncs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Outbox: the publisher without I/O. It numbers batches, and keeps what daemons may ask for.
+//! Outbox: the publisher's logic without I/O. It numbers batches, and keeps the batches and blocks that daemons may ask for.
 
 use bytes::Bytes;
 
@@ -21,7 +21,7 @@ pub(super) struct SealedBatch {
     pub(super) is_heartbeat: bool,
 }
 
-/// The clocks at one instant.
+/// Readings of two clocks at one instant.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clocks {
     /// Microseconds on a clock that does not run backwards.
@@ -38,17 +38,18 @@ struct OpenBatch {
     bytes: usize,
 }
 
-/// Numbers batches, and keeps what daemons may ask for.
+/// Numbers batches, and keeps the batches and blocks that daemons may ask for.
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) options: PublisherOptions,
     pub(super) rank: Rank,
     pub(super) cursor: BatchCursor,
-    /// Time at which the batch at the cursor was made, in microseconds since the Unix epoch. `None` if another process made that
+    /// Time at which the last numbered batch was made, in microseconds since the Unix epoch. `None` if another process made that
     /// batch, or if there is no such batch.
     pub(super) made_us: Option<u64>,
     pub(super) ring: Ring,
-    /// Blocks of the holder. `None` if the blocks of earlier batches are not known, or if a caller keeps all blocks.
+    /// Table of the holder's blocks. `None` if the blocks of earlier batches are not known, or if the caller keeps the holder's
+    /// blocks itself.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
     /// Time at which the last batch was numbered, in microseconds on the monotonic clock.
@@ -57,17 +58,17 @@ pub(super) struct Outbox {
     new_until_us: u64,
     /// Time of the last successful [`Self::rise_above`], in microseconds on the monotonic clock.
     risen_us: Option<u64>,
-    /// Doubts that the publisher has reported; part of the full state.
+    /// Doubts about the holder that the publisher has reported. They are part of the full state.
     pub(super) doubts: DegradedReasons,
     /// The holder's address and labels.
     pub(super) profile: ToldProfile,
-    /// Whether the last batch said goodbye. The holder then no longer exists, and sends no heartbeat.
+    /// Whether the last batch said goodbye. The holder then no longer exists, and no heartbeat is sent for it.
     pub(super) has_left: bool,
-    /// Most bytes of a message that the server takes; `usize::MAX` until the server has told it.
+    /// Maximum size of a message that the server accepts, in bytes; `usize::MAX` until the server's limit is known.
     server_bytes_max: usize,
 }
 
-/// Most bytes of a message beside its batches: headers, and the frame of a chunk.
+/// Maximum number of bytes of a message beside its batches: headers, and the frame of a chunk.
 const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
@@ -114,14 +115,14 @@ impl Outbox {
         self.server_bytes_max = message_bytes_max;
     }
 
-    /// Returns `bytes_max`, or the bytes that the server takes beside headers if that is less.
+    /// Returns the smaller of `bytes_max` and the number of bytes that the server accepts in a message beside its headers.
     pub(super) fn within_server_limit(&self, bytes_max: usize) -> usize {
         let head_bytes = MESSAGE_HEAD_BYTES.min(self.server_bytes_max / 2);
         bytes_max.min(self.server_bytes_max - head_bytes)
     }
 
-    /// Takes in the events of one call. Returns the batches that are full or must not wait. Events that are too large for the server are
-    /// cut.
+    /// Adds the events of one call. Returns the batches that must be sent now, because they are full or must not wait. Events
+    /// that are too large for the server are cut.
     pub(super) fn add(&mut self, tier: Tier, events: Vec<Event>, clocks: Clocks) -> Vec<SealedBatch> {
         let bytes_max = self.within_server_limit(self.options.batch_bytes_max);
         let bounds = CutBounds {
@@ -176,8 +177,8 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile, and returns the batches to send at once: the open batch, which has no room for the profile, and a
-    /// heartbeat that tells it. No heartbeat is added if the profile has not changed, or if the holder has left.
+    /// Sets the profile, and returns the batches to send immediately: the open batch, which has no room for the profile, and a
+    /// heartbeat that tells the profile. No heartbeat is added if the profile has not changed, or if the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -185,8 +186,9 @@ impl Outbox {
         rest.into_iter().chain(told).collect()
     }
 
-    /// Returns the time at which the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After
-    /// a pause that time has passed, so that only events in quick succession wait for each other. `None` if no batch is open.
+    /// Returns the time at which the open batch must be sent, in microseconds on the monotonic clock: one delay after the
+    /// previous batch. After a pause, that time has already passed. So events wait for further events only if they come in quick
+    /// succession. `None` if no batch is open.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
@@ -199,7 +201,8 @@ impl Outbox {
         Some(self.number(open.tier, open.events, clocks))
     }
 
-    /// Makes a heartbeat: a batch without events, which says that the holder lives and has missed nothing. `None` after a goodbye.
+    /// Makes a heartbeat. A heartbeat is a batch without events, which shows daemons that the holder lives and that they have
+    /// missed no batch. `None` after a goodbye.
     pub(super) fn heartbeat(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         (!self.has_left).then(|| self.number(Tier::DEVICE, Vec::new(), clocks))
     }
@@ -253,8 +256,8 @@ impl Outbox {
         }
     }
 
-    /// Begins a new epoch, in which the holder has no blocks. Returns the batches to send: the open batch, which belongs to the old epoch,
-    /// and the first batch of the new one, with its `doubts`.
+    /// Begins a new epoch, in which the holder has no blocks. Returns the batches to send: the open batch, which belongs to the
+    /// old epoch, and the first batch of the new epoch, which tells the `doubts`.
     pub(super) fn begin_epoch(&mut self, doubts: DegradedReasons, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         self.come_back(clocks);
@@ -263,17 +266,19 @@ impl Outbox {
         rest.into_iter().chain([first]).collect()
     }
 
-    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether it did. This
-    /// is needed if the clock of an earlier process was ahead: daemons then take this process for an outdated one.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether an epoch was
+    /// begun. A new epoch is needed if the clock of an earlier process was ahead, because daemons then take this process for an
+    /// outdated one.
     ///
-    /// The epoch's first number is skipped: daemons that are not answered now learn from the gap that there is more to ask for.
+    /// The epoch's first number is skipped. So all other daemons see a gap, and ask for the blocks, too.
     ///
     /// The call does nothing in these cases:
     /// - `known` is not above this publisher's epoch.
     /// - The blocks of earlier batches are not known, or the holder has left.
     /// - By this clock, the epoch `known` has already begun, so a younger process may have replaced this one. For a publisher
     ///   that is no longer new, an epoch up to [`SKEW_US`] ahead of this clock counts as begun, too.
-    /// - The last rise was less than a minute ago: two publishers that both live would outdo each other without end.
+    /// - The last such call that began an epoch was less than a minute ago. Otherwise two living publishers would outdo each
+    ///   other without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
         let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
         let tolerated_us = match clocks.monotonic_us > self.new_until_us {
@@ -295,8 +300,8 @@ impl Outbox {
         true
     }
 
-    /// Takes the publisher's turn: begins an epoch above `known` with all blocks of the holder, and returns its first batch, which tells
-    /// the doubts. The events of the open batch are part of the full state.
+    /// Begins the publisher's turn: begins an epoch above `known` with all blocks of the holder, and returns the epoch's first
+    /// batch, which tells the doubts. The open batch is dropped, because its events are part of the full state.
     pub(super) fn take_turn(&mut self, known: u64, clocks: Clocks) -> SealedBatch {
         self.open = None;
         self.go_on_above(known.max(self.cursor.epoch), clocks);
@@ -312,8 +317,8 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Begins the holder anew, in a new epoch without blocks. For a holder that daemons have forgotten, with its batch numbers,
-    /// or are to forget.
+    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten together with its
+    /// batch numbers, or that they are to forget.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
@@ -327,12 +332,13 @@ impl Outbox {
     }
 }
 
-/// Time for which a publisher counts as new, and the least time between two rises above another epoch; in microseconds.
+/// Time for which a publisher counts as new, in microseconds. Also the least time between two epochs that [`Outbox::rise_above`]
+/// begins.
 const RISE_US: u64 = 60_000_000;
 /// Largest tolerated difference between the clocks of two machines, in microseconds.
 const SKEW_US: u64 = 5_000_000;
 
-/// Returns the cursor behind the first number of an epoch above `known`.
+/// Returns the cursor of the first batch number in an epoch above `known`. The next batch gets the second number.
 fn second_above(known: u64, unix_us: u64) -> BatchCursor {
     BatchCursor {
         epoch: unix_us.max(known.saturating_add(1)),

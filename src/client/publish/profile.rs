@@ -1,19 +1,19 @@
-//! Profile of the holder, that is, its address and labels, and the choice of the batches that tell it.
+//! Profile of the holder (its address and labels), and the choice of the batches that tell the profile to daemons.
 
 use kvatlas_core::wire::Profile;
 
-/// Address and labels of a holder, with a record of what daemons have been told.
+/// Address and labels of a holder, with a record of whether batches have told them to daemons.
 #[derive(Debug)]
 pub(super) struct ToldProfile {
     profile: Profile,
-    /// Whether the next batch has to tell the profile: the first of an epoch, and the first since a change.
+    /// Whether the next batch has to tell the profile, because it is the first batch of an epoch or the first since a change.
     is_owed: bool,
-    /// Whether a batch of this epoch has told a profile. An empty profile is told only after that.
+    /// Whether a batch of this epoch has told a profile. Otherwise there is no need to tell an empty profile.
     was_told: bool,
 }
 
 impl ToldProfile {
-    /// Makes a profile that has not been told yet.
+    /// Makes the record of a profile that no batch has told yet.
     pub(super) fn new(profile: Profile) -> Self {
         Self {
             profile,
@@ -22,7 +22,7 @@ impl ToldProfile {
         }
     }
 
-    /// Sets the profile from now on. Returns whether it has changed.
+    /// Replaces the profile. Returns whether the new profile differs from the old one.
     pub(super) fn replace(&mut self, profile: Profile) -> bool {
         let is_new = self.profile != profile;
         self.profile = profile;
@@ -30,13 +30,13 @@ impl ToldProfile {
         is_new
     }
 
-    /// Notes that a new epoch begins, in which nothing has been told.
+    /// Notes that a new epoch begins, in which no batch has told the profile yet.
     pub(super) fn begin_epoch(&mut self) {
         (self.is_owed, self.was_told) = (true, false);
     }
 
-    /// Returns the profile that the next batch tells; `None` if it tells none. Heartbeats and batches that clear pass `repeats`.
-    /// The profile is then told again, for daemons that missed it and get no answer to their questions.
+    /// Returns the profile that the next batch tells; `None` if it tells none. For heartbeats and batches that clear, the caller
+    /// sets `repeats`. The profile is then told again, for daemons that missed it and get no answer to their questions.
     pub(super) fn take(&mut self, repeats: bool) -> Option<Profile> {
         let is_due = std::mem::take(&mut self.is_owed) || repeats;
         let told = self.all().filter(|_| is_due).cloned();
@@ -49,7 +49,7 @@ impl ToldProfile {
         (self.was_told || !self.profile.is_empty()).then_some(&self.profile)
     }
 
-    /// Returns the most bytes that the profile takes in a batch.
+    /// Returns the maximum number of bytes that the profile takes in a batch.
     pub(super) fn bytes(&self) -> usize {
         self.all().map_or(0, Profile::bytes)
     }

@@ -20,8 +20,8 @@ use crate::refusal::{Refusal, Refused};
 /// Longest time for the server to process the messages that were published.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of messages that a look sends to its own client behind the published messages. The client library delivers errors on
-/// another path than messages. The second message gives the errors time to arrive first.
+/// Number of messages that `Watches::look` sends to its own client after the published messages. The client library delivers
+/// errors on another path than messages. The second message gives the errors time to arrive first.
 const ECHOES: usize = 2;
 
 /// A connection to publish on, which reports the server's refusals. Clones share the connection.
@@ -55,7 +55,7 @@ impl PublishConnection {
         Self { nats, refusals }
     }
 
-    /// Returns the bare connection.
+    /// Returns the connection's client, which does not report refusals.
     pub fn nats(&self) -> &Client {
         &self.nats
     }
@@ -68,7 +68,8 @@ impl From<Client> for PublishConnection {
     }
 }
 
-/// Record of the server's refusals on one connection, as far as publishers watch for them. Clones share the record.
+/// Record of the server's refusals on one connection. It has only refusals for which a publisher watches. Clones share the
+/// record.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
@@ -87,7 +88,7 @@ struct RefusalTally {
 }
 
 impl Refusals {
-    /// Takes note of an event of the connection. Most events are no refusals, and have no effect.
+    /// Records the refusal in an event of the connection. An event that is no refusal has no effect.
     pub fn hear(&self, event: &Event) {
         if let Event::ServerError(error) = event
             && let Some(refusal) = Refusal::parse(&error.to_string())
@@ -96,7 +97,7 @@ impl Refusals {
         }
     }
 
-    /// Takes note of a refusal.
+    /// Records a refusal, if a publisher watches for it.
     pub fn note(&self, refusal: &Refusal) {
         let watched = self.0.lock();
         let any_subscription = refusal.refused == Refused::Subscription(None);
@@ -148,13 +149,13 @@ impl Refusals {
     }
 }
 
-/// Watch for refusals of one message subject or subscription.
+/// Watch of one publisher for refusals of one message subject or subscription.
 #[derive(Debug)]
 struct Watch {
     refusals: Refusals,
     refused: Refused,
     told: watch::Receiver<RefusalTally>,
-    /// Number of refusals at the last report.
+    /// Number of refusals that the last report has covered.
     reported: AtomicU64,
 }
 
@@ -189,7 +190,7 @@ pub(super) struct Watches {
     refusals: Refusals,
     messages: Watch,
     questions: Option<Watch>,
-    /// State at the last new try of the subscription to questions: the number of its refusals by then, and the time.
+    /// Last retry of the subscription to questions: the number of refusals until then, and the time of the retry.
     asked_again: Mutex<(u64, Instant)>,
 }
 
@@ -199,7 +200,7 @@ impl Watches {
         self.messages.times()
     }
 
-    /// Waits until the server has processed everything that was published before.
+    /// Waits until the server has processed everything that was published before this call.
     ///
     /// # Errors
     ///
@@ -216,7 +217,7 @@ impl Watches {
         }
     }
 
-    /// Waits for a message that this client sends to itself, or for the refusal of that message. Either comes after all earlier
+    /// Sends a message to this client itself, and waits for that message or for its refusal. Either comes after all earlier
     /// refusals.
     async fn echo(&self, nats: &Client) -> Option<()> {
         let inbox = nats.new_inbox();

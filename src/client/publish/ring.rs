@@ -16,7 +16,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// An empty ring behind batch number `last`.
+    /// Makes an empty ring. The first batch that is added gets the number after `last`.
     pub(super) fn new(last: u64, batches_max: usize, bytes_max: usize) -> Self {
         Self {
             batches: VecDeque::new(),
@@ -40,7 +40,8 @@ impl Ring {
         }
     }
 
-    /// Returns the batches after number `seq`; `None` if some of them are forgotten, or `seq` is ahead of the last batch.
+    /// Returns the batches after number `seq`. `None` if the ring no longer has all of them, or if `seq` exceeds the number of
+    /// the last batch.
     pub(super) fn after(&self, seq: u64) -> Option<impl Iterator<Item = &Bytes>> {
         let missing = usize::try_from(self.last.checked_sub(seq)?).ok()?;
         let skipped = self.batches.len().checked_sub(missing)?;

@@ -1,12 +1,12 @@
-//! Sizes of events: the most bytes that they take in a batch.
+//! Upper estimates of the bytes that events take in a batch.
 
 use kvatlas_core::wire::{BlockContent, BlockNames, Event};
 
-/// Bytes of a batch beside its events.
+/// Upper estimate of the bytes of a batch beside its events.
 pub(super) const BATCH_BYTES: usize = 64;
-/// Bytes of an event beside its lists.
+/// Upper estimate of the bytes of an event beside its lists.
 pub(super) const EVENT_BYTES: usize = 128;
-/// Most bytes of a run length.
+/// Maximum number of bytes of a run length.
 pub(super) const RUN_BYTES: usize = 5;
 
 /// Returns an upper estimate of the bytes that these events take in a batch.

@@ -1,4 +1,4 @@
-//! Full state from elsewhere, for a caller that keeps all of a holder's blocks anyway.
+//! Full state that a caller lends to a publisher, because the caller keeps all of a holder's blocks anyway.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use tokio::sync::Mutex;
 
 /// A source of all blocks of a holder, in place of the publisher's own table.
 pub trait FullState: Send {
-    /// Returns the sum of all events so far, as stored events: parents before children.
+    /// Returns all blocks that the holder has after all events so far, as stored events. Parents come before children.
     fn full_state(&mut self) -> Vec<(Tier, Event)>;
 }
 
 /// A [`FullState`] that its keeper (the caller that maintains it) shares with a publisher.
 ///
 /// The keeper changes the state only while it holds the lock. It releases the lock after
-/// [`publish`](super::HolderPublisher::publish) has taken the events of all changes. So whoever else takes the lock finds exactly
-/// the sum of the events taken so far. The publisher takes further events while it waits for the lock.
+/// [`publish`](super::HolderPublisher::publish) has taken the events of all changes. So a publisher that gets the lock finds the
+/// state after exactly those events that [`publish`](super::HolderPublisher::publish) has taken. The publisher takes further
+/// events while it waits for the lock.
 pub type SharedState = Arc<Mutex<dyn FullState>>;

@@ -1,19 +1,20 @@
 //! Table of the holder's blocks, for daemons that need all of them.
 //!
-//! The table is an index of one holder. The publisher and the daemon use the same code to decide the meaning of an event. So a daemon is
-//! given the state that it would have if it had received every batch.
+//! The table is an index of one holder. The publisher and the daemon use the same code to decide the meaning of an event. So a
+//! daemon is given the state that it would have if it had received every batch.
 
 use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RegisterError};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, HolderId, Tier};
 
-/// Most blocks in an event of a full state.
+/// Maximum number of blocks in an event of a full state.
 const EVENT_BLOCKS_MAX: usize = 4096;
 
 /// The blocks of one holder.
 #[derive(Debug)]
 pub(super) struct BlockTable {
     writer: HolderWriter,
-    /// Whether blocks were left out because there was no room or no place for them. Stays set until everything is cleared.
+    /// Whether blocks were left out that the holder may still have, for example because the table had no room for them. Stays set
+    /// until all blocks are cleared.
     is_short: bool,
 }
 
@@ -32,13 +33,13 @@ impl BlockTable {
         self.is_short = applied.is_short() || self.is_short && !applied.cleared && !applied.goodbye;
     }
 
-    /// Forgets everything.
+    /// Forgets all blocks of the holder, and that blocks were left out.
     pub(super) fn clear(&mut self) {
         self.writer.clear();
         self.is_short = false;
     }
 
-    /// Returns the doubts that go with [`Self::state`]. Empty unless blocks were left out.
+    /// Returns the doubts about the blocks of [`Self::state`]. There are none unless blocks were left out.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),

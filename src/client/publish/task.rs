@@ -1,4 +1,4 @@
-//! Task of a publisher: it alone sends the publisher's batches.
+//! Task of a publisher. Only this task sends the publisher's batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,46 +29,46 @@ pub(super) enum PublisherCommand {
     Publish { tier: Tier, events: Vec<Event> },
     /// Tell this profile from now on.
     Profile(Profile),
-    /// Begin a new epoch, in which the holder has nothing, with these doubts.
+    /// Begin a new epoch, in which the holder has no blocks. Its first batch tells these doubts.
     BeginEpoch(DegradedReasons),
-    /// Send heartbeats until this time, and be silent between batches afterwards; `None` sends them for good.
+    /// Send heartbeats until this time, and none afterwards. `None` means that heartbeats have no end.
     HeartbeatsUntil(Option<Instant>),
-    /// Answer once all earlier commands have left for the server.
+    /// Answer on this channel when the batches of all earlier commands have been sent to the server.
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// The full state and the voice (the right to publish in turn) that a caller lends to a publisher.
+/// The full state and the voice that a caller lends to a publisher. A voice says when it is the publisher's turn to publish.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
-    /// Full state of the holder that a caller keeps; `None` if the outbox keeps it.
+    /// Full state of the holder, kept by the caller; `None` if the outbox keeps it.
     pub(super) state: Option<SharedState>,
-    /// Voice that says when the publisher may speak; `None` if it always may.
+    /// Voice that says when the publisher may publish; `None` if it always may.
     pub(super) voice: Option<Voice>,
 }
 
 /// Turns of a publisher that shares its holder with other publishers.
 struct PublisherTurns {
     voice: Voice,
-    /// Turn in which the publisher speaks; `None` while it is silent.
+    /// Turn in which the publisher publishes now; `None` while it must not publish.
     current: Option<u64>,
     /// Subject of daemons' questions; `None` if the publisher answers none.
     questions_subject: Option<String>,
 }
 
-/// Sends batches and answers.
+/// State of the task that sends a publisher's batches, and its answers to daemons.
 pub(super) struct Task {
     nats: Client,
     subject: String,
     outbox: Outbox,
     shared: Arc<PublisherShared>,
-    /// Full state of the holder that a caller keeps; `None` if the outbox keeps it.
+    /// Full state of the holder, kept by the caller; `None` if the outbox keeps it.
     state: Option<SharedState>,
     turns: Option<PublisherTurns>,
     started: Instant,
     answers: Arc<Semaphore>,
     /// Time at which a heartbeat is due, if nothing is sent before.
     heartbeat_at: Instant,
-    /// Time until which heartbeats are sent; `None` if they are sent for good.
+    /// Time until which heartbeats are sent; `None` if heartbeats have no end.
     beats_until: Option<Instant>,
     /// Error of a batch that could not be sent, kept until a flush reports it.
     failure: Option<SendError>,
@@ -149,7 +149,7 @@ impl Task {
         clocks(self.started)
     }
 
-    /// Begins to speak, or falls silent, if the turn has changed.
+    /// Begins or stops to publish if the turn has changed.
     async fn change_turn(&mut self, questions: &mut Option<Subscriber>) {
         let Some(turns) = &mut self.turns else { return };
         let turn = turns.voice.turn();
@@ -171,7 +171,7 @@ impl Task {
         self.send_all([first]).await;
     }
 
-    /// Whether the publisher may speak now: the turn in which it began to speak still holds.
+    /// Whether the publisher may publish now, that is, whether the turn in which it began to publish still holds.
     fn may_speak(&self) -> bool {
         self.turns
             .as_ref()
@@ -186,7 +186,7 @@ impl Task {
         due.map_or(self.heartbeat_at, |due| due.min(self.heartbeat_at))
     }
 
-    /// Sends the open batch, if it has to go.
+    /// Sends the open batch if the time to send it has come.
     async fn send_due(&mut self) {
         let clocks = self.clocks();
         if self.outbox.due_us().is_some_and(|due| due <= clocks.monotonic_us) {
@@ -207,8 +207,8 @@ impl Task {
         self.send_all(sealed).await;
     }
 
-    /// Subscribes to questions again if the server has refused the subscription. The server does not restore it by itself when the right
-    /// comes back.
+    /// Subscribes to questions again if the server has refused the subscription. The server does not restore a refused
+    /// subscription by itself when the client gets the right again.
     async fn listen_again(&mut self, questions: &mut Option<Subscriber>) {
         let Some(refusals) = &self.shared.refusals else {
             return;
@@ -290,8 +290,8 @@ impl Task {
         }
     }
 
-    /// Answers a daemon. All chunks are made at once, so that they belong to one state. The chunks are sent while later batches
-    /// are published.
+    /// Answers a daemon. All chunks of the answer are made before the first is sent, so that they belong to one state. They are
+    /// sent while later batches are published.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<PublisherCommand>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;
@@ -355,7 +355,7 @@ impl Task {
         self.heartbeat_at = Instant::now();
     }
 
-    /// Reads the full state of the holder from its keeper, as of the last batch sent.
+    /// Reads the full state that the caller keeps, as it was after the last batch sent.
     async fn read(
         &mut self,
         state: &SharedState,

@@ -17,12 +17,12 @@ pub(super) enum SendError {
     /// The batch is larger than the server's messages may be, so that sending it again does not help.
     #[error("the batch takes {bytes} bytes; the server takes {bytes_max} at most")]
     TooLarge {
-        /// Bytes of the batch.
+        /// Size of the batch, in bytes.
         bytes: usize,
-        /// Limit of the server, which headers count towards.
+        /// Server's limit on a message, headers included, in bytes.
         bytes_max: usize,
     },
-    /// Another reason, in words.
+    /// The batch could not be sent for a reason other than its size. The text tells the reason.
     #[error("{0}")]
     Failed(String),
 }
@@ -55,7 +55,7 @@ const RETRIES: Backoff = Backoff {
     pause_max: Duration::from_secs(1),
 };
 
-/// Hands a batch to NATS. Waits while the connection takes nothing, and with JetStream until the batch is acknowledged.
+/// Hands a batch to NATS. Waits while the connection cannot take it; with JetStream, also waits until the batch is acknowledged.
 pub(super) async fn send(
     nats: &Client,
     transport: Transport,

@@ -1,11 +1,11 @@
-//! Voices: let several publishers of one holder take turns. The publisher that has the lease speaks, that is, publishes.
+//! Voices let several publishers of one holder take turns. The publisher that has the lease speaks, that is, publishes.
 //!
-//! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all that were heard of, and skips the epoch's first
-//! number. So daemons see a gap before the batches that follow, and ask for the full state. A silent publisher sends nothing and answers
-//! nobody.
+//! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all epochs that are known, and skips the
+//! epoch's first number. So daemons see a gap before the batches that follow, and ask for the full state. A silent publisher
+//! sends nothing and answers nobody.
 //!
-//! Most of the time the lease keeps two publishers from speaking at once. Epochs keep answers right even then: batches and answers of a
-//! lower epoch are dropped.
+//! The lease normally prevents that two publishers speak at the same time. If they do, daemons drop batches and answers of the
+//! lower epoch, so queries are still answered right.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// Term of a lease: the time until which it holds, whatever happens to the task that renews it. Clones share it.
+/// Term of a lease: the time until which the lease holds, even if the task that renews it hangs or ends. Clones share the term.
 #[derive(Debug, Clone)]
 pub struct Term {
     begun: Instant,
@@ -21,7 +21,7 @@ pub struct Term {
 }
 
 impl Default for Term {
-    /// A term that is over.
+    /// Makes a term that is over.
     fn default() -> Self {
         Self {
             begun: Instant::now(),
@@ -54,26 +54,26 @@ impl Term {
     }
 }
 
-/// Part of a lease that one publisher holds. It says when the publisher may speak.
+/// One publisher's view of the lease. It says when the publisher may speak, that is, publish.
 #[derive(Debug, Clone)]
 pub struct Voice {
-    /// Number above which the publisher's epochs must lie during its turn; `None` while the publisher does not have the turn.
+    /// Number that the publisher's epochs must exceed during its turn; `None` while it is not the publisher's turn.
     pub turn: watch::Receiver<Option<u64>>,
     /// Term of the lease, beyond which no turn holds.
     pub term: Term,
-    /// The publisher's epoch, which the publisher notes here for the publishers that speak after it.
+    /// The publisher's epoch. The publisher stores it here for the publishers that speak after it.
     pub epoch: Arc<AtomicU64>,
 }
 
 impl Voice {
-    /// Returns the present turn: the number above which the publisher's epochs must lie. `None` while the publisher does not have
-    /// the turn, or after the term.
+    /// Returns the number that the publisher's epochs must exceed during its present turn. `None` while it is not the publisher's
+    /// turn, or after the term.
     pub(super) fn turn(&self) -> Option<u64> {
         let turn = *self.turn.borrow();
         turn.filter(|_| self.term.holds_at(Instant::now()))
     }
 
-    /// Waits until the turn has changed. Waits for ever if no lease decides any more.
+    /// Waits until the turn has changed. Waits for ever if the other end of the channel that tells the turns is gone.
     pub(super) async fn changed(&mut self) {
         if self.turn.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -64,7 +64,7 @@ fn load(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Res
     )
 }
 
-/// Loads what must fail, and returns the messages.
+/// Loads a configuration that must be refused, and returns the error messages.
 fn refuse(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Vec<String> {
     let errors = load(flags, environment, text).unwrap_err();
     errors.as_slice().iter().map(ToString::to_string).collect()

@@ -6,7 +6,7 @@ pub(super) const fn low_bits(value: u64, bits: u32) -> u64 {
     value & ((1 << bits) - 1)
 }
 
-/// The low 64 bits of a packed hash.
+/// Returns the low 64 bits of a packed hash.
 #[inline]
 #[expect(
     clippy::cast_possible_truncation,
@@ -16,7 +16,7 @@ pub(super) const fn low_half(packed: u128) -> u64 {
     packed as u64
 }
 
-/// The high 64 bits of a packed hash.
+/// Returns the high 64 bits of a packed hash.
 #[inline]
 pub(super) const fn high_half(packed: u128) -> u64 {
     low_half(packed >> 64)

@@ -15,10 +15,10 @@ pub type Token = u32;
 const TOKEN_BYTES: usize = size_of::<Token>();
 
 hash_newtype! {
-    /// Hash of the tokens in one block, whatever came before it; also called the local hash.
+    /// Hash of the tokens in one block, independent of the blocks before it. It is also called the local hash.
     ///
-    /// Made by [`block_hash`] and [`block_hashes`]. Two equal blocks at different places of a sequence have the same
-    /// block hash.
+    /// Made by [`block_hash`] and [`block_hashes`]. Two blocks with the same tokens, at different places of a
+    /// sequence, have the same block hash.
     BlockHash
 }
 
@@ -34,7 +34,7 @@ impl BlockSize {
     /// The largest block, in tokens.
     pub const TOKENS_MAX: u32 = 65_536;
 
-    /// A block of `tokens` tokens.
+    /// Returns a block size of `tokens` tokens.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl std::fmt::Display for BlockSize {
     max = BlockSize::TOKENS_MAX
 )]
 pub struct BlockSizeError {
-    /// The refused number of tokens.
+    /// Number of tokens that was refused: 0, or above the maximum.
     pub tokens: u32,
 }
 
@@ -105,15 +105,15 @@ pub struct BlockSizeError {
 pub struct HashSeed(u64);
 
 impl HashSeed {
-    /// The seed of a cache without adapter and salt. Also seeds every step of the sequence hash.
+    /// The seed for a cache without adapter and salt. Every step of the sequence hash uses this seed too.
     pub(super) const BASE: u64 = 1337;
     const LORA_NAME_SEED: u64 = 0;
     const CACHE_SALT_SEED: u64 = 1;
 
-    /// The seed of the cache that serves LoRA adapter `lora_name` under `cache_salt`.
+    /// Returns the seed of the cache that serves LoRA adapter `lora_name` under `cache_salt`.
     ///
-    /// It is `1337 + XXH3-64(lora_name, seed 0) + XXH3-64(cache_salt, seed 1)`, wrapping. An absent or empty string
-    /// adds nothing: without an adapter or a salt, some engines send an empty string and others send none.
+    /// The seed is `1337 + XXH3-64(lora_name, seed 0) + XXH3-64(cache_salt, seed 1)`, wrapping. An absent or empty
+    /// string adds nothing: without an adapter or a salt, some engines send an empty string and others send none.
     pub fn for_cache(lora_name: Option<&str>, cache_salt: Option<&str>) -> Self {
         let term = |text: Option<&str>, seed| match text {
             None | Some("") => 0,
@@ -191,8 +191,8 @@ pub fn block_hashes(
         .map(move |block| block_hash(block, seed))
 }
 
-/// Hash of `tokens` on a big-endian machine, which first swaps their bytes, in a buffer small enough for the
-/// first-level cache.
+/// Hash of `tokens`, computed on a big-endian machine. The function first swaps the bytes of the tokens, in a buffer
+/// that fits in the first-level cache.
 fn hash_streamed(tokens: &[Token], seed: HashSeed) -> u64 {
     const CHUNK_TOKENS: usize = 256;
     let mut hasher = Xxh3::with_seed(seed.0);
@@ -297,7 +297,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks for every length that the hash equals the one-shot hash of the plain bytes, whichever buffer is used.
+        /// Checks, for every length, that the hash equals the one-shot hash of the plain bytes, for each kind of
+        /// buffer.
         #[test]
         fn every_length_hashes_the_little_endian_bytes(
             tokens in prop_oneof![

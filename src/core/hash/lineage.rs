@@ -24,21 +24,20 @@ const MODE_SHIFT: u32 = 62;
 /// | 1 | 16 | 55 | 65 535 |
 /// | 2 | 24 | 51 | 16 777 215 |
 ///
-/// A fragment is the low F bits of a sequence hash. The mode is the smallest that holds the position. The
+/// A fragment is the low F bits of a sequence hash. The mode is the lowest mode whose P bits hold the position. The
 /// first block of a sequence has parent fragment 0.
 ///
-/// A child's parent fragment always equals its parent's current fragment. At positions 255 and 65 535 the child is in
-/// a higher mode than the parent, with a smaller F. There the parent's current fragment is cut to the child's F in
-/// advance. Its field keeps its width, with zeros above.
+/// The parent fragment of a child always equals the current fragment of its parent. At positions 255 and 65 535 the
+/// child is in a higher mode than the parent, with a smaller F. There the parent's current fragment is cut to the
+/// child's F in advance. The field keeps its width, with zeros above the cut fragment.
 ///
-/// Every value is canonical: the encoders produce nothing else and the decoders refuse
-/// anything else. So one block has one key, and comparing the integers compares the blocks.
+/// Every value is canonical: the encoders produce nothing else and the decoders refuse anything else. So one block
+/// has one key, and comparing the integers compares the blocks.
 ///
 /// Ordered by position first, then by parent fragment, so the children of one block sort next to each other.
 ///
-/// The layout is the first one of Dynamo, version [`PositionalLineageHash::LAYOUT_VERSION`] on our wire.
-/// Newer releases of Dynamo pack the same facts differently; their integers are not interchangeable with
-/// these.
+/// The layout is the first one of Dynamo, version [`PositionalLineageHash::LAYOUT_VERSION`] on our wire. Newer
+/// releases of Dynamo pack the same facts differently; their integers are not interchangeable with these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct PositionalLineageHash(u128);
@@ -51,8 +50,8 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`]. [`LineageError::ParentMissing`] without a parent
-    /// above position 0. [`LineageError::ParentAtRoot`] with a parent at position 0.
+    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`]. [`LineageError::ParentMissing`] above position 0
+    /// if `parent` is `None`. [`LineageError::ParentAtRoot`] at position 0 if `parent` is given.
     #[inline]
     pub fn new(
         current: SequenceHash,
@@ -68,8 +67,8 @@ impl PositionalLineageHash {
         }
     }
 
-    /// Packs a block whose position is already checked, as [`PositionalLineageHash::new`] does. For hot loops; cannot
-    /// fail.
+    /// Packs a block as [`PositionalLineageHash::new`] does, from a position that is already checked. Cannot fail;
+    /// meant for hot loops.
     ///
     /// At position 0, which has no parent, `parent` is ignored.
     #[inline]
@@ -100,7 +99,8 @@ impl PositionalLineageHash {
         ))
     }
 
-    /// Packs a hash; the only encoder. Takes whole hashes and keeps the bits that the position has room for.
+    /// Packs a lineage hash; every other encoder calls this function. Takes whole hashes and keeps the bits for which
+    /// the position's mode has room.
     #[inline]
     const fn pack(position: Position, parent: u64, current: u64) -> Self {
         let width = Self::fragment_bits(position);
@@ -142,16 +142,17 @@ impl PositionalLineageHash {
         Ok(hash)
     }
 
-    /// Reads the wire form, 16 bytes, most significant first.
+    /// Reads a lineage hash from its wire form: 16 bytes, most significant first.
     ///
     /// # Errors
     ///
-    /// As [`PositionalLineageHash::from_u128`].
+    /// The same as of [`PositionalLineageHash::from_u128`].
     pub fn from_be_bytes(bytes: [u8; 16]) -> Result<Self, LineageError> {
         Self::from_u128(u128::from_be_bytes(bytes))
     }
 
-    /// The wire form, 16 bytes, most significant first. Sorted as bytes, hashes have the same order as by [`Ord`].
+    /// Returns the wire form: 16 bytes, most significant first. Wire forms sorted as bytes have the order that
+    /// [`Ord`] gives the hashes.
     #[inline]
     pub const fn to_be_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
@@ -191,7 +192,8 @@ impl PositionalLineageHash {
         low_bits(low_half(self.0 >> width), width)
     }
 
-    /// Whether this block follows `parent`: it is one position further and holds the parent's fragment.
+    /// Whether this block follows `parent`: its position is one higher, and its parent fragment equals the current
+    /// fragment of `parent`.
     #[inline]
     pub fn is_child_of(&self, parent: &Self) -> bool {
         self.position() == parent.position() + 1
@@ -204,8 +206,8 @@ impl PositionalLineageHash {
         mode_fragment_bits(mode_of(position.as_u64()))
     }
 
-    /// Number of low bits that a block at `position` keeps of its own sequence hash: as many as its child's parent
-    /// field holds.
+    /// Number of low bits of its own sequence hash that a block at `position` keeps. The number equals the width of
+    /// the parent field of the block's child.
     #[inline]
     pub const fn current_fragment_bits(position: Position) -> u32 {
         mode_fragment_bits(mode_of(position.as_u64() + 1))
@@ -266,7 +268,7 @@ const fn mode_fragment_bits(mode: u8) -> u32 {
     }
 }
 
-/// The lineage hashes of a sequence from its first block on.
+/// Lineage hashes of the blocks of a sequence, from the first block on.
 ///
 /// Every position above [`Position::MAX`] gives an error. Collecting into a `Result` stops at the first error.
 pub fn lineage_hashes(
@@ -275,7 +277,7 @@ pub fn lineage_hashes(
     lineage_hashes_from(0, None, sequence)
 }
 
-/// The lineage hashes of consecutive blocks, whose sequence hashes are `sequence`. The first block is at position
+/// Lineage hashes of consecutive blocks with the sequence hashes `sequence`. The first of these blocks is at position
 /// `first` and follows the block with sequence hash `parent`.
 ///
 /// Each item is the result of [`PositionalLineageHash::new`]. So the first item is an error if `parent` is given at
@@ -294,19 +296,19 @@ pub fn lineage_hashes_from(
         .map(|((&current, parent), position)| PositionalLineageHash::new(current, parent, position))
 }
 
-/// Why parts or an integer do not make a [`PositionalLineageHash`].
+/// Reasons why parts, or an integer, do not make a [`PositionalLineageHash`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineageError {
     /// The position does not fit in 24 bits.
     #[error(transparent)]
     PositionOutOfRange(#[from] PositionError),
-    /// A block after the first came without a parent.
+    /// A block at a position above 0 was given without a parent.
     #[error("the block at position {position} has no parent; give the sequence hash of the block before it")]
     ParentMissing {
         /// The position of the block.
         position: Position,
     },
-    /// A first block came with a parent.
+    /// A block at position 0 was given with a parent.
     #[error("the block at position 0 has a parent; leave the parent out or correct the position")]
     ParentAtRoot,
     /// The mode bits are `11`.
@@ -321,7 +323,7 @@ pub enum LineageError {
          encode it in the smallest mode that holds it"
     )]
     WrongMode {
-        /// The mode in which the position is encoded.
+        /// Mode in which the position is encoded.
         mode: u8,
         /// The position that the integer encodes.
         position: Position,

@@ -1,4 +1,4 @@
-//! Tests of the lineage hash. They have a file of their own, so that the file of the layout stays short.
+//! Tests of the lineage hash. They are in a separate file, so that the file of the layout stays short.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 const CURRENT: SequenceHash = SequenceHash(0xfedc_ba98_7654_3210);
 const PARENT: SequenceHash = SequenceHash(0x0123_4567_89ab_cdef);
 
-/// Positions of every mode, with the neighbourhood of the mode boundaries drawn often.
+/// Positions of every mode. Positions near the mode boundaries are drawn often.
 fn positions() -> impl Strategy<Value = u64> {
     prop_oneof![
         0_u64..3,
@@ -24,7 +24,7 @@ fn sequence_hashes() -> impl Strategy<Value = SequenceHash> {
     prop_oneof![any::<u64>(), Just(0), Just(u64::MAX)].prop_map(SequenceHash)
 }
 
-/// The hash of a block at any position, given a parent that only counts above position 0.
+/// Lineage hash of a block at any position. `parent` counts only above position 0.
 fn lineage(current: SequenceHash, parent: SequenceHash, position: u64) -> PositionalLineageHash {
     let parent = (position > 0).then_some(parent);
     PositionalLineageHash::new(current, parent, position).unwrap()
@@ -196,8 +196,8 @@ fn a_chain_checks_that_its_start_fits_its_parent() {
     assert_eq!(lineage_hashes(&[]).next(), None);
 }
 
-/// Checks a chain long enough to cross both mode boundaries. Each hash is a child of the hash before, equals the result
-/// of `child`, and sorts behind it.
+/// Checks a chain long enough to cross both mode boundaries. Each hash is a child of the previous hash, equals the
+/// result of `child`, and sorts after the previous hash.
 #[test]
 fn a_chain_aligns_across_both_mode_boundaries() {
     let sequence: Vec<_> = (0..65_600_u64)

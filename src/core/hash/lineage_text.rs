@@ -9,13 +9,13 @@ use serde::{Serialize, Serializer};
 use super::lineage::{LineageError, PositionalLineageHash};
 use super::text::{HashTextError, parse_hexadecimal};
 
-/// Why a text is not a lineage hash.
+/// Reasons why a text is not a lineage hash.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LineageTextError {
     /// The text is not hexadecimal, or has the wrong length.
     #[error(transparent)]
     NotHexadecimal(#[from] HashTextError),
-    /// The text is hexadecimal, but no block can have this lineage hash.
+    /// The text is hexadecimal, but its number cannot be the lineage hash of any block.
     #[error("{text:?} is not a lineage hash: {source}")]
     Lineage {
         /// The text as given.

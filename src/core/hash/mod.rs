@@ -9,15 +9,15 @@
 //! | [`PositionalSequenceHash`] | 128 | the prefix, its position and a part of the block hash |
 //! | [`PositionalLineageHash`] | 128 | the prefix, its position and which block comes before it |
 //!
-//! Block and sequence hashes are XXH3-64 over little-endian bytes, with the seeds that Dynamo uses, so the
-//! two systems name the same block alike. The test vectors in the submodules pin that; a change to any of
-//! them is a change of the wire contract.
+//! Block and sequence hashes are XXH3-64 over little-endian bytes, with Dynamo's seeds. So kvatlas and Dynamo give a
+//! block the same hash. Test vectors in the submodules check this. A change of a test vector is a change of the wire
+//! contract.
 //!
 //! A namespace may use the rolling hash of another system instead: a [`Scheme`].
 //!
 //! Hashes are identities, not proofs: XXH3 is fast and not cryptographic. Two different prefixes share a 64-bit
 //! sequence hash by accident about once in 2^32 blocks. A lineage hash keeps at least 51 bits of the sequence hash,
-//! and beside them the position and as many bits of the parent's.
+//! together with the position and the same number of bits of the parent's sequence hash.
 //!
 //! # From tokens to lineage hashes
 //!

@@ -1,6 +1,6 @@
 //! The common definition of the 64-bit hash newtypes.
 
-/// Defines a 64-bit hash newtype. Wherever a person reads it, it is written as 16 hexadecimal digits.
+/// Defines a newtype for a 64-bit hash. In forms that people read, the hash is written as 16 hexadecimal digits.
 macro_rules! hash_newtype {
     ($(#[$documentation:meta])* $name:ident) => {
         $(#[$documentation])*

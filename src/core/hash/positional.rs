@@ -34,7 +34,8 @@ impl Position {
         }
     }
 
-    /// A position from a field of at most 24 bits, which the caller has read. Higher bits are dropped.
+    /// Returns the position in a field of at most 24 bits, which the caller has read from a packed hash. Higher bits
+    /// are dropped.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

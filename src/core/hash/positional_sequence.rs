@@ -37,7 +37,8 @@ impl PositionalSequenceHash {
     /// The last position that fits, 2^31 - 1.
     pub const POSITION_MAX: u64 = (1 << 31) - 1;
 
-    /// Packs the parts. Keeps as many low bits of the block hash as the position's mode has room for.
+    /// Packs the parts of a positional sequence hash. Keeps the low bits of the block hash for which the position's
+    /// mode has room.
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ impl PositionalSequenceHash {
         self.0
     }
 
-    /// The sequence hash, whole.
+    /// The whole sequence hash, all 64 bits.
     #[inline]
     pub const fn sequence_hash(&self) -> SequenceHash {
         SequenceHash(low_half(self.0))
@@ -93,7 +94,7 @@ impl PositionalSequenceHash {
         low_bits(upper, MODE_SHIFT) >> block_hash_bits(self.mode())
     }
 
-    /// The low bits of the block hash: 54, 46, 38 or 31 of them by mode, the others zero.
+    /// The low bits of the block hash: 54, 46, 38 or 31 bits, depending on the mode. All higher bits are 0.
     #[inline]
     pub const fn local_block_hash(&self) -> BlockHash {
         BlockHash(low_bits(high_half(self.0), block_hash_bits(self.mode())))
@@ -136,7 +137,7 @@ const fn mode_of(position: u64) -> u8 {
     }
 }
 
-/// Number of bits of the block hash that a mode keeps.
+/// Number of low bits of the block hash that a hash of this mode keeps.
 const fn block_hash_bits(mode: u8) -> u32 {
     match mode {
         0 => 54,
@@ -146,7 +147,7 @@ const fn block_hash_bits(mode: u8) -> u32 {
     }
 }
 
-/// Why parts or an integer do not make a [`PositionalSequenceHash`].
+/// Reasons why parts, or an integer, do not make a [`PositionalSequenceHash`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PositionalSequenceHashError {
     /// The position does not fit in 31 bits.
@@ -178,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Positions of every mode, with the mode boundaries drawn often.
+    /// Positions of every mode. Positions at the mode boundaries are drawn often.
     fn positions() -> impl Strategy<Value = u64> {
         prop_oneof![
             prop::sample::select(vec![

@@ -9,8 +9,10 @@ use dashmap::mapref::one::{Ref, RefMut};
 use super::lineage::PositionalLineageHash;
 use super::positional::PositionalHash;
 
-/// Number of shards of one position's map. Few are enough, because a writer of the map mostly holds the outer shard
-/// anyway. More would cost memory: a deep sequence makes thousands of these maps, and with the default of four shards
+/// Number of shards of the map of one position. Two are enough: a writer of the map mostly holds the outer shard
+/// anyway.
+///
+/// More shards would cost memory. A deep sequence makes thousands of these maps, and with the default of four shards
 /// per core each map would take kilobytes.
 const LEVEL_SHARDS: usize = 2;
 
@@ -18,21 +20,21 @@ const LEVEL_SHARDS: usize = 2;
 ///
 /// Both the group of a position and a key in its group are found in constant time.
 ///
-/// A position gets a map when something is put there, and loses it with its last value. Every method takes `&self`,
-/// so threads can share the tree.
+/// The first value inserted at a position makes the position's map. Removing the last value removes the map. Every
+/// method takes `&self`, so threads can share the tree.
 ///
 /// # Guards and deadlock
 ///
-/// [`PositionalRadixTree::prefix`] and [`PositionalRadixTree::position`] return guards that lock a shard of the outer map:
-/// `prefix` for writing, `position` for reading. A shard covers many positions. While a thread holds a guard it must not call
-/// any other method of the same tree. A second lock on the shard, for whatever position, can wait forever. Nor may a guard
-/// live across an `await`. Copy what is needed out of the guard and drop it.
+/// [`PositionalRadixTree::prefix`] and [`PositionalRadixTree::position`] return guards that lock a shard of the outer
+/// map: `prefix` for writing, `position` for reading. A shard covers many positions. While a thread holds a guard it
+/// must not call any other method of the same tree. A second lock on the shard, for whatever position, can wait
+/// forever. A guard must not live across an `await` either. Copy what is needed out of the guard and drop it.
 ///
 /// # What concurrent calls see
 ///
 /// Each single operation is atomic. [`PositionalRadixTree::len`], [`PositionalRadixTree::is_empty`] and
-/// [`PositionalRadixTree::find_parent`] walk over shards. They see each entry that stays during the whole call. They may or
-/// may not see one that comes or goes meanwhile.
+/// [`PositionalRadixTree::find_parent`] walk over shards. They see each entry that stays during the whole call. They
+/// may miss an entry that is inserted or removed during the call.
 pub struct PositionalRadixTree<K, V>
 where
     K: PositionalHash + Hash + Eq + Clone,
@@ -51,10 +53,11 @@ where
         }
     }
 
-    /// The map of the position of `key`. Makes the map when there is none. Neither looks for `key` nor inserts it.
+    /// Returns the map for the position of `key`, and makes the map if there is none. Neither looks for `key` nor
+    /// inserts it.
     ///
-    /// A map that is left empty stays until a [`PositionalRadixTree::remove`] at its position; it does not count in
-    /// [`PositionalRadixTree::len`]. Insert only keys of that position: any other key is not found again.
+    /// A map that stays empty is removed only by a later [`PositionalRadixTree::remove`] at its position; it does not
+    /// count in [`PositionalRadixTree::len`]. Insert only keys of that position: any other key is not found again.
     ///
     /// The guard locks for writing; see [the deadlock rule](Self#guards-and-deadlock).
     pub fn prefix(&self, key: &K) -> RefMut<'_, u64, DashMap<K, V>> {
@@ -63,15 +66,16 @@ where
             .or_insert_with(|| DashMap::with_shard_amount(LEVEL_SHARDS))
     }
 
-    /// The map of `position`, when there is one. It may be empty.
+    /// Returns the map of `position`, or `None` if there is none. The map may be empty.
     ///
-    /// The guard locks for reading; see [the deadlock rule](Self#guards-and-deadlock). Values can be changed
-    /// through it.
+    /// The guard locks for reading; see [the deadlock rule](Self#guards-and-deadlock). Values can be changed through
+    /// it.
     pub fn position(&self, position: u64) -> Option<Ref<'_, u64, DashMap<K, V>>> {
         self.levels.get(&position)
     }
 
-    /// Takes out the value of `key` and returns it. Removes the map of the position too if it is empty then.
+    /// Takes out the value of `key` and returns it. If the map of the position is empty afterwards, removes the map
+    /// too.
     pub fn remove(&self, key: &K) -> Option<V> {
         let position = key.position();
         let (removed, emptied) = {
@@ -103,10 +107,10 @@ where
 }
 
 impl<V: Clone> PositionalRadixTree<PositionalLineageHash, V> {
-    /// A copy of the value of the block that `hash` follows, if the tree has it. `None` for a first block.
+    /// Returns a copy of the value of the parent of `hash`, if the tree has the parent. `None` for a first block.
     ///
-    /// Walks over all blocks one position before, so the time grows with their number. If a collision of hashes gives
-    /// several of them the same fragment, any one of them is returned.
+    /// Looks at all blocks one position before `hash`, so the time grows with their number. If several of these
+    /// blocks have the same fragment because hashes collide, returns the value of any one of them.
     pub fn find_parent(&self, hash: &PositionalLineageHash) -> Option<V> {
         let level = self.position(hash.position().checked_sub(1)?)?;
         level
@@ -129,7 +133,7 @@ impl<K, V> fmt::Debug for PositionalRadixTree<K, V>
 where
     K: PositionalHash + Hash + Eq + Clone,
 {
-    /// Writes the sizes only: printing every entry would lock the tree for as long as the writer takes.
+    /// Writes only the sizes of the tree. Printing every entry would lock the tree for as long as the writer takes.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("PositionalRadixTree")
@@ -188,8 +192,8 @@ mod tests {
         assert!(tree.position(9).is_none());
     }
 
-    /// The interleaving that matters, step by step: one thread has removed the last value, another inserts,
-    /// the first goes on.
+    /// Plays one order of steps: a thread removes the last value of a position, another thread inserts a value, the
+    /// first thread goes on.
     #[test]
     fn an_insertion_before_the_erasure_survives_it() {
         let tree = Tree::new();
@@ -198,7 +202,7 @@ mod tests {
         assert_eq!(get(&tree, &key(5, 1)), Some(10));
     }
 
-    /// Threads that empty and fill one position against each other lose nothing and never wait for each other
+    /// Several threads empty and fill one position at the same time. No insertion is lost, and no thread waits
     /// forever.
     #[test]
     fn concurrent_removals_lose_no_insertion() {

@@ -16,8 +16,8 @@ hash_newtype! {
     SequenceHash
 }
 
-/// The sequence hash of `block`, which follows the prefix `parent`. Without a parent, `block` is the first of its
-/// sequence.
+/// Returns the sequence hash of `block`, which follows the prefix with the sequence hash `parent`. Without `parent`,
+/// `block` is the first block of its sequence.
 #[inline]
 pub fn next_sequence_hash(parent: Option<SequenceHash>, block: BlockHash) -> SequenceHash {
     let Some(parent) = parent else {
@@ -29,16 +29,18 @@ pub fn next_sequence_hash(parent: Option<SequenceHash>, block: BlockHash) -> Seq
     SequenceHash(xxh3_64_with_seed(&joined.to_le_bytes(), HashSeed::BASE))
 }
 
-/// The sequence hashes of a sequence that starts with the first of `blocks`.
+/// Returns the sequence hashes of the blocks of a sequence, from its first block on.
 ///
-/// Lazy: each hash is computed when it is asked for, so a search that stops early computes no more than it needs.
+/// The iterator is lazy: each hash is computed when it is requested, so a search that stops early computes no more
+/// than it needs.
 pub fn sequence_hashes(blocks: impl IntoIterator<Item = BlockHash>) -> impl Iterator<Item = SequenceHash> {
     sequence_hashes_after(None, blocks)
 }
 
-/// The sequence hashes of `blocks` that follow the prefix `parent`; lazy as [`sequence_hashes`] is.
+/// Returns the sequence hashes of `blocks`, which follow the prefix with the sequence hash `parent`. Lazy like
+/// [`sequence_hashes`].
 ///
-/// Continuing a chain gives the same hashes as computing it at once.
+/// Continuing a chain gives the same hashes as computing the whole chain.
 pub fn sequence_hashes_after(
     parent: Option<SequenceHash>,
     blocks: impl IntoIterator<Item = BlockHash>,

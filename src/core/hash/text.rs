@@ -1,4 +1,4 @@
-//! The text and serialized forms of 64-bit hashes; those of lineage hashes are in `lineage_text.rs`.
+//! The text and serialized forms of 64-bit hashes; the forms of lineage hashes are in `lineage_text.rs`.
 //!
 //! | | 64-bit hash | lineage hash |
 //! |---|---|---|
@@ -17,18 +17,18 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a hash; write {digits} hexadecimal digits, or 0x and at most {digits}")]
 pub struct HashTextError {
-    /// The text as given, shortened.
+    /// The refused text, shortened.
     pub text: String,
     /// Number of digits of a full hash.
     pub digits: usize,
 }
 
-/// The longest text that an error repeats, in characters.
+/// Maximum length of a text that an error repeats, in characters.
 const SHOWN_CHARACTERS_MAX: usize = 40;
 
 const HASH_DIGITS: usize = 16;
 
-/// Reads a number of at most `digits` hexadecimal digits from its text.
+/// Parses a text of hexadecimal digits, at most `digits` of them, and returns its number.
 pub(super) fn parse_hexadecimal(text: &str, digits: usize) -> Result<u128, HashTextError> {
     let refused = || HashTextError {
         text: text.chars().take(SHOWN_CHARACTERS_MAX).collect(),

@@ -1,4 +1,4 @@
-//! The bits of sequence hashes that lineage hashes keep.
+//! Masks of the sequence-hash bits that lineage hashes keep.
 
 use crate::hash::{Position, PositionalLineageHash};
 
@@ -10,8 +10,8 @@ pub(crate) fn current_mask(position: u32) -> u64 {
     u64::MAX >> (64 - PositionalLineageHash::current_fragment_bits(position))
 }
 
-/// Whether `hash` can be the sequence hash of the block with this lineage hash: it agrees in all bits that the lineage
-/// hash keeps.
+/// Whether `hash` can be the sequence hash of the block with the lineage hash `key`. It can if it agrees with `key`
+/// in all bits that `key` keeps.
 pub(crate) fn is_fragment_of(key: PositionalLineageHash, hash: u64) -> bool {
     (key.current_hash_fragment() ^ hash) & current_mask(Position::from(key).as_u32()) == 0
 }

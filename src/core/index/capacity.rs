@@ -1,17 +1,18 @@
-//! Eviction: forgetting blocks when there are too many. The least recently used leaves go first, and a parent goes only
-//! after its last child. This is the lineage-aware eviction of KVBM, on runs instead of single blocks.
+//! Eviction: forgetting blocks when there are too many. The least recently used leaves go first, and a parent goes
+//! only after its last child. This is the lineage-aware eviction of KVBM, on runs instead of single blocks.
 //!
 //! # Shares
 //!
 //! A worker's share is an equal part of the capacity. If holders have blocks in common and hold more in sum than the
 //! capacity, the share is an equal part of that sum. All ranks of a worker count as one.
 //!
-//! If a worker has much more than its share, its blocks go first. Blocks that a worker within its share holds, too, are
-//! spared. So a worker that stores without end loses its own blocks, even if another worker stored last.
+//! If a worker has much more than its share, its blocks are evicted first. A block that a worker within its share
+//! also holds is spared. So a worker that stores without end loses its own blocks, even if another worker stored
+//! last.
 //!
 //! # How blocks are taken
 //!
-//! The thread that evicts takes the blocks from one holder after the other, each under the holder's own lock. So the
+//! The evicting thread takes the blocks from one holder after another, each under the holder's own lock. So the
 //! holder's state and the entries that queries see change in one step.
 
 use std::collections::{BTreeSet, HashMap};
@@ -26,19 +27,20 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// Divisor of the capacity: eviction frees that part of the capacity beyond what it must. So not every event at the
-/// bound has to evict.
+/// Divisor of the capacity. Eviction frees this part of the capacity beyond the necessary blocks, so that not every
+/// event at the bound has to evict.
 const SLACK: u64 = 64;
-/// Most blocks that eviction frees beyond what it must, since the event that stores waits for it.
+/// Maximum number of blocks that eviction frees beyond the necessary ones. The bound is small because a storing event
+/// waits for the eviction.
 const SLACK_BLOCKS_MAX: u64 = 1024;
 
-/// Number of evicted blocks after which other threads that evict have a turn.
+/// Number of evicted blocks after which the evicting thread lets other evicting threads have a turn.
 const TURN_BLOCKS: u64 = 256;
-/// Most blocks that an event evicts for each block that it stores. This is enough, because no block takes 16 times the
-/// memory of another.
+/// Maximum number of blocks that an event evicts for each block that it stores. This is enough, because no block
+/// takes 16 times the memory of another.
 const SHARE: u64 = 16;
 
-/// Holders of workers that have much more than their share.
+/// Holders of workers that have much more than their share of the capacity.
 #[derive(Debug)]
 pub(super) struct Greedy {
     slots: SlotSet,
@@ -48,10 +50,10 @@ pub(super) struct Greedy {
 
 impl IndexShared {
     /// Evicts blocks if this index, or all indexes together, have too many. `stored` is the number of blocks that the
-    /// last event stored. To be called between turns.
+    /// last event stored. The caller must not hold the turn at the runs.
     ///
-    /// A writer makes room only for about as many blocks as it has stored. So a writer that stores little does not wait
-    /// for the blocks of a writer that stores much.
+    /// A writer makes room only for about as many blocks as it has stored. So a writer that stores little does not
+    /// wait for the blocks of a writer that stores much.
     pub(crate) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;
@@ -60,8 +62,8 @@ impl IndexShared {
         }
     }
 
-    /// Evicts the `excess` blocks and a few more, but about `share` blocks at most. The holders of these blocks are
-    /// degraded first, so that no shortened match counts as exact.
+    /// Evicts the `excess` blocks and a few more, but at most about `share` blocks. First marks the holders of these
+    /// blocks as degraded, so that no shortened match counts as exact.
     fn evict(&self, excess: impl Fn() -> u64, share: u64) {
         if excess() == 0 {
             return;
@@ -106,8 +108,8 @@ impl IndexShared {
         }
     }
 
-    /// Returns the holders of workers that have more than five fourths of their share. `None` if no worker has so much,
-    /// or if there is one worker only or no bound.
+    /// Returns the holders of workers that have more than five fourths of their share. `None` if there is no such
+    /// worker, if there is only one worker, or if there is no bound.
     pub(super) fn greedy(&self) -> Option<Greedy> {
         let directory = self.slots.load();
         if directory.workers < 2 || !self.runs.is_bounded {
@@ -136,7 +138,7 @@ impl IndexShared {
     }
 
     /// Whether a worker has less than half of its share while other workers have much more than theirs. Such a worker
-    /// may have blocks back even if there is no room.
+    /// may get evicted blocks back even if there is no room.
     pub(super) fn is_short_of_share(&self, worker: &WorkerName) -> bool {
         self.greedy().is_some_and(|greedy| {
             let directory = self.slots.load();
@@ -146,8 +148,8 @@ impl IndexShared {
         })
     }
 
-    /// Takes the blocks of `victims` from all holders that have any of them. Each holder loses its blocks in one go, so
-    /// the call waits at most once for a holder in the middle of an event.
+    /// Takes the blocks of `victims` from every holder that has any of them. Takes all blocks of a holder under one
+    /// lock, so the call waits at most once for each holder that is applying an event.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {

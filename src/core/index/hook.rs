@@ -1,4 +1,4 @@
-//! Hooks for tests: points of a search at which a test can run its own code, and ends of turns, which tests count.
+//! Hooks for tests. A test can run its own code at certain points of a search, and can count the turns that end.
 //! Outside of tests the hooks do nothing.
 
 /// Marks a point just before a search looks at something that writers change.
@@ -8,7 +8,7 @@ pub(crate) fn point() {
     super::tests::hook::run();
 }
 
-/// Marks that a writer lets others have a turn.
+/// Marks that a writer ends its turn, so that other writers can have theirs.
 #[inline]
 pub(crate) fn turn_ends() {
     #[cfg(test)]

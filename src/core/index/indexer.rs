@@ -11,28 +11,29 @@ use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::shared::{IndexShared, TotalUsage};
 
-/// Sizes of an index.
+/// Numbers of blocks, holders and events in an index, and its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexSizes {
-    /// Number of distinct blocks that some holder has, and of the missing blocks in the holes before them.
+    /// Number of distinct blocks that some holder has. Missing blocks in holes before such blocks count, too.
     pub distinct_blocks: u64,
-    /// Number of blocks held, summed over all holders, including blocks behind holes.
+    /// Number of held blocks, summed over all holders. Blocks after holes count, too.
     pub held_blocks: u64,
     /// Number of holders.
     pub holders: usize,
     /// Number of workers.
     pub workers: usize,
-    /// Number of stored events that wait for their parent.
+    /// Number of stored events that wait for their parent block.
     pub parked_events: u64,
-    /// Number of holders whose hashes are not the contract's chain.
+    /// Number of holders whose hashes do not follow the contract's hash chain.
     pub foreign_holders: u32,
     /// Number of holders whose blocks have an unknown number of tokens.
     pub unsized_holders: u32,
-    /// Number of blocks whose hash an earlier block has, too. Above 0, the sequence hashes are no chain.
+    /// Number of blocks that have the same hash as an earlier block. If above 0, a sequence hash does not identify
+    /// its prefix.
     pub chain_conflicts: u64,
-    /// Number of distinct blocks evicted so far because there were too many.
+    /// Number of distinct blocks evicted so far because the index was too large.
     pub evicted_blocks: u64,
-    /// Bytes of the blocks, the tables that find them and the holders; see [`Capacity`](super::Capacity).
+    /// Bytes that blocks, the tables that find blocks, and holders take; see [`Capacity`](super::Capacity).
     pub bytes: u64,
 }
 
@@ -66,7 +67,7 @@ impl PositionalIndexer {
         Self::sharing(settings, limits, &Arc::new(TotalUsage::of(Capacity::UNBOUNDED)))
     }
 
-    /// Makes an empty index whose size counts in `total`, too.
+    /// Makes an empty index whose size also counts in `total`.
     pub fn sharing(settings: NamespaceSettings, limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
         let shared = IndexShared::new(settings, limits, total);
         Self { shared }
@@ -77,26 +78,28 @@ impl PositionalIndexer {
         &self.shared.settings
     }
 
-    /// Whether there is room again for blocks that `holder` lost or could not store for want of room. Then a request
-    /// for the holder's full state may bring these blocks back.
+    /// Whether there is room again for blocks of `holder` that were evicted, or that could not be stored, because
+    /// there was no room. If so, a request for the holder's full state may bring these blocks back.
     pub fn has_room_for(&self, holder: &HolderRecord) -> bool {
         let blocks_max = self.shared.limits.blocks_per_holder_max as u64;
         let has_room = || self.shared.runs.has_room() || self.shared.is_short_of_share(&holder.id.worker);
         holder.status.blocks.load() < blocks_max - blocks_max / 8 && has_room()
     }
 
-    /// Returns which holders hold how long a prefix of `query`. Fails only if the query is deeper than 2^24 blocks.
+    /// Returns, for each holder, the length of the longest prefix of `query` that it holds. Fails only if the query
+    /// is deeper than 2^24 blocks.
     pub fn find_matches(&self, query: &QueryKey, search: Search<'_>) -> Result<Matches, PositionError> {
         let mut chain = QueryChain::new(query, self.shared.settings.block_size)?;
         Ok(self.find_chain(&mut chain, search))
     }
 
-    /// Returns the same as [`Self::find_matches`], for a chain that the caller keeps and may use again.
+    /// Returns the same as [`Self::find_matches`], for a hash chain that the caller keeps and can reuse.
     pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
         search::find(&self.shared, chain, search)
     }
 
-    /// Returns bounds on how long a prefix each holder holds, for a query that gives only some blocks of its chain.
+    /// Returns bounds on the length of the prefix that each holder holds, for a query that gives only some blocks of
+    /// its chain.
     pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
         search::find_bounds(&self.shared, chain, search)
     }
@@ -106,12 +109,12 @@ impl PositionalIndexer {
         self.shared.slots.load().holders().cloned().collect()
     }
 
-    /// Number of holders. Does not look at each of them.
+    /// Number of holders. The call takes the same time for any number of holders.
     pub fn holder_count(&self) -> usize {
         self.shared.slots.load().len()
     }
 
-    /// Returns the holders of these workers, each once, in no particular order.
+    /// Returns the holders of `workers`, each once, in no particular order.
     pub fn holders_of(&self, workers: &[WorkerName]) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders_of(workers).cloned().collect()
     }
@@ -122,8 +125,8 @@ impl PositionalIndexer {
         self.shared.slots.doubtful(trust, self.shared.replacements.load())
     }
 
-    /// Returns the reasons why the state of `holder` that a search saw is not certain. `before` is the result of a call
-    /// of [`Self::doubtful_holders`] before the search.
+    /// Returns the reasons why the state of `holder`, as a search saw it, is not certain. `before` is the result of a
+    /// [`Self::doubtful_holders`] call made before the search.
     pub fn reasons_since(
         &self,
         before: &DoubtfulHolders,
@@ -133,7 +136,8 @@ impl PositionalIndexer {
         holder.status.reasons_since(before.replacements, trust)
     }
 
-    /// Returns the unregistered holders whose batches are dropped. They count among the [`Self::doubtful_holders`].
+    /// Returns the unregistered holders whose batches are dropped. They are included in the
+    /// [`Self::doubtful_holders`].
     pub fn refused(&self) -> &RefusedHolders {
         self.shared.slots.refused()
     }
@@ -143,12 +147,12 @@ impl PositionalIndexer {
         self.shared.unsized_holders.load()
     }
 
-    /// Number of holders whose hashes are not the contract's chain.
+    /// Number of holders whose hashes do not follow the contract's hash chain.
     pub fn foreign_holders(&self) -> u32 {
         self.shared.foreign_holders.load()
     }
 
-    /// Returns the sizes of the index.
+    /// Returns the numbers of blocks, holders and events in the index, and its bytes.
     pub fn sizes(&self) -> IndexSizes {
         let (directory, runs) = (self.shared.slots.load(), &self.shared.runs);
         let mut sizes = IndexSizes {

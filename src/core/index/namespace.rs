@@ -20,19 +20,19 @@ pub struct Namespace {
     pub name: NamespaceName,
     /// Index of the namespace.
     pub indexer: PositionalIndexer,
-    /// Whether the configuration names the namespace. Then the namespace stays, with its settings.
+    /// Whether the configuration names the namespace. If so, the namespace is never removed and keeps its settings.
     pub is_configured: bool,
-    /// Chains that hash tokens as the namespace's publishers do. `None` if the publishers use the contract's hashes,
-    /// which the namespace's name tells.
+    /// Hash chains with which the namespace's publishers hash tokens. `None` if the publishers use the contract's
+    /// hashes. The namespace's name tells the scheme.
     pub chains: Option<SchemeChains>,
-    /// Counter of the answers about the namespace that were given so far.
+    /// Number of answers given about the namespace so far, in all and not exact.
     pub answers: AnswerTally,
-    /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has
-    /// some.
+    /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]. It is 0 while
+    /// the namespace has a holder.
     empty_since_us: AtomicU64,
 }
 
-/// Counter of answers: all of them, and those that were not exact.
+/// Counter of all answers, and of the answers that were not exact.
 #[derive(Debug, Default)]
 pub struct AnswerTally {
     all: AtomicU64,
@@ -69,14 +69,14 @@ impl Namespace {
         })
     }
 
-    /// Whether the namespace has no holder, and the configuration does not name it. Then a batch may give the namespace
-    /// another block size.
+    /// Whether the configuration does not name the namespace, and the namespace has no holder. If so, a batch may
+    /// give the namespace another block size.
     pub fn is_free(&self) -> bool {
         !self.is_configured && self.indexer.shared.slots.load().workers == 0
     }
 
-    /// Whether the namespace has had no holder for at least `empty_us_max` microseconds. Notes the time when it is
-    /// first found empty. `now_us` is never 0.
+    /// Whether the namespace has had no holder for at least `empty_us_max` microseconds. Stores the time of the first
+    /// call that finds the namespace empty. `now_us` is never 0.
     fn is_long_empty(&self, now_us: u64, empty_us_max: u64) -> bool {
         let since = &self.empty_since_us;
         if !self.is_free() {
@@ -122,7 +122,7 @@ pub enum NamespaceRefused {
     /// Only namespaces of the configuration may exist.
     #[error("the configuration does not name it (limits.named_namespaces_only)")]
     NotNamed,
-    /// Only namespaces of the configuration may have another block size than the default.
+    /// Only namespaces of the configuration may have a block size other than the default.
     #[error(
         "its blocks have {told} tokens, and here they would have {configured}: a shard has sizes from its \
          configuration only (namespaces.NAME.block_size)"
@@ -135,33 +135,32 @@ pub enum NamespaceRefused {
     },
 }
 
-/// Most names of refused namespaces that are remembered. With this number remembered, any other name may have been
-/// refused, too.
+/// Maximum number of refused namespaces whose names are remembered. Once this many names are remembered, any other
+/// name may have been refused, too.
 const REFUSED_MAX: usize = 1024;
 
-/// All namespaces. A namespace comes into being with its first event, or is there from the start if the configuration
-/// names it.
+/// All namespaces. A namespace is made for its first event, or from the start if the configuration names it.
 #[derive(Debug)]
 pub struct Namespaces {
     current: RwLock<HashMap<NamespaceName, Arc<Namespace>>>,
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
-    /// Whether namespaces may exist that the configuration does not name. True at first. The one called [`PROBE_NAME`]
+    /// Whether namespaces that the configuration does not name may exist. True at first. The one called [`PROBE_NAME`]
     /// may always exist.
     pub is_open: bool,
     /// Whether namespaces that the configuration does not name may take their block size from their batches. True at
     /// first.
     pub takes_sizes: bool,
-    /// Names of namespaces that batches asked for and that were refused, each with the reason.
+    /// Names of the namespaces that batches asked for and that could not be made, each with the reason.
     refused: RwLock<HashMap<NamespaceName, NamespaceRefused>>,
     total: Arc<TotalUsage>,
 }
 
 impl Namespaces {
-    /// Makes the namespaces in `configured`. Further namespaces can come later with the settings in `defaults`, up to
-    /// `namespaces_max` in all, and the one called [`PROBE_NAME`] beside them. `capacity` bounds the size of all
-    /// namespaces together.
+    /// Makes the namespaces in `configured`. Later namespaces get the settings in `defaults`; `namespaces_max` bounds
+    /// the number of all namespaces, but the one called [`PROBE_NAME`] does not count. `capacity` bounds the size of
+    /// all namespaces together.
     pub fn new(
         capacity: Capacity,
         defaults: NamespaceSettings,
@@ -186,14 +185,14 @@ impl Namespaces {
         }
     }
 
-    /// Returns the namespace called `name`, if it exists.
+    /// Returns the namespace with this name, if it exists.
     pub fn get(&self, name: &NamespaceName) -> Option<Arc<Namespace>> {
         self.current.read().get(name).cloned()
     }
 
-    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. The namespace
-    /// called [`PROBE_NAME`] is removed as soon as it has no holder. Namespaces of the configuration stay. `now_us` is
-    /// a clock in microseconds that does not run backwards. To be called now and then.
+    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. Removes the
+    /// namespace called [`PROBE_NAME`] as soon as it has no holder. Namespaces of the configuration stay. `now_us` is
+    /// the time in microseconds, of a clock that does not run backwards. To be called regularly.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
         let is_forgotten = |name: &NamespaceName, namespace: &mut Arc<Namespace>| {
             let empty_us_max = if is_of_probes(name) { 0 } else { empty_us_max };
@@ -215,7 +214,7 @@ impl Namespaces {
     }
 
     /// Returns the namespace called `name`, for a batch that tells this block size. Makes the namespace if it is
-    /// absent, or anew if nobody uses it and its settings differ.
+    /// absent. Makes it anew if nobody uses it and its settings differ.
     pub fn get_or_create(
         &self,
         name: &NamespaceName,
@@ -282,8 +281,8 @@ impl Namespaces {
     }
 
     /// Returns the reason why the namespace called `name` was refused to a batch. `None` if no batch asked for the
-    /// namespace, or if it could be made by now. Once 1,024 names have been refused, every other name counts as one
-    /// that may have been refused.
+    /// namespace, or if the namespace could be made by now. Once 1,024 names have been refused, every other name
+    /// counts as possibly refused.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
         let now = self.refuses(name, &self.current.read());
         let refused = self.refused.read();
@@ -296,7 +295,7 @@ impl Namespaces {
         }
     }
 
-    /// Returns the names, in order, of the namespaces that use the hashes of a scheme for which `is_meant` is true.
+    /// Returns the names, in order, of the namespaces whose hash scheme satisfies `is_meant`.
     pub fn speaking(&self, is_meant: impl Fn(SchemeAlgorithm) -> bool) -> Vec<NamespaceName> {
         let current = self.current.read();
         let speak = current.values().filter(|namespace| {

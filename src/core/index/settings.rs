@@ -6,33 +6,34 @@ use crate::hash::BlockSize;
 use crate::worded;
 
 worded! {
-    /// The chain that the index is keyed by.
+    /// Hash chain by which the index identifies blocks.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Hashing {
-        /// The sequence hashes in events. They are the contract's chain, or queries use the same foreign chain.
+        /// The chain of the sequence hashes in events. These hashes are the contract's, or queries use the same other
+        /// chain.
         #[default]
         Engine => "engine",
-        /// The chain that is computed from the block hashes or tokens in events. The sequence hashes beside them are opaque
-        /// names.
+        /// The chain computed from the block hashes or tokens in events. The sequence hashes in the same events are
+        /// opaque names.
         Recompute => "recompute",
     }
 }
 
-/// The settings that all caches of a namespace have in common.
+/// Settings that are the same for all caches of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceSettings {
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: BlockSize,
-    /// Whether the block size comes from the publishers' batches. Otherwise it comes from the configuration.
+    /// Whether the block size was taken from the publishers' batches. Otherwise it was taken from the configuration.
     pub is_size_told: bool,
-    /// The chain that the index is keyed by.
+    /// Hash chain by which the index identifies blocks.
     pub hashing: Hashing,
 }
 
 impl NamespaceSettings {
-    /// Whether a batch that tells this block size can be taken. A batch that tells none is taken only if the size comes
-    /// from the configuration.
+    /// Whether the namespace accepts a batch that tells this block size. A batch that tells no block size is accepted
+    /// only if the configuration gives the size.
     pub fn takes(&self, told: Option<BlockSize>) -> bool {
         told.map_or(!self.is_size_told, |told| told == self.block_size)
     }
@@ -58,7 +59,7 @@ pub struct IndexLimits {
     pub blocks_per_holder_max: usize,
     /// Bounds on the events of one holder that wait for a parent.
     pub parking: ParkingLimits,
-    /// Size that the index may have before it evicts blocks.
+    /// Maximum size of the index; beyond it, blocks are evicted.
     pub capacity: Capacity,
 }
 
@@ -106,10 +107,10 @@ pub struct ParkingLimits {
     pub events_max: usize,
     /// Maximum number of blocks in all waiting events of one holder together.
     pub blocks_max: usize,
-    /// Maximum bytes of waiting events, summed over all holders of all indexes that share a total. One holder may take
-    /// a fourth of what the others leave.
+    /// Maximum number of bytes of waiting events, summed over all holders of all indexes that share a total. One
+    /// holder may take a fourth of the bytes that the other holders leave.
     pub bytes_max: u64,
-    /// Longest time that an event waits for its parent, in microseconds.
+    /// Maximum time that an event waits for its parent, in microseconds.
     pub wait_us_max: u64,
 }
 
@@ -124,12 +125,12 @@ impl Default for ParkingLimits {
     }
 }
 
-/// Bounds on the size of an index, or of several together. At a bound, blocks are evicted. Only leaves are evicted,
-/// those first that were stored or matched longest ago.
+/// Bounds on the size of one index, or of several indexes together. At a bound, leaves are evicted: first those that
+/// were stored or matched longest ago.
 ///
-/// The bytes are those of the shared runs, of the tables that find them, and of the state of each holder. Blocks whose
-/// parent is unknown, and events that wait for their parent, are not evicted. These two may take an eighth of the
-/// capacity, or 1 MiB if that is more.
+/// The bytes include the shared runs, the tables that find runs, and the state of each holder. Blocks whose parent is
+/// unknown, and events that wait for their parent, are not evicted. Together they may take an eighth of the capacity,
+/// or 1 MiB if that is more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Maximum number of distinct blocks.

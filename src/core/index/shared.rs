@@ -1,4 +1,4 @@
-//! State that lanes and queries of one index share, and state that several indexes share.
+//! State shared by the lanes and queries of one index, and state shared by several indexes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,8 +13,8 @@ use super::share::Evictable;
 use super::usage::Usage;
 use crate::wire::HolderId;
 
-/// State that lanes and queries of one index share. The alignment keeps the reference counts, which lanes change all
-/// the time, on another cache line.
+/// State shared by the lanes and queries of one index. The alignment keeps the reference counts, which lanes change
+/// constantly, on another cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct IndexShared {
@@ -25,17 +25,17 @@ pub(crate) struct IndexShared {
     pub(super) holders: RwLock<HashMap<HolderSlot, Arc<dyn Evictable>>>,
     /// Lock that a thread holds while it evicts blocks.
     pub(super) evicting: Mutex<()>,
-    /// Number of holders whose hashes are not the contract's chain.
+    /// Number of holders whose hashes do not follow the contract's hash chain.
     pub(crate) foreign_holders: AtomicCell<u32>,
-    /// Number of holders whose blocks' size in tokens is not known.
+    /// Number of holders whose blocks have an unknown number of tokens.
     pub(crate) unsized_holders: AtomicCell<u32>,
-    /// How often the state of a holder has been replaced as a whole.
+    /// Number of times that the whole state of a holder was replaced.
     pub(crate) replacements: AtomicCell<u64>,
     pub(super) total: Arc<TotalUsage>,
 }
 
 impl IndexShared {
-    /// Makes an empty index whose size counts in `total`, too.
+    /// Makes an empty index whose size also counts in `total`.
     pub(super) fn new(
         settings: NamespaceSettings,
         limits: IndexLimits,
@@ -57,13 +57,13 @@ impl IndexShared {
         shared
     }
 
-    /// Whether each hash stands for its whole prefix, as far as is known.
+    /// Whether, as far as is known, each hash identifies its whole prefix.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.runs.is_chain() && self.foreign_holders.load() == 0
     }
 
-    /// Gives a holder a slot, by which eviction finds the holder. `make` makes the holder.
+    /// Gives a slot to the holder that `make` makes. Eviction finds the holder by its slot.
     pub(crate) fn register<H: Evictable + 'static>(
         &self,
         id: &HolderId,

@@ -1,4 +1,4 @@
-//! The used part of a capacity, which one index has or several indexes share.
+//! Usage: how much of a capacity one index, or several indexes together, have used.
 
 use crossbeam_utils::atomic::AtomicCell;
 
@@ -8,23 +8,25 @@ use super::settings::Capacity;
 /// blocks.
 const BLOCK_BYTES: u64 = 32;
 
-/// Divisor of the capacity in bytes. The quotient bounds the state that has no place among the runs: blocks without a
-/// parent, and events that wait. The bound is at least [`ASIDE_BYTES_MIN`].
+/// Divisor of the capacity in bytes. The quotient bounds the bytes of blocks without a parent and of waiting events,
+/// which have no place in a run. The bound is at least [`ASIDE_BYTES_MIN`].
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Divisor for waiting events: those of one holder may take this fraction of the room that other holders leave.
+/// Divisor for waiting events. The waiting events of one holder may take this fraction of the room that other holders
+/// leave.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Change {
-    /// Distinct blocks.
+    /// Change of the number of distinct blocks.
     pub(crate) blocks: i64,
     pub(crate) bytes: i64,
-    /// Bytes of state without a place among the runs: a part of `bytes`.
+    /// Change of the bytes of state outside the runs: waiting events and blocks without a parent. These bytes are a
+    /// part of `bytes`.
     pub(crate) aside: i64,
-    /// Bytes of events that wait for a parent: a part of `aside`.
+    /// Change of the bytes of events that wait for a parent. These bytes are a part of `aside`.
     pub(crate) waiting: i64,
 }
 
@@ -52,12 +54,12 @@ impl Change {
 #[derive(Debug)]
 pub(crate) struct Usage {
     capacity: Capacity,
-    /// Distinct blocks.
+    /// Number of distinct blocks.
     pub(crate) blocks: AtomicCell<u64>,
     pub(crate) bytes: AtomicCell<u64>,
-    /// Bytes of state without a place among the runs, which is not evicted.
+    /// Bytes of state outside the runs, which is not evicted: waiting events and blocks without a parent.
     aside: AtomicCell<u64>,
-    /// Bytes of events that wait for a parent. They are counted even if there is no bound on the rest.
+    /// Bytes of events that wait for a parent. They are counted even if the capacity has no bound.
     waiting: AtomicCell<u64>,
 }
 
@@ -73,12 +75,12 @@ impl Usage {
         }
     }
 
-    /// Whether there is a bound at all.
+    /// Whether the capacity has any bound.
     pub(crate) fn is_bounded(&self) -> bool {
         self.capacity != Capacity::UNBOUNDED
     }
 
-    /// Adds `change` to the usage. `is_alone` tells that no other thread can change the usage at the same time.
+    /// Adds `change` to the usage. `is_alone` says that no other thread can change the usage at the same time.
     pub(crate) fn change(&self, change: Change, is_alone: bool) {
         let Change {
             blocks,
@@ -105,7 +107,7 @@ impl Usage {
         }
     }
 
-    /// Returns the change that brings the usage to zero.
+    /// Returns the change that reduces the usage to zero.
     pub(crate) fn all_gone(&self) -> Change {
         let gone = |used: &AtomicCell<u64>| -used.load().cast_signed();
         Change {
@@ -116,28 +118,29 @@ impl Usage {
         }
     }
 
-    /// Whether an eighth of the capacity is free, so that evicted blocks may come back. Eviction itself frees less.
+    /// Whether an eighth of the capacity is free, so that evicted blocks may be stored again. Eviction itself frees
+    /// less.
     pub(crate) fn has_room(&self) -> bool {
         let fits = |used: u64, max: u64| used <= max - max / 8;
         fits(self.blocks.load(), self.capacity.blocks_max) && fits(self.bytes.load(), self.capacity.bytes_max)
     }
 
-    /// Whether state without a place among the runs takes only a small part of the capacity. Beyond that part, such
-    /// state would displace blocks that have a place.
+    /// Whether there is room for more state outside the runs, which eviction cannot free. Such state may take only a
+    /// small part of the capacity, so that it does not displace blocks of the runs.
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes of waiting events one holder may have in all. `own` is the number that it has already.
-    /// All holders together may have `bytes_max`. A holder may take only a part of the room that the others leave, so
-    /// that room is left for later holders.
+    /// Returns how many bytes all waiting events of one holder may take. `own` is the number of bytes that they take
+    /// already. All holders together may take `bytes_max`. One holder may take only a part of the room that the other
+    /// holders leave, so that later holders find room.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE
     }
 
-    /// Number of blocks to be evicted to come within the bounds on blocks and on bytes.
+    /// Number of blocks to evict so that the bounds on blocks and on bytes are met.
     pub(crate) fn excess_blocks(&self) -> u64 {
         let blocks = self.blocks.load().saturating_sub(self.capacity.blocks_max);
         let bytes = self.bytes.load().saturating_sub(self.capacity.bytes_max);

@@ -1,22 +1,22 @@
-//! One word for each bucket of the name map: a few bits of each slot's tag, and the bucket's overflow count. A search
-//! reads this word first.
+//! Prints: one word for each bucket of the name map. It has a few bits of each slot's tag, and the bucket's overflow
+//! count. A search reads this word first.
 
-/// Number of a tag's bits that are compared first: the slot's print, which is a short fingerprint.
+/// Number of tag bits in a slot's print, which is a short fingerprint. A search compares the prints first.
 pub(super) const PRINT_BITS: u32 = 7;
 pub(super) const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 
 /// Prints of a bucket's 8 slots, one byte each, and the bucket's overflow count.
 ///
 /// The lowest 7 bits of a byte are the print: the lowest 7 bits of the slot's tag, or 0 if the slot is empty. The
-/// highest bits of all bytes together are the overflow count. It is the number of slots that lie behind the bucket but
-/// belong to this bucket or to one before it. A count that has reached [`BEHIND_MAX`] stays there.
+/// highest bits of all bytes together are the overflow count. It is the number of slots in later buckets that belong
+/// to this bucket or to an earlier one. A count that has reached [`BEHIND_MAX`] stays there.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct BucketPrints(u64);
 
 /// Mask of the lowest bit of each byte. [`TOPS`] is the mask of the highest bits.
 const LANES: u64 = 0x0101_0101_0101_0101;
 const TOPS: u64 = LANES << PRINT_BITS;
-/// Largest overflow count. From here on, slots behind a bucket are no longer counted.
+/// Maximum overflow count. At this count, further slots in later buckets are no longer counted.
 const BEHIND_MAX: u64 = 0xff;
 
 impl BucketPrints {
@@ -26,7 +26,7 @@ impl BucketPrints {
         self.0 >> (index * 8) & PRINT_MASK
     }
 
-    /// Fills a slot that is empty.
+    /// Fills an empty slot with a print.
     #[inline]
     pub(super) fn put(&mut self, index: usize, print: u64) {
         self.0 |= print << (index * 8);
@@ -45,7 +45,7 @@ impl BucketPrints {
         !(differs + (TOPS - LANES)) & TOPS
     }
 
-    /// Whether a slot with this print can lie in this bucket or behind it.
+    /// Whether a slot with this print can be in this bucket or in a later one.
     #[inline]
     pub(super) fn may_have(self, print: u64) -> bool {
         (self.with_print(print) | self.0 & TOPS) != 0
@@ -61,21 +61,22 @@ impl BucketPrints {
         !self.empty() & TOPS
     }
 
-    /// Whether slots lie behind this bucket that belong to it or to a bucket before it.
+    /// Whether later buckets have slots that belong to this bucket or to an earlier one.
     #[inline]
     pub(super) fn has_behind(self) -> bool {
         self.0 & TOPS != 0
     }
 
-    /// Returns the overflow count: the number of slots that lie behind the bucket but belong to it or before it. At
-    /// [`BEHIND_MAX`] the true number is not known.
+    /// Returns the overflow count: the number of slots in later buckets that belong to this bucket or to an earlier
+    /// one. At [`BEHIND_MAX`] the true number is not known.
     #[inline]
     fn behind(self) -> u64 {
         // One multiplication gathers the 8 bits in the highest byte; the shift moves them down.
         ((self.0 & TOPS) >> PRINT_BITS).wrapping_mul(0x0102_0408_1020_4080) >> 56
     }
 
-    /// Counts one slot more behind the bucket, or one less. Does nothing at [`BEHIND_MAX`].
+    /// Raises or lowers the overflow count by one, for a slot that was put into a later bucket or removed there. Does
+    /// nothing at [`BEHIND_MAX`].
     #[inline]
     pub(super) fn count_behind(&mut self, is_more: bool) {
         let behind = self.behind();

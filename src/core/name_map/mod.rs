@@ -1,21 +1,22 @@
-//! Hash table from names to places. A place is a number below 2^38. A name can have several places. A slot takes 9 bytes.
+//! Hash table from names to places. A place is a number below 2^38. A name can have several places. A slot takes 9
+//! bytes.
 //!
 //! A slot has a tag of 33 bits, which is a fingerprint of the name, and a place of 38 bits. The caller compares the
 //! whole name at the place: one other name in 8 billion has the same tag. The tag alone decides where a slot belongs,
 //! so growing, splitting and removing read no names:
 //!
 //! - The map is cut into segments by the highest bits of the tag. The other bits give the bucket within the segment.
-//! - A bucket has 8 slots. The home of a tag is the bucket where its slot belongs. A slot lies in its home, or behind
-//!   it if all buckets from there on were full. Each bucket has an overflow count: the number of slots that lie behind
-//!   it but belong to it or before it. A search ends at the first bucket whose count is 0 (the overflow counts of
-//!   Folly's F14).
+//! - A bucket has 8 slots. The home of a tag is the bucket where its slot belongs. A slot lies in its home, or in a
+//!   later bucket if all buckets from the home on were full. Each bucket has an overflow count: the number of slots
+//!   in later buckets that belong to it or to an earlier bucket. A search ends at the first bucket whose count is 0
+//!   (the overflow counts of Folly's F14).
 //! - The lowest 7 bits of a tag are the slot's print. The prints of a bucket stand together in one word, a byte each,
-//!   and are compared all at once. The bits that are left in the word are the overflow count. These words lie beside
-//!   each other, and the rest of each bucket is in a cache line of its own. An insertion reads the words and only
-//!   writes to the cache line, so it does not wait for the line.
-//! - A segment grows by about nine tenths. Beyond [`SEGMENT_MAX`] buckets it is cut in two. So no insertion takes long.
-//!   Segments fill at the same rate, so each grows by a different share: otherwise all would grow again at nearly the
-//!   same time.
+//!   and are all compared in one operation. The bits that are left in the word are the overflow count. These words
+//!   lie beside each other, and the rest of each bucket is in a cache line of its own. An insertion reads the words
+//!   and only writes to the cache line, so it does not wait for the line.
+//! - A segment grows by about nine tenths. Beyond [`SEGMENT_MAX`] buckets it is cut in two. So no insertion takes
+//!   long. Segments fill at the same rate. So each segment grows by a different factor: otherwise all would grow
+//!   again at nearly the same time.
 //!
 //! The tag comes from a hash under a secret key, so nobody can construct collisions.
 
@@ -26,7 +27,7 @@ use crate::mix::{fold, random_key};
 
 use bucket::{BucketPrints, PRINT_BITS, PRINT_MASK, indexes};
 
-/// Bits of a place.
+/// Number of bits of a place.
 const PLACE_BITS: u32 = 38;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 const TAG_BITS: u32 = 33;
@@ -36,16 +37,16 @@ const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 const WIDTH: usize = 8;
 /// Number of buckets ahead that are prefetched when all buckets are read.
 const READ_AHEAD: usize = 16;
-/// Buckets beyond which a segment is cut in two, as long as tags tell the halves apart.
+/// Number of buckets above which a segment is cut in two, if tags can still distinguish the halves.
 const SEGMENT_MAX: usize = 1024;
-/// Most bits of the tag that select the segment.
+/// Maximum number of tag bits that select the segment.
 const DEPTH_MAX: u32 = 12;
 
-/// Map from names to places; see the module.
+/// Map from names to places: a hash table that consists of segments.
 #[derive(Debug)]
 pub(crate) struct NameMap {
     keys: [u64; 2],
-    /// Number of the segment for each value of the tag's highest `depth` bits.
+    /// Number of the segment for each value of the highest `depth` bits of a tag.
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment>,
@@ -58,12 +59,12 @@ pub(crate) struct NameMap {
 #[derive(Debug, Clone, Copy, Default)]
 struct Home {
     tag: u64,
-    /// Number of the segment.
+    /// Number of the segment in the map.
     number: usize,
     bucket: usize,
 }
 
-/// A tag and a place, as a bucket has them.
+/// A tag and a place, in the form in which a bucket stores them.
 #[derive(Debug, Clone, Copy)]
 struct BucketSlot {
     /// The lowest bits of the tag.
@@ -107,14 +108,14 @@ impl BucketSlot {
     }
 }
 
-/// Upper bits of the tags, and the places, of a bucket's slots: one cache line.
+/// Row of a bucket: the upper tag bits and the places of its slots, in one cache line.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct BucketRow([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Prints of each bucket. Buckets behind the last home take slots that do not fit before.
+    /// Prints of each bucket. Buckets after the last home take slots that do not fit in earlier buckets.
     prints: Vec<BucketPrints>,
     /// The row of each bucket.
     rows: Vec<BucketRow>,
@@ -144,7 +145,7 @@ impl NameMap {
         self.len
     }
 
-    /// Bytes of the map.
+    /// Number of bytes that the map takes.
     pub(crate) fn bytes(&self) -> u64 {
         let buckets = self.buckets * (size_of::<BucketRow>() + size_of::<BucketPrints>());
         (buckets + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
@@ -182,7 +183,7 @@ impl NameMap {
         Home { tag, number, bucket }
     }
 
-    /// Prefetches the memory that a search for `name` looks at first.
+    /// Prefetches the memory that a search for `name` reads first.
     #[inline]
     pub(crate) fn prefetch(&self, name: u64) {
         self.home(name);
@@ -198,8 +199,8 @@ impl NameMap {
         homes
     }
 
-    /// Calls `check` with each place that may have `name`, and returns its first `Some`. `check` must compare the name
-    /// itself.
+    /// Calls `check` with each place that may have `name`, until `check` returns `Some`, and returns that. `check`
+    /// must compare the name.
     #[inline]
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(u64) -> Option<T>) -> Option<T> {
         // The memory that is read last is prefetched together with the memory that is read first.
@@ -216,12 +217,12 @@ impl NameMap {
         self.put(home, place);
     }
 
-    /// Adds places for these names, one place after the other from `first` on, up to the first name that is not to be
-    /// added. Returns how many have been added.
+    /// Adds places for names: consecutive places, beginning with `first`. Stops at the first name that is not to be
+    /// added, and returns the number of names added.
     ///
-    /// `is_equal` gets the number of a name and a place, and tells whether the place is of this name. `is_new` gets the
-    /// number of a name and how many places it has, and tells whether to add one more. A name whose print no slot has
-    /// is added without asking.
+    /// `is_equal` gets the number of a name and a place, and tells whether the place is of this name. `is_new` gets
+    /// the number of a name and the number of places that the name has, and tells whether to add one more. If no slot
+    /// has the print of a name, the name is added without a call of either.
     #[inline]
     pub(crate) fn insert_run(
         &mut self,
@@ -250,7 +251,7 @@ impl NameMap {
         len
     }
 
-    /// Makes room in the segment of a home if that segment is full. Returns the home of the same tag after that.
+    /// Makes room in the segment of `home` if that segment is full. Returns the home of the same tag afterwards.
     #[inline]
     fn with_room(&mut self, mut home: Home) -> Home {
         while self.segments.get(home.number).is_none_or(Segment::is_full) {
@@ -260,8 +261,7 @@ impl NameMap {
         home
     }
 
-    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot can have the tag's
-    /// print.
+    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot has the tag's print.
     #[inline]
     fn equal(&self, home: Home, is_equal: impl Fn(u64) -> bool) -> Option<usize> {
         let (segment, tag) = (&self.segments[home.number], home.tag);
@@ -281,15 +281,15 @@ impl NameMap {
         self.len += 1;
     }
 
-    /// Removes a place of `name`. Returns whether it was there.
+    /// Removes a place of `name`. Returns whether the place was in the map.
     pub(crate) fn remove(&mut self, name: u64, place: u64) -> bool {
         let before = self.len;
         self.remove_run(std::iter::once(name), place, |_, _| ());
         self.len < before
     }
 
-    /// Removes the places of these names, one place after the other from `first` on. Absent places are passed over.
-    /// Calls `note` with the number of each name as soon as its place is removed.
+    /// Removes the places of names: consecutive places, beginning with `first`. Skips absent places. Calls `note`
+    /// with the number of each name as soon as its place is removed.
     pub(crate) fn remove_run(
         &mut self,
         mut names: impl ExactSizeIterator<Item = u64>,
@@ -318,7 +318,7 @@ impl NameMap {
         }
     }
 
-    /// Makes a sparse segment smaller. If all names are gone, frees the whole map.
+    /// Shrinks a sparse segment. If no names are left, frees the whole map.
     #[cold]
     fn shrink(&mut self, number: usize) {
         if self.len == 0 {
@@ -335,7 +335,7 @@ impl NameMap {
         self.segments[number] = new;
     }
 
-    /// Makes room in a segment: makes it larger, or cuts it in two.
+    /// Makes room in a segment: enlarges it, or cuts it in two.
     #[cold]
     fn grow(&mut self, number: usize) {
         if self.segments.is_empty() {
@@ -379,8 +379,8 @@ impl Segment {
         }
     }
 
-    /// Spreads all slots of this segment over new segments with `homes` home buckets each. `choose` gives the number of
-    /// the segment for a slot.
+    /// Distributes all slots of this segment over new segments with `homes` home buckets each. `choose` returns the
+    /// number of the new segment for a slot.
     #[inline]
     fn spread<const COUNT: usize>(
         &self,
@@ -406,7 +406,8 @@ impl Segment {
         segments
     }
 
-    /// Puts a slot into the first bucket from its home on that has room. Returns how many buckets were added.
+    /// Puts a slot into the first bucket with room, searching from the slot's home on. Returns the number of buckets
+    /// added to the segment.
     #[inline]
     fn put(&mut self, home: usize, slot: BucketSlot) -> usize {
         self.len += 1;
@@ -416,7 +417,8 @@ impl Segment {
         self.put_behind(home, slot)
     }
 
-    /// Puts a slot whose home is full into the next bucket that has room. Returns how many buckets were added.
+    /// Puts a slot whose home is full into the next bucket with room. Returns the number of buckets added to the
+    /// segment.
     #[inline(never)]
     fn put_behind(&mut self, home: usize, slot: BucketSlot) -> usize {
         let (buckets, mut place) = (self.prints.len(), home);
@@ -436,7 +438,7 @@ impl Segment {
         }
     }
 
-    /// Puts a slot into a bucket. Returns false if the bucket is full.
+    /// Puts a slot into a bucket. Returns `false` if the bucket is full.
     #[inline]
     fn put_into(&mut self, place: usize, slot: BucketSlot) -> bool {
         let prints = &mut self.prints[place];
@@ -448,7 +450,7 @@ impl Segment {
         true
     }
 
-    /// Whether the segment must grow. Full buckets cost time where names come and go; free room costs memory. Small
+    /// Whether the segment must grow. Full buckets slow down insertions and removals; free room costs memory. Small
     /// maps have more free room.
     #[inline]
     fn is_full(&self) -> bool {
@@ -456,7 +458,8 @@ impl Segment {
         self.len * 8 >= self.homes * WIDTH * eighths
     }
 
-    /// Whether the segment is worth making smaller. The bound is low, so that removing all names moves few of them.
+    /// Whether the segment is so sparse that it should shrink. The bound is low, so that removing all names moves few
+    /// of them.
     #[inline]
     fn is_sparse(&self) -> bool {
         self.len * 6 < self.homes * WIDTH && (self.homes > 1 || self.len == 0)
@@ -470,8 +473,8 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// Calls `check` with each slot that has the print of `tag`, from the bucket `place` on, and returns its first
-    /// `Some`. `check` gets the slot, the number of its bucket, and its place in the bucket.
+    /// Calls `check` with each slot that has the print of `tag`, from the bucket `place` on, until `check` returns
+    /// `Some`, and returns that. `check` gets the slot, the number of its bucket, and its place in the bucket.
     #[inline]
     fn find<T>(
         &self,
@@ -494,7 +497,7 @@ impl Segment {
         }
     }
 
-    /// Removes the slot with the tag of `home` and this place. Returns whether it was there.
+    /// Removes the slot with the tag of `home` and this place. Returns whether the slot was in the segment.
     #[inline]
     fn remove(&mut self, home: Home, place: u64) -> bool {
         let wanted = BucketSlot::new(home.tag, place);
@@ -523,7 +526,7 @@ mod tests {
         number + (1 << 12)
     }
 
-    /// Returns all places of a name that the map alone can find, which are the places with the name's tag.
+    /// Returns the places whose tag equals the tag of `name`. The map cannot compare whole names.
     fn places(map: &NameMap, name: u64) -> Vec<u64> {
         let mut places = Vec::new();
         map.find(name, |place| {
@@ -578,7 +581,8 @@ mod tests {
         assert!(!places(&map, 42).contains(&place(50)));
     }
 
-    /// Names are spread evenly: if all segments grew by the same share, most would grow within few turns.
+    /// Names are spread evenly over segments. If all segments grew by the same factor, most would grow at nearly the
+    /// same time.
     #[test]
     fn segments_grow_one_after_the_other() {
         let mut random = Random::new(9);

@@ -1,4 +1,4 @@
-//! Names of one block, each with the tiers that hold the block under it.
+//! Names of one block, each with the tiers that hold the block under that name.
 
 use smallvec::SmallVec;
 
@@ -6,17 +6,18 @@ use smallvec::SmallVec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Alias {
     pub(super) name: u64,
-    /// Tiers that hold the block under this name, at least one.
+    /// Tiers that hold the block under this name, one bit each; at least one.
     pub(super) tiers: u8,
 }
 
-/// The names of a block that has a place, oldest first.
+/// Names of a block that has a place in the runs, oldest first.
 pub(super) type Aliases = SmallVec<[Alias; 4]>;
 
-/// Most names of one block. The bound keeps the names of a holder in proportion to its blocks.
+/// Maximum number of names of one block. The bound keeps the number of a holder's names in proportion to its blocks.
 pub(super) const NAMES_MAX: usize = 16;
 
-/// Adds tiers to a name of a block, and the name itself if it is new. Returns false if the block has too many names.
+/// Adds tiers to a name of a block. If the block does not have the name, adds the name too. Returns `false` if the
+/// block has too many names.
 pub(super) fn add_name<A>(names: &mut SmallVec<A>, name: u64, tiers: u8) -> bool
 where
     A: smallvec::Array<Item = Alias>,
@@ -30,8 +31,8 @@ where
     true
 }
 
-/// Removes tiers from one name of a block, or from all names if `name` is `None`. Returns the tiers that were removed.
-/// A name without a tier is removed, and `let_go` is called with it.
+/// Removes tiers from one name of a block, or from all its names if `name` is `None`. Returns the tiers that were
+/// removed. A name without tiers is removed, and `let_go` is called with the name.
 pub(super) fn withdraw_from<A>(
     names: &mut SmallVec<A>,
     name: Option<u64>,

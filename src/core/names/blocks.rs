@@ -1,22 +1,22 @@
-//! Blocks to be stored: single blocks, or sequences of consecutive blocks.
+//! Blocks to store: single blocks, or sequences of consecutive blocks.
 
 use crate::hash::{PositionalLineageHash, SequenceHash, lineage_hashes_from};
 use crate::index::runs::Spot;
 
 use super::marks::Marks;
 
-/// Block to be stored.
+/// One block to store.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NewBlock {
     pub(super) key: PositionalLineageHash,
     pub(super) sequence_hash: Option<SequenceHash>,
     pub(super) name: Option<u64>,
-    /// Whether the block is not resumable in the tier in which it is stored.
+    /// Whether the block is not resumable in the tier in which it will be stored.
     pub(super) is_barred: bool,
 }
 
-/// Returns blocks one by one. The first is at `position`, after `parent`. Leaves out blocks whose position is out of
-/// range.
+/// Returns consecutive blocks one by one. The first block is at `position` and follows `parent`. Blocks whose
+/// position is out of range are left out.
 pub(super) fn new_blocks(
     position: u64,
     parent: Option<SequenceHash>,
@@ -37,8 +37,8 @@ pub(super) fn new_blocks(
     named.zip(marks.flags()).filter_map(block).collect()
 }
 
-/// Consecutive blocks to be stored. The first follows `parent`, a block that the holder has or had, or is at position
-/// 0.
+/// Consecutive blocks to store. The first block follows `parent`, a block that the holder has or had. Without a
+/// parent, the first block is at position 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sequence<'a> {
     pub(super) parent: Option<Spot>,
@@ -46,14 +46,15 @@ pub(super) struct Sequence<'a> {
     pub(super) hashes: &'a [SequenceHash],
     /// Engine's names for the blocks.
     pub(super) names: &'a [u64],
-    /// Which of the blocks are to be held; `None` for all. The other blocks only get their places.
+    /// Flags of the blocks that the holder will keep; `None` for all blocks. The other blocks only get places in the
+    /// runs.
     pub(super) kept: Option<&'a [bool]>,
-    /// Which of the blocks are resumable.
+    /// Marks that tell which of the blocks are resumable.
     pub(super) marks: Marks<'a>,
 }
 
 impl<'a> Sequence<'a> {
-    /// Leaves out the first `blocks` blocks. The last block left out is at `parent`.
+    /// Skips the first `blocks` blocks. `parent` is the place of the last skipped block.
     pub(super) fn skip(&mut self, blocks: usize, parent: Option<Spot>) {
         self.parent = parent;
         self.position = self

@@ -1,9 +1,9 @@
 //! Parents that events gave by position and sequence hash although the holder does not have them.
 //!
-//! If an engine has names of its own, the hash that it gives for such a parent may be one of these names. Then the
-//! children are orphans behind a block that does not exist. No query finds the children, and no answer is wrong, until
-//! a block of that name comes. From then on the children should be found behind that block. Such names can be told from
-//! the orphans alone, also after a restart.
+//! If an engine uses its own names, the hash that it gives for such a parent may be one of these names. Then the
+//! children are orphans of a block that does not exist. Until a block of that name is stored, no query finds the
+//! children, and no answer is wrong. After that, queries should find the children after that block. The orphans are
+//! enough to recognise such names, also after a restart.
 
 use crate::index::block::is_fragment_of;
 
@@ -12,8 +12,8 @@ use super::resolve::Resolved;
 use super::state::HolderState;
 
 impl HolderState {
-    /// Number of an event's blocks whose name an orphan gave as its parent's sequence hash. Judged by that hash, the
-    /// orphan's parent would be another block at the same position.
+    /// Number of an event's blocks whose name an orphan gave as its parent's sequence hash. If that name were a
+    /// sequence hash, the orphan's parent would be another block at the same position.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

@@ -1,36 +1,36 @@
-//! Further names of the blocks of one column: the second and later names of each block that has several.
+//! Further names of the blocks of one column: all names after the first of each block that has several names.
 //!
 //! Names are kept in groups of 32 blocks, and a group without further names takes no memory. So a change moves the
-//! names of one group at most, and a second name takes little more memory than its own bytes.
+//! names of at most one group, and a second name takes little more memory than its own bytes.
 
 use super::alias::{Alias, Aliases, NAMES_MAX};
 
-/// Number of blocks in a group.
+/// Number of blocks in a group of names.
 const GROUP: u16 = 32;
 
-/// The further names of all blocks of a column.
+/// Further names of all blocks of a column.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    /// Groups in the order of their numbers.
+    /// Groups of names, in the order of their numbers.
     groups: Vec<CopyGroup>,
-    /// Bytes of the groups' names.
+    /// Bytes that the names in all groups take.
     names: usize,
 }
 
 #[derive(Debug)]
 struct CopyGroup {
     number: u16,
-    /// Names in the order of their blocks' offsets; of one block, oldest first.
+    /// Names in the order of their blocks' offsets. The names of one block are in order of age, oldest first.
     names: Vec<Further>,
 }
 
-/// A name after the first one of a block, without padding.
+/// A name of a block other than its first name, stored without padding.
 #[derive(Debug, Clone, Copy)]
 struct Further {
     name: [u8; 8],
     offset: u16,
     tiers: u8,
-    /// Tiers that the block has under its first name.
+    /// Tiers that hold the block under its first name.
     first: u8,
 }
 
@@ -53,7 +53,7 @@ impl Further {
 }
 
 impl Copies {
-    /// Bytes of the further names.
+    /// Bytes that the further names take.
     pub(super) fn bytes(&self) -> usize {
         self.groups.capacity() * size_of::<CopyGroup>() + self.names
     }
@@ -73,7 +73,7 @@ impl Copies {
         }
     }
 
-    /// Whether `name` is one of a block's further names.
+    /// Whether `name` is one of the further names of the block at `offset`.
     pub(super) fn has(&self, offset: u16, name: u64) -> bool {
         self.of(offset).iter().any(|further| further.alias().name == name)
     }
@@ -83,7 +83,8 @@ impl Copies {
         self.of(offset).len() + 1 < NAMES_MAX
     }
 
-    /// Adds the further names of a block to `names`, which has its first name. Sets the tiers of the first name.
+    /// Appends the further names of a block to `names`, which contains its first name. Also sets the tiers of the
+    /// first name.
     pub(super) fn add_to(&self, offset: u16, names: &mut Aliases) {
         for further in self.of(offset) {
             if let Some(first) = names.first_mut() {
@@ -93,7 +94,7 @@ impl Copies {
         }
     }
 
-    /// Replaces the names of a block. For the first name, only its tiers are kept here.
+    /// Replaces the names of a block. Of the first name, only the tiers are stored here.
     pub(super) fn set(&mut self, offset: u16, names: &[Alias]) {
         let (first, rest) = names
             .split_first()
@@ -131,7 +132,7 @@ impl CopyGroup {
         self.names.capacity() * size_of::<Further>()
     }
 
-    /// Returns the places of a block's names in the list.
+    /// Returns the range of the list that has the block's names.
     fn range(&self, offset: u16) -> std::ops::Range<usize> {
         let from = match self.names.last() {
             Some(last) if last.offset < offset => self.names.len(),

@@ -1,4 +1,4 @@
-//! A holder's blocks as events that rebuild it in a fresh index.
+//! Dumps: a holder's blocks as events that rebuild them in an empty index.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
 impl SharedHolder {
-    /// Returns events that rebuild the holder's blocks, parents before children. Each piece is read only when its turn
-    /// comes, because blocks may be evicted meanwhile.
+    /// Returns events that rebuild the holder's blocks, parents before children. Each piece is read only when it is
+    /// needed, because blocks may be evicted meanwhile.
     pub(super) fn dump_events<'h>(
         &'h self,
         index: &'h IndexShared,
@@ -52,7 +52,7 @@ impl SharedHolder {
     }
 }
 
-/// Cuts an interval into pieces, each of which fits into an event.
+/// Cuts an interval into pieces of at most `blocks_max` blocks, so that each fits in an event.
 fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = (RunId, Range<u16>)> {
     // Blocks that have several names travel one by one.
     let is_many = interval.attributes.form() == Form::Many;
@@ -62,8 +62,8 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// Returns events for the first of these blocks of a run, and for the blocks after it that are alike. Alike are
-    /// blocks that differ only in being resumable.
+    /// Returns events for the first of these blocks of a run, and for the following blocks with the same attributes.
+    /// Attributes count as the same if they differ only in which blocks are resumable.
     fn events(
         &self,
         run: RunId,
@@ -109,15 +109,15 @@ impl HolderState {
         named.into_iter().flat_map(events).collect()
     }
 
-    /// Returns the name by which events give this block as a parent. That is the block's oldest name, if the holder has
-    /// the block under a name: earlier events have stored it so. Otherwise it is the block's hash.
+    /// Returns the name by which events give this block as a parent. If the holder has the block under a name, that
+    /// is the block's oldest name, under which earlier events have stored it. Otherwise it is the block's hash.
     fn parent_name(&self, spot: Spot, runs: &RunWriter<'_>) -> SequenceHash {
         let names = self.names_of(spot, runs);
         SequenceHash(names.first().map_or_else(|| runs.hash(spot), |alias| alias.name))
     }
 }
 
-/// Returns events that store blocks under these names in each of some tiers.
+/// Returns events that store blocks under these names, one event for each tier.
 fn each_tier(
     tiers: u8,
     names: &BlockNames,
@@ -135,8 +135,8 @@ fn each_tier(
     tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }
 
-/// Returns a hash by which events give the absent parent of an orphan. The hash has the parent's fragment. It is the
-/// parent's own name or no name at all: with another block's name, the events would mean that block as the parent.
+/// Returns a hash by which events can give the absent parent of an orphan. The hash has the fragment of the parent.
+/// It must not be the name of another block, because events would then mean that block as the parent.
 fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);

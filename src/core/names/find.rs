@@ -1,8 +1,8 @@
 //! Finding a holder's blocks by name, sequence hash or lineage hash.
 //!
-//! A name is in exactly one of three tables, by the form of its block. Names of the form `Hash` are in the runs' table
-//! of hashes. Names of the forms `Own` and `Many` are in the holder's table. Names of blocks without a place are among
-//! the orphans.
+//! Each name is in exactly one of three tables; the form of its block decides which. Names of blocks with the form
+//! `Hash` are in the runs' table of hashes. Names of blocks with the forms `Own` and `Many` are in the holder's
+//! table. Names of blocks without a place are among the orphans.
 
 use smallvec::SmallVec;
 
@@ -15,7 +15,7 @@ use super::form::{Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
-/// Block that a holder has, with or without a place.
+/// Block that a holder has: at a place in the runs, or among the orphans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FoundBlock {
     Placed(Spot),
@@ -31,14 +31,14 @@ impl FoundBlock {
     }
 }
 
-/// The start of a sequence: at position 0, or after a block.
+/// Start of a sequence of blocks: position 0, or the place after a block.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Start {
     /// Position of the first block.
     pub(super) position: u64,
-    /// Sequence hash of the block before the first, or the fragment of it that is known.
+    /// Sequence hash of the block before the first block, or the fragment of that hash that is known.
     pub(super) parent: Option<SequenceHash>,
-    /// Whether `parent` is the whole sequence hash in the index's own chain.
+    /// Whether `parent` is a whole sequence hash of the index's own chain.
     pub(super) parent_is_known: bool,
     /// The parent's place, if it has one.
     pub(super) spot: Option<Spot>,
@@ -63,12 +63,12 @@ impl HolderState {
         })
     }
 
-    /// Returns the places of all blocks with this lineage hash. If hashes are a chain, there is one at most.
+    /// Returns the places of all blocks with this lineage hash. If hashes are a chain, there is at most one.
     pub(super) fn find_keys(&self, key: Key, runs: &RunWriter<'_>) -> SmallVec<[Spot; 2]> {
         self.find_keyed(key.current_hash_fragment(), runs, |spot, _| runs.key(spot) == key)
     }
 
-    /// Returns all blocks with this sequence hash. If hashes are a chain, there is one at most.
+    /// Returns all blocks with this sequence hash. If hashes are a chain, there is at most one.
     pub(super) fn find_hash(&self, hash: u64, runs: &RunWriter<'_>) -> SmallVec<[FoundBlock; 2]> {
         let placed = self.find_keyed(hash, runs, |spot, held| {
             let own = runs.hash(spot);
@@ -101,7 +101,8 @@ impl HolderState {
 
     /// Finds the block that an event names as a parent, and returns where its children begin. The event gives the
     /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
-    /// event has it. It matters because blocks of that name can stand elsewhere if hashes are no chain.
+    /// event gives it. It matters if hashes are not a chain, because then blocks of that name can be at other
+    /// positions.
     pub(super) fn find_parent(
         &self,
         name: u64,
@@ -121,8 +122,8 @@ impl HolderState {
         Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
     }
 
-    /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller can tell
-    /// it. A hash that the holder knows itself comes first.
+    /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller knows
+    /// it. If the holder knows the whole hash, that one is used.
     fn start_after(
         &self,
         key: Key,
@@ -148,8 +149,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the block that has `name` already, if it is not the block at `spot`. The block at `spot` is to get the
-    /// name in the form `form`.
+    /// Returns the block that already has `name`, if it is not the block at `spot`. The caller is about to give
+    /// `name` to the block at `spot`, in the form `form`.
     pub(super) fn find_other(
         &self,
         name: u64,
@@ -170,7 +171,7 @@ impl HolderState {
         }
     }
 
-    /// Whether some block may be named by its hash.
+    /// Whether any block may be named by its hash.
     pub(super) fn has_hash_names(&self) -> bool {
         self.names.blocks() < self.share.blocks()
     }

@@ -1,38 +1,38 @@
-//! Notes that a holder keeps with its blocks: how the engine names them, and whether their whole hashes are known. A
-//! block that is named by its whole hash has the note 0. So blocks of publishers that use the contract's hashes need no
+//! Notes that a holder stores with its blocks: how the engine names a block, and whether its whole hash is known. A
+//! block named by its whole hash has the note 0. So blocks of publishers that use the contract's hashes need no
 //! notes.
 
 use crate::index::share::Attributes;
 
-/// How the engine names a block.
+/// Form: how the engine names a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// The block is named by its sequence hash.
     Hash,
-    /// The block has no name: events give it by its lineage hash alone.
+    /// The block has no name: events give only its lineage hash.
     Nameless,
-    /// The block has one name of its own, which is in the holder's table of names.
+    /// The block has one name other than its hash, which is in the holder's table of names.
     Own,
-    /// The block has several names, which are in the holder's table.
+    /// The block has several names, which are in the holder's table of names.
     Many,
 }
 
-/// Bits of the form in a note.
+/// Bits of a note that tell the form.
 const FORM: u8 = 0b11;
-/// Bit that tells that the holder knows only a fragment of the sequence hash.
+/// Bit of a note that says that the holder knows only a fragment of the sequence hash.
 const SHORT: u8 = 0b100;
 
-/// The notes of blocks with the same attributes.
+/// Access to the notes in the attributes of blocks.
 pub(super) trait NameNotes: Copy {
     fn form(self) -> Form;
     fn with_form(self, form: Form) -> Self;
     /// Whether the holder knows the whole sequence hash.
     fn is_whole(self) -> bool;
-    /// Notes that the whole hash is known, if `is_whole` is true. Otherwise returns the note unchanged.
+    /// Records in the note that the whole hash is known, if `is_whole` is true. Otherwise returns the note unchanged.
     fn with_whole(self, is_whole: bool) -> Self;
 }
 
-/// Returns the attributes of blocks in some tiers.
+/// Returns the attributes of blocks in `tiers`, with this form.
 pub(super) fn held(tiers: u8, form: Form, is_whole: bool) -> Attributes {
     Attributes::new(tiers, form as u8 | if is_whole { 0 } else { SHORT })
 }

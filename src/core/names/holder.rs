@@ -1,4 +1,4 @@
-//! One holder, as its lane and threads that evict blocks share it.
+//! One holder, shared by its lane and threads that evict blocks.
 
 use std::sync::Arc;
 
@@ -12,15 +12,16 @@ use crate::wire::{DegradedReason, Tier};
 use super::applied::{Applied, RejectReason};
 use super::state::HolderState;
 
-/// Holder, as its lane, queries and threads that evict blocks share it.
+/// Holder that its lane, queries and threads that evict blocks share.
 #[derive(Debug)]
 pub(super) struct SharedHolder {
     pub(super) record: Arc<HolderRecord>,
-    /// The holder's blocks. They change only under this lock, in steps that queries see whole or not at all.
+    /// The holder's blocks. They change only under this lock. Queries see each step of changes wholly or not at all.
     pub(super) state: Mutex<HolderState>,
 }
 
-/// Bounds of a turn in which all blocks are removed: number of blocks, and number of runs.
+/// Maximum number of blocks that one turn removes when all blocks of a holder are removed. [`CLEARED_RUNS`] is the
+/// maximum number of runs.
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
@@ -32,7 +33,7 @@ impl SharedHolder {
         }
     }
 
-    /// Drops stored events whose parent did not come in time.
+    /// Drops the stored events whose parent did not arrive in time.
     pub(super) fn expire_parked(&self, now_us: u64, runs: &RunStore) -> Applied {
         let mut applied = Applied::default();
         let mut state = self.state.lock();
@@ -47,7 +48,7 @@ impl SharedHolder {
         applied
     }
 
-    /// Removes all blocks, and forgets the events that wait for a parent.
+    /// Removes all blocks of the holder, and forgets the events that wait for a parent.
     pub(super) fn clear(&self, runs: &RunStore) {
         let mut state = self.state.lock();
         let mut runs = runs.write();
@@ -73,9 +74,9 @@ impl SharedHolder {
         drop(rest);
     }
 
-    /// Returns the holder's tier, and how often it has been reshaped, if the holder is regular. It is regular if it has
-    /// each block together with all blocks before it, all in one tier, each under its sequence hash. `None` if the
-    /// holder is not regular, or has nothing.
+    /// Returns the holder's tier and its number of reshaping changes, if the holder is regular. A holder is regular
+    /// if it has each block together with all blocks before it, all in one tier, each under its sequence hash. `None`
+    /// if the holder is not regular, or has no blocks.
     pub(super) fn regular(&self, runs: &RunStore) -> Option<(Tier, u64)> {
         let (state, runs) = (self.state.lock(), runs.write());
         let is_placed = state.orphans.len() == 0;

@@ -1,20 +1,20 @@
-//! Marks: which blocks of a stored event are resumable, from the next block to be stored on.
+//! Marks: which blocks of a stored event are resumable. They begin with the next block to store.
 
 use crate::wire::Resumable;
 
-/// Run lengths of the blocks to come: resumable and barred stretches alternate.
+/// Run lengths for the blocks not yet stored: stretches of resumable and of barred blocks alternate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
-    /// Run lengths behind the current one. Blocks behind the last are barred.
+    /// Run lengths after the current one. Blocks after the last run are barred.
     runs: &'a [u32],
     /// Whether the next block is not resumable.
     pub(super) is_barred: bool,
-    /// Lower bound on the number of blocks, from the next one on, that are alike: all resumable or all barred.
+    /// Lower bound on the number of blocks, from the next block on, that are all resumable or all barred.
     pub(super) alike: usize,
 }
 
 impl<'a> Marks<'a> {
-    /// All blocks are resumable.
+    /// Marks according to which all blocks are resumable.
     pub(super) const ALL: Self = Self {
         runs: &[],
         is_barred: false,
@@ -34,7 +34,7 @@ impl<'a> Marks<'a> {
         marks
     }
 
-    /// Passes the next `blocks` blocks.
+    /// Skips the next `blocks` blocks.
     pub(super) fn skip(&mut self, mut blocks: usize) {
         while blocks >= self.alike {
             blocks -= self.alike;
@@ -48,7 +48,7 @@ impl<'a> Marks<'a> {
         self.alike -= blocks;
     }
 
-    /// Returns for each block to come whether it is barred. The iterator has no end.
+    /// Returns for each remaining block whether it is barred. The iterator has no end.
     pub(super) fn flags(mut self) -> impl Iterator<Item = bool> + use<'a> {
         std::iter::from_fn(move || {
             let is_barred = self.is_barred;

@@ -1,16 +1,19 @@
-//! The translator before the index: it turns the events of one holder into changes of the holder's share of the index.
+//! The translator before the index: it turns the events of one holder into changes of the holder's share of the
+//! index.
 //!
-//! The index knows blocks by sequence and lineage hashes. Events may call blocks otherwise: by names of the engine's
-//! own, several for one block, after parents that have not come, or by content alone. All that is resolved here, for
-//! each holder by itself. A publisher that uses the contract's hashes leaves nothing here: its blocks are in the
-//! holder's share of the index ([`Share`](crate::index::share::Share)) and nowhere else.
+//! The index knows blocks by sequence and lineage hashes. Events may give blocks in other ways: by the engine's own
+//! names, by several names for one block, after parents that have not arrived, or only by content. The translator
+//! resolves all this, for each holder separately. For a publisher that uses the contract's hashes, the translator
+//! stores nothing: its blocks are in the holder's share of the index ([`Share`](crate::index::share::Share)) and
+//! nowhere else.
 //!
 //! A block that the holder has is in one of two places:
 //!
 //! - among the runs, at a [`Spot`](crate::index::runs::Spot) that determines its whole prefix.
 //! - among the orphans, while the holder has never had its parent.
 //!
-//! The lane and threads that evict blocks take turns at a holder under a lock. Each file uses only the files above it:
+//! The holder's lane and the threads that evict blocks take turns at the holder, under a lock. Each file uses only
+//! the files above it:
 //!
 //! | file | what |
 //! |---|---|
@@ -19,10 +22,10 @@
 //! | `form.rs` | how a block is named, as a note that the share keeps with the block |
 //! | `blocks.rs` | blocks to be stored |
 //! | `orphans.rs`, `parking.rs` | blocks whose parent is not known; events that wait for their parent |
-//! | `state.rs` | all of that together, with the share |
+//! | `state.rs` | the whole state of a holder: its names, orphans, waiting events and share |
 //! | `find.rs`, `naming.rs` | finding blocks by name or hash; giving names and taking them away |
 //! | `resolve.rs`, `claims.rs` | hashes, names and place of the blocks of a stored event; parents that do not exist |
-//! | `settle.rs`, `store.rs`, `remove.rs` | storing blocks one by one, or one after the other; removing blocks |
+//! | `settle.rs`, `store.rs`, `remove.rs` | storing single blocks; storing consecutive blocks; removing blocks |
 //! | `holder.rs`, `dump.rs`, `turn.rs` | one holder, its blocks as events, and applying events |
 //! | `writer.rs`, `walked.rs` | the writer that a lane has; holders in walks |
 

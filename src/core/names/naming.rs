@@ -1,5 +1,5 @@
-//! Giving names to blocks, and taking them away. A block is held as long as it has a name with a tier, or tiers without a
-//! name.
+//! Giving names to blocks, and taking names away. A block is held as long as it has a name with a tier, or has tiers
+//! without a name.
 
 use crate::index::runs::{RunId, RunWriter, Spot};
 use crate::index::share::tier_bit;
@@ -26,9 +26,9 @@ impl HolderState {
         }
     }
 
-    /// Gives a block that has a place a further name with `tiers`, or adds `tiers` to a name that the block has.
-    /// Without `name`, the block's first name gets the tiers. If it has no name either, it gets the tiers without a
-    /// name. Returns false if the block has too many names.
+    /// Gives a further name with `tiers` to a block that has a place. If the block already has `name`, adds `tiers`
+    /// to that name. If `name` is `None`, the block's first name gets the tiers; a block without a name gets them
+    /// without a name. Returns `false` if the block has too many names.
     pub(super) fn name_again(
         &mut self,
         spot: Spot,
@@ -65,7 +65,7 @@ impl HolderState {
         true
     }
 
-    /// Returns the names of a block that are in the table.
+    /// Returns the names of a block that are in the holder's table of names.
     fn own_names(&self, spot: Spot) -> Aliases {
         let held = self.attributes(spot);
         match held.map(|held| (held.form(), held.tiers())) {
@@ -74,7 +74,7 @@ impl HolderState {
         }
     }
 
-    /// Returns the form in which a block at `spot` can keep its one name.
+    /// Returns the form in which the block at `spot` can keep `name` as its only name.
     pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &RunWriter<'_>) -> Form {
         match is_whole && runs.hash(spot) == name && runs.is_placed(spot) {
             true => Form::Hash,
@@ -82,8 +82,8 @@ impl HolderState {
         }
     }
 
-    /// Removes tiers from one name, or from all names, of a block that has several names. Returns whether any of these
-    /// tiers held the block. `None` if the block does not have several names.
+    /// Removes tiers from one name, or from all names, of a block that has several names. Returns whether the block
+    /// was in any of these tiers. `None` if the block does not have several names.
     pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<bool> {
         if !self.names.has_several() {
             return None;
@@ -104,7 +104,7 @@ impl HolderState {
         Some(withdrawn != 0)
     }
 
-    /// Removes blocks of a run from the holder, and their names from the tables. These are the blocks at the offsets
+    /// Removes blocks of a run from the holder, and their names from the tables. Removes the blocks at the offsets
     /// `from` to `to` whose form satisfies `is_it`.
     pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
         let mut at = from;
@@ -123,8 +123,8 @@ impl HolderState {
         }
     }
 
-    /// Removes from the holder the blocks at the offsets `from` to `to`. All of them have the same form, which is not
-    /// [`Form::Many`].
+    /// Removes the blocks at the offsets `from` to `to` from the holder. All of these blocks have the same form,
+    /// which is not [`Form::Many`].
     pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
         if form == Form::Own {
             self.names.remove(run, from, to);
@@ -132,8 +132,8 @@ impl HolderState {
         self.lose(Spot { run, offset: from }, to);
     }
 
-    /// Stores a block again that the holder has at the place `at`. The block may get a tier, a name or a whole hash in
-    /// addition.
+    /// Stores a block again that the holder already has at the place `at`. The block may get an additional tier, an
+    /// additional name or its whole hash.
     pub(super) fn extend(
         &mut self,
         at: Spot,
@@ -159,7 +159,7 @@ impl HolderState {
         }
     }
 
-    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
+    /// Marks a block as barred or not barred in a tier. Returns `false` if the block is not in that tier.
     pub(super) fn mark(&mut self, found: FoundBlock, tier: Tier, is_barred: bool) -> bool {
         match found {
             FoundBlock::Placed(spot) => self.share.mark(spot, tier, is_barred),

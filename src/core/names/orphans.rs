@@ -1,5 +1,5 @@
-//! Orphans: blocks whose parent the holder has never had. Their place among the runs is not known yet, so only the
-//! holder has them.
+//! Orphans: blocks whose parent the holder has never had. Their place in the runs is not known yet, so they are
+//! stored only with the holder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -14,22 +14,22 @@ use crate::wire::Tier;
 
 use super::alias::{Alias, add_name, withdraw_from};
 
-/// Key of an orphan. Keys are ordered by position, parent and own hash, so orphans that wait for one block stand
-/// together.
+/// Key of an orphan. Keys are ordered by position, parent and own hash, so orphans with the same parent are next to
+/// each other.
 pub(super) type Key = PositionalLineageHash;
 
-/// Number of orphans looked at in one go when orphans without a name are dropped.
+/// Number of orphans checked in one turn when orphans without a name are dropped.
 const DROPPED_MAX: usize = 4096;
-/// Most orphans with equal hashes that a search by hash looks at.
+/// Maximum number of orphans with equal hashes that a search by hash checks.
 const SAME_HASH_MAX: usize = 64;
 
-/// Names of a block without a place, oldest first.
+/// Names of an orphan, oldest first.
 type OrphanNames = SmallVec<[Alias; 1]>;
 
-/// Block without a place among the runs.
+/// Block that has no place in the runs.
 #[derive(Debug)]
 pub(super) struct Orphan {
-    /// Sequence hash, if `is_whole` tells that it is known.
+    /// Sequence hash of the block. It is the whole hash only if `is_whole` is true.
     hash: SequenceHash,
     is_whole: bool,
     /// Tiers that hold the block without a name, one bit each. 0 once the block has a name.
@@ -40,7 +40,7 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    /// Makes a block in some tiers, under this name if it has one.
+    /// Makes an orphan in `tiers`, under this name if there is one.
     pub(super) fn new(sequence_hash: Option<SequenceHash>, name: Option<u64>, tiers: u8) -> Self {
         Self {
             hash: sequence_hash.unwrap_or(SequenceHash(0)),
@@ -57,7 +57,7 @@ impl Orphan {
         self.nameless | named
     }
 
-    /// Notes whether the block is barred in one of its tiers.
+    /// Marks the block as barred or not barred in one of its tiers.
     pub(super) fn mark(&mut self, tier: Tier, is_barred: bool) {
         self.barred = marked(self.barred, tier, is_barred);
     }
@@ -77,14 +77,14 @@ fn hash_of(key: Key) -> (u64, Key) {
     (key.current_hash_fragment() & COMMON_MASK, key)
 }
 
-/// The blocks of a holder that have no place.
+/// Orphans of one holder: its blocks that have no place in the runs.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     blocks: BTreeMap<Key, Orphan>,
-    /// Keys by the bits of the sequence hash that every position keeps. Orphans whose hash is one of their names are
-    /// not here.
+    /// Keys of orphans, by the bits of the sequence hash that every position keeps. Orphans whose hash is one of
+    /// their names are not included.
     by_hash: BTreeSet<(u64, Key)>,
-    /// Keys by name. They are kept as bytes, which need no padding.
+    /// Keys of orphans, by name. The keys are stored as bytes, which need no padding.
     by_name: SplitMap<u64, [u8; 16]>,
 }
 
@@ -93,7 +93,7 @@ impl Orphans {
         self.blocks.len()
     }
 
-    /// Bytes of the orphans, roughly.
+    /// Approximate number of bytes that the orphans take.
     pub(super) fn bytes(&self) -> usize {
         // Nodes are half full at least.
         let trees =
@@ -110,7 +110,7 @@ impl Orphans {
         self.blocks.get(&key)
     }
 
-    /// Returns the blocks that can have this sequence hash.
+    /// Returns the orphans that can have this sequence hash.
     pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = Key> + '_ {
         let common = hash & COMMON_MASK;
         let first = Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0));
@@ -131,7 +131,7 @@ impl Orphans {
         self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }
 
-    /// Inserts a block, which must be absent. Its parent has no place.
+    /// Inserts an orphan, which must be absent. Its parent must have no place.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
             self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());
@@ -142,8 +142,8 @@ impl Orphans {
         self.blocks.insert(key, orphan);
     }
 
-    /// Adds a name with tiers, or tiers alone, to a block. Also notes its whole hash if only now it is known. Returns
-    /// false if the block is absent or has too many names.
+    /// Adds a name with tiers, or only tiers, to an orphan. Also stores its whole hash, if it was not known before.
+    /// Returns `false` if the orphan is absent or has too many names.
     pub(super) fn extend(
         &mut self,
         key: Key,
@@ -172,7 +172,7 @@ impl Orphans {
         true
     }
 
-    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
+    /// Marks an orphan as barred or not barred in a tier. Returns `false` if the orphan is not in that tier.
     pub(super) fn mark(&mut self, key: Key, tier: Tier, is_barred: bool) -> bool {
         let orphan = self.blocks.get_mut(&key);
         let Some(orphan) = orphan.filter(|orphan| orphan.tiers() & tier_bit(tier) != 0) else {
@@ -182,7 +182,7 @@ impl Orphans {
         true
     }
 
-    /// Removes a block, and returns it.
+    /// Removes an orphan and returns it.
     pub(super) fn remove(&mut self, key: Key) -> Option<Orphan> {
         let orphan = self.blocks.remove(&key)?;
         self.by_hash.remove(&hash_of(key));
@@ -192,7 +192,7 @@ impl Orphans {
         Some(orphan)
     }
 
-    /// Whether an orphan waits for the block at `position` with this hash or fragment.
+    /// Whether any orphan waits for the block at `position` with this hash or fragment.
     pub(super) fn is_awaited(&self, position: u64, hash: u64) -> bool {
         let Ok(position) = Position::new(position + 1) else {
             return false;
@@ -209,8 +209,8 @@ impl Orphans {
         Some((key, self.remove(key)?))
     }
 
-    /// Removes tiers from a block, under one name or under all. Returns whether any of these tiers held the block. A
-    /// block that no tier holds any more is removed.
+    /// Removes tiers from an orphan, under one name or under all names. Returns whether the orphan was in any of
+    /// these tiers. An orphan without tiers is removed.
     pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> bool {
         let Some(orphan) = self.blocks.get_mut(&key) else {
             return false;
@@ -232,8 +232,8 @@ impl Orphans {
         withdrawn != 0
     }
 
-    /// Looks at some orphans after the key `before`, and removes each that has no name. Returns how many were removed,
-    /// and the key of the last orphan looked at, if any.
+    /// Checks some orphans after the key `before`, and removes each that has no name. Returns the number of removed
+    /// orphans, and the key of the last orphan checked, if any.
     pub(super) fn drop_nameless(&mut self, before: Option<Key>) -> (usize, Option<Key>) {
         let after = before.map_or(Bound::Unbounded, Bound::Excluded);
         let some = self.blocks.range((after, Bound::Unbounded)).take(DROPPED_MAX);

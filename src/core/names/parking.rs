@@ -1,4 +1,4 @@
-//! Parking: stored events that wait, because their parent has not come yet.
+//! Parking: keeping stored events whose parent has not arrived yet.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,20 +8,20 @@ use crate::wire::{BlockContent, BlockNames, Resumable, ResumableBlocks, StoredBl
 
 use super::blocks::NewBlock;
 
-/// Event that waits for its parent.
+/// Stored event that waits for its parent.
 #[derive(Debug)]
 pub(crate) struct ParkedEvent {
     /// The engine's name of the parent.
     pub(crate) parent: u64,
     pub(crate) stored: StoredBlocks,
     pub(crate) tier: Tier,
-    /// Engine's names of the blocks of this event that have not been removed while it waited.
+    /// Engine's names of the event's blocks that were not removed while the event waited.
     remaining: HashSet<u64>,
     deadline_us: u64,
     stamp: u64,
 }
 
-/// Bytes of the blocks of an event.
+/// Returns the number of bytes that the blocks of an event take.
 fn bytes_of(stored: &StoredBlocks) -> usize {
     let names = match &stored.names {
         BlockNames::Sequence { hashes, .. } => hashes.capacity() * 8,
@@ -37,12 +37,12 @@ fn bytes_of(stored: &StoredBlocks) -> usize {
     names + content + runs + own * 8
 }
 
-/// Bytes of a set of `names` names.
+/// Returns the number of bytes of a set of `names` names.
 fn bytes_of_names(names: usize) -> usize {
     names * (size_of::<u64>() + 1) / 7 * 8
 }
 
-/// Bytes that an event would take while it waits, roughly.
+/// Returns the approximate number of bytes that an event takes while it waits.
 pub(super) fn bytes_to_wait(stored: &StoredBlocks) -> usize {
     size_of::<ParkedEvent>() + bytes_of(stored) + bytes_of_names(stored.names.len() * 2)
 }
@@ -52,7 +52,7 @@ impl ParkedEvent {
         size_of::<Self>() + bytes_of(&self.stored) + bytes_of_names(self.remaining.capacity())
     }
 
-    /// Sets whether blocks of this event are resumable: all blocks that have one of these names or hashes.
+    /// Marks blocks of this event as resumable or not: all blocks that have one of these names or hashes.
     fn mark(&mut self, hashes: &HashSet<u64>, keys: &HashSet<PositionalLineageHash>, resumable: bool) {
         let names = self.stored.engine_hashes.as_ref();
         let is_meant = |index: usize| {
@@ -86,11 +86,11 @@ pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
     }
 }
 
-/// Most removals of one holder that are remembered while events wait.
+/// Maximum number of removals of one holder that are remembered while events wait.
 pub(crate) const UNPLACED_MAX: usize = 65_536;
 
-/// Removed block that the holder does not have under that name. It may be a block of an event that waits, whose places
-/// are not known yet.
+/// Removed block that the holder does not have under the given name. It may be a block of a waiting event, whose
+/// place is not known yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unplaced {
     /// Block given by its sequence hash.
@@ -99,13 +99,13 @@ pub(crate) enum Unplaced {
     Key(PositionalLineageHash),
 }
 
-/// The events of one holder that wait for their parents, oldest first.
+/// Waiting events of one holder, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
-    /// Number of events that have had to wait so far.
+    /// Number of events that have been parked so far.
     stamp: u64,
-    /// Removals that came while some event waited, each with the value of `stamp` at its last arrival.
+    /// Removals that arrived while an event waited. Each has the value of `stamp` when it last arrived.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 
@@ -114,13 +114,13 @@ impl Parking {
         self.events.len()
     }
 
-    /// Bytes of the events that wait, and of the removals remembered for them.
+    /// Number of bytes of the waiting events, and of the removals remembered for them.
     pub(crate) fn bytes(&self) -> usize {
         let unplaced = self.unplaced.capacity() * (size_of::<((Tier, Unplaced), u64)>() + 1);
         self.events.iter().map(ParkedEvent::bytes).sum::<usize>() + unplaced / 7 * 8
     }
 
-    /// Forgets the remembered removals, if no event waits any more.
+    /// Forgets the remembered removals, if no event is waiting.
     pub(crate) fn settle(&mut self) {
         let keeps_room = self.events.capacity() > 0 || self.unplaced.capacity() > 0;
         if self.events.is_empty() && keeps_room {
@@ -128,13 +128,14 @@ impl Parking {
         }
     }
 
-    /// Removes all events that wait, and returns them. Forgets the remembered removals.
+    /// Removes all waiting events and returns them. Forgets the remembered removals.
     pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
         std::mem::take(self).events
     }
 
-    /// Lets `stored` wait for `parent`. Returns how many blocks had to be dropped to stay within the bounds, of older
-    /// events or of `stored` itself. Blocks that were removed while they waited do not count: they are not lost.
+    /// Parks `stored` until `parent` arrives. Returns the number of blocks, of older events or of `stored`, that had
+    /// to be dropped to stay within the bounds. Blocks that were removed while they waited are not lost and do not
+    /// count.
     pub(crate) fn park(
         &mut self,
         parent: u64,
@@ -167,19 +168,19 @@ impl Parking {
         dropped
     }
 
-    /// Number of blocks that wait.
+    /// Number of blocks in the waiting events.
     fn blocks(&self) -> usize {
         self.events.iter().map(|event| event.stored.names.len()).sum()
     }
 
-    /// Removes the oldest event whose parent `is_known` now, and returns it.
+    /// Removes the oldest event for whose parent `is_known` returns true, and returns it.
     pub(crate) fn take_ready(&mut self, mut is_known: impl FnMut(u64) -> bool) -> Option<ParkedEvent> {
         let index = self.events.iter().position(|event| is_known(event.parent))?;
         Some(self.events.remove(index))
     }
 
-    /// Drops the events that have waited too long. Returns how many blocks were dropped, without blocks that were
-    /// removed while they waited.
+    /// Drops the events that have waited too long. Returns the number of dropped blocks, not counting blocks that
+    /// were removed while they waited.
     pub(crate) fn expire(&mut self, now_us: u64) -> usize {
         let is_due = |event: &&ParkedEvent| event.deadline_us <= now_us;
         let due = self.events.iter().take_while(is_due).count();
@@ -187,8 +188,8 @@ impl Parking {
         dropped.map(|event| event.remaining.len()).sum()
     }
 
-    /// Notes the removal of a block that the holder does not have. If a waiting event has the block, it must not be
-    /// stored with that event. Returns how many blocks had to be dropped to stay within the bounds.
+    /// Records the removal of a block that the holder does not have. If a waiting event has the block, the block must
+    /// not be stored with that event. Returns the number of blocks that had to be dropped to stay within the bounds.
     pub(crate) fn note_unplaced(&mut self, removed: Unplaced, tier: Tier) -> usize {
         let Some(oldest) = self.events.first().map(|event| event.stamp) else {
             return 0;
@@ -204,14 +205,15 @@ impl Parking {
         self.drop_all()
     }
 
-    /// Drops all events that wait, and the remembered removals. Returns the number of blocks lost.
+    /// Drops all waiting events and the remembered removals. Returns the number of lost blocks.
     pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();
         dropped
     }
 
-    /// Whether a block of an event that has waited is still to be stored: it was not removed meanwhile.
+    /// Whether a block of an event that waited is still to be stored, because it was not removed while the event
+    /// waited.
     pub(super) fn keeps(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
         let is_removed = |removed| {
             let stamp = self.unplaced.get(&(event.tier, removed));
@@ -223,9 +225,9 @@ impl Parking {
             && !hash.is_some_and(is_removed)
     }
 
-    /// Notes whether blocks of waiting events are resumable. If `blocks` has lineage hashes, it is not known yet
-    /// whether they mean blocks of events that give sequence hashes. So waiting events with sequence hashes are dropped
-    /// then. Returns how many blocks were dropped.
+    /// Marks blocks of waiting events as resumable or not. If `blocks` has lineage hashes, they may mean blocks of
+    /// waiting events that give sequence hashes, which cannot be known yet. So in that case such waiting events are
+    /// dropped. Returns the number of dropped blocks.
     pub(crate) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) -> usize {
         if self.events.is_empty() {
             return 0;
@@ -245,7 +247,7 @@ impl Parking {
         dropped
     }
 
-    /// Notes that the block called `name` was removed. Returns whether an event that waits has it.
+    /// Records that the block called `name` was removed. Returns whether a waiting event has that block.
     pub(crate) fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
         let mut is_noted = false;
         for event in self.events.iter_mut().filter(|event| event.tier == tier) {

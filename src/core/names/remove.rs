@@ -16,11 +16,12 @@ use super::orphans::Key;
 use super::parking::Unplaced;
 use super::state::{HolderState, Work};
 
-/// Hash in a removed event that is not the name of a held block, and whether a waiting event has a block of that name.
+/// Hash in a removed event that is not the name of a held block. The flag tells whether a waiting event has a block
+/// of that name.
 pub(super) type Other = (u64, bool);
 
-/// Removes from `others` each hash that an earlier mention in the same event has removed as a name. `names` are all
-/// hashes of that event. Returns how many hashes were removed.
+/// Removes from `others` each hash that the same event mentions earlier and that was then removed as a name. `names`
+/// are all hashes of the event. Returns the number of hashes taken out.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
         // None was a name.
@@ -41,8 +42,8 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Removes from `others` the repeated mentions of blocks of waiting events. The first mention stays, because it has
-/// kept the waiting block from being stored. Returns how many mentions were removed.
+/// Removes from `others` the repeated mentions of blocks of waiting events. The first mention stays: it keeps the
+/// waiting block from being stored. Returns the number of mentions taken out.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
     let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();
@@ -53,9 +54,9 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the start and end of the stretch of blocks, from the block at `offset` on forwards or backwards, that have
-/// these names in order. `names` begin after that block's own name. `after` and `before` are the names of the blocks on
-/// its two sides.
+/// Returns the start and end of a stretch that contains the block at `offset` and neighbours whose names are `names`
+/// in order. The neighbours are either all after the block or all before it. `names` begins after the block's own
+/// name. `after` and `before` are the names of the blocks on the two sides.
 fn along(
     offset: u16,
     names: &[SequenceHash],
@@ -73,9 +74,9 @@ fn along(
 }
 
 impl HolderState {
-    /// Removes blocks by name, in a fast way. This works only if every block of the holder has names of its own and no
-    /// event waits. Returns how many names are done; 0 if the condition is not met. If it is met and names are left, no
-    /// block has the first of these.
+    /// Removes blocks by name with less work than [`Self::remove_names`]. This works only if every block of the
+    /// holder has its own names and no event is waiting. Returns the number of names done, which is 0 if this
+    /// condition is not met. If it is met and names are left, no block has the first of the remaining names.
     fn remove_own(&mut self, names: &[SequenceHash], work: &mut Work<'_>) -> usize {
         let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {
@@ -93,7 +94,8 @@ impl HolderState {
         })
     }
 
-    /// Removes the blocks that an event gives by `names`. Hashes that no block has as a name are added to `others`.
+    /// Removes the blocks that an event gives by `names`. Appends to `others` the hashes that are not the name of any
+    /// block.
     pub(super) fn remove_names(
         &mut self,
         names: &[SequenceHash],
@@ -133,8 +135,8 @@ impl HolderState {
         }
     }
 
-    /// Removes a block under the first of `names`, and the neighbours on one side that have the next names. Returns how
-    /// many names are done. If `names` is empty, removes the block under all its names.
+    /// Removes a block under the first of `names`, and the neighbours on one side that have the next names. Returns
+    /// the number of names done. If `names` is empty, removes the block under all its names.
     fn remove_along(
         &mut self,
         found: FoundBlock,
@@ -179,8 +181,8 @@ impl HolderState {
         blocks
     }
 
-    /// Returns the stretch to be removed. It has the block at `spot`, which is held under one name or none, and the
-    /// neighbours with the same attributes that have these names.
+    /// Returns the stretch of blocks to remove. It contains the block at `spot`, which has at most one name, and
+    /// neighbours with the same attributes whose names are `names` in order.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
         let part = self.share.part(spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;
@@ -197,7 +199,7 @@ impl HolderState {
         Some(Interval { from, to, attributes })
     }
 
-    /// Notes removals that may mean blocks of events that wait.
+    /// Records removals that may mean blocks of waiting events.
     pub(super) fn note_unplaced(&mut self, removed: impl Iterator<Item = Unplaced>, work: &mut Work<'_>) {
         if self.parking.len() > 0 {
             let dropped = removed.map(|removed| self.parking.note_unplaced(removed, work.tier));
@@ -210,9 +212,9 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks by sequence hashes, each block under all its names, as a removal by lineage hash does. If a hash
-    /// names a block of a waiting event, it means that block alone: the block will not be stored with the event, and
-    /// held blocks stay.
+    /// Removes blocks by sequence hashes, each block under all its names, as a removal by lineage hash does. If a
+    /// hash names a block of a waiting event, it means only that block: the block will not be stored with the event,
+    /// and held blocks stay.
     pub(super) fn remove_hashes(&mut self, hashes: &[Other], work: &mut Work<'_>) {
         let unplaced = hashes.iter().filter(|(_, waits)| !waits);
         self.note_unplaced(unplaced.map(|(hash, _)| Unplaced::Hash(*hash)), work);
@@ -227,7 +229,7 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks by lineage hashes, each under all its names.
+    /// Removes the blocks that lineage hashes give. Each block is removed under all its names.
     pub(super) fn remove_keys(&mut self, keys: &[Key], work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| FoundBlock::Orphan(*key));
@@ -236,7 +238,7 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks under all their names.
+    /// Removes the blocks in `found`. Each block is removed under all its names.
     fn remove_found(&mut self, found: SmallVec<[FoundBlock; 2]>, work: &mut Work<'_>) {
         if found.is_empty() {
             work.applied.count_removed(false);

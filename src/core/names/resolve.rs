@@ -1,4 +1,4 @@
-//! The blocks that a stored event means: their places in the index's chain, and the engine's names for them.
+//! Resolving a stored event: finding the places of its blocks in the index's chain, and the engine's names for them.
 
 use std::borrow::Cow;
 
@@ -15,14 +15,14 @@ use super::find::Start;
 use super::marks::Marks;
 use super::state::HolderState;
 
-/// Reason why an event's blocks cannot be stored, or not yet.
+/// Reason why an event's blocks cannot be stored, or cannot be stored yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unresolved {
     UnknownParent(u64),
     Rejected(RejectReason),
 }
 
-/// Blocks of a stored event.
+/// Blocks of a stored event, with their hashes and names known.
 #[derive(Debug)]
 pub(super) enum Resolved<'e> {
     /// Blocks named by lineage hashes, in any order.
@@ -31,23 +31,23 @@ pub(super) enum Resolved<'e> {
     Sequence(ResolvedSequence<'e>),
 }
 
-/// Consecutive blocks. All their positions are in range.
+/// Consecutive blocks of a stored event. All their positions are in range.
 #[derive(Debug)]
 pub(super) struct ResolvedSequence<'e> {
     start: Start,
     /// Sequence hashes of the blocks in the index's chain.
     pub(super) hashes: Cow<'e, [SequenceHash]>,
-    /// Engine's names for the blocks; `None` if the names are the hashes.
+    /// Engine's names for the blocks; `None` if the names are the sequence hashes.
     pub(super) names: Option<&'e [u64]>,
-    /// Whether the hashes are not the contract's chain over the content beside them.
+    /// Whether the hashes differ from the contract's chain over the event's content.
     pub(super) is_foreign: bool,
-    /// Which of the blocks are resumable.
+    /// Marks that tell which of the blocks are resumable.
     pub(super) marks: Marks<'e>,
 }
 
 impl ResolvedSequence<'_> {
-    /// Returns the blocks as a sequence to be stored among the runs. `kept` tells which of them the holder keeps.
-    /// `None` if the block before the first has no place.
+    /// Returns the blocks as a sequence that can be stored in the runs. `kept` tells which of them the holder keeps.
+    /// `None` if the block before the first block has no place.
     pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
         (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {
             parent: self.start.spot,
@@ -66,7 +66,7 @@ impl ResolvedSequence<'_> {
         new_blocks(position, parent, &self.hashes, self.all_names(), self.marks)
     }
 
-    /// Returns the engine's names for the blocks, even if the names are the hashes.
+    /// Returns the engine's names for the blocks, also if the names are the hashes.
     fn all_names(&self) -> &[u64] {
         self.names
             .unwrap_or_else(|| SequenceHash::peel_slice(&self.hashes))
@@ -74,8 +74,8 @@ impl ResolvedSequence<'_> {
 }
 
 impl HolderState {
-    /// Returns the start of an event's blocks, which are consecutive. Fails if the parent is unknown and the event
-    /// gives no position.
+    /// Returns where the consecutive blocks of an event start. Fails if the parent is unknown and the event gives no
+    /// position.
     pub(super) fn start_of(&self, stored: &StoredBlocks, runs: &RunWriter<'_>) -> Result<Start, Unresolved> {
         let (parent, position) = match &stored.names {
             BlockNames::Sequence {
@@ -95,7 +95,8 @@ impl HolderState {
     }
 }
 
-/// Finds out the hashes and names of an event's blocks. If the blocks are consecutive, they begin at `start`.
+/// Determines the hashes and names of an event's blocks. If the blocks are consecutive, the first block is at
+/// `start`.
 pub(super) fn resolve<'e>(
     stored: &'e StoredBlocks,
     settings: &NamespaceSettings,
@@ -139,7 +140,7 @@ fn blocks_of(keys: &[PositionalLineageHash], names: Option<&[u64]>, marks: Marks
     keys.iter().enumerate().zip(marks.flags()).map(block).collect()
 }
 
-/// Computes the contract's chain over the content of an event.
+/// Computes the contract's hash chain from the content of an event.
 fn recompute(
     content: Option<&BlockContent>,
     blocks: usize,
@@ -157,8 +158,8 @@ fn recompute(
     Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
 }
 
-/// Whether `hashes` are not the contract's chain over `content`. Checking one block of an event is enough, because a
-/// foreign engine's hashes never fit.
+/// Whether `hashes` differ from the contract's chain over `content`. Checking one block of an event is enough,
+/// because the hashes of a foreign engine never match.
 fn is_foreign_chain(
     content: Option<&BlockContent>,
     start: Start,

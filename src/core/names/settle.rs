@@ -1,4 +1,4 @@
-//! Storing blocks one by one, by their lineage hashes: each block gets its place when its parent has one.
+//! Storing single blocks by their lineage hashes. Each block gets its place as soon as its parent has one.
 
 use crate::hash::{Position, SequenceHash};
 use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
@@ -11,8 +11,8 @@ use super::form::{self, Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
-/// Number of steps after which other writers have a turn. A step gives one orphan its place, or finds that no more
-/// orphans wait for a block.
+/// Number of adopting steps after which other writers have a turn. A step gives one orphan its place, or finds that
+/// no more orphans wait for a block.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
@@ -71,7 +71,7 @@ impl HolderState {
         self.settle(key, orphan, work);
     }
 
-    /// Gives a new block its place, if its parent has one. Otherwise the block becomes an orphan.
+    /// Gives a new block its place if its parent has one. Otherwise makes the block an orphan.
     fn settle(&mut self, key: Key, orphan: Orphan, work: &mut Work<'_>) {
         let parent = self.find_before(key, &work.runs);
         let has_place = parent.is_some() || key.position() == 0;
@@ -85,7 +85,8 @@ impl HolderState {
         self.settle_after(parent, key, &orphan, work);
     }
 
-    /// Returns the place of the parent of the block with this lineage hash, if the holder has the parent.
+    /// Returns the place of the parent of the block with this lineage hash. `None` if the holder does not have the
+    /// parent.
     fn find_before(&self, key: Key, runs: &RunWriter<'_>) -> Option<Spot> {
         let (position, fragment) = (key.position(), key.parent_hash_fragment());
         runs.find_place(fragment, |spot| {
@@ -97,7 +98,7 @@ impl HolderState {
         })
     }
 
-    /// Gives a block its place after `parent`, or at position 0.
+    /// Gives a block its place: after `parent`, or at position 0 if there is no parent.
     fn settle_after(&mut self, parent: Option<Spot>, key: Key, orphan: &Orphan, work: &mut Work<'_>) {
         let fragment = SequenceHash(key.current_hash_fragment());
         let (known, position) = (orphan.sequence_hash(), Position::from(key).as_u32());
@@ -109,8 +110,8 @@ impl HolderState {
         self.adopt(spot, spot.offset + 1);
     }
 
-    /// Moves an orphan to its place at `spot`. If the holder has a block there, that block gets the orphan's tiers and
-    /// names.
+    /// Moves an orphan to its place at `spot`. If the holder already has a block there, that block gets the orphan's
+    /// tiers and names.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &RunWriter<'_>) {
         let (end, is_whole) = (spot.offset + 1, orphan.sequence_hash().is_some());
         let held = self.attributes(spot);
@@ -130,7 +131,7 @@ impl HolderState {
         }
     }
 
-    /// Moves the orphan that is the block at `at`, if there is one, to that place. Returns whether there was such an
+    /// If one of the orphans is the block at `at`, moves that orphan to this place. Returns whether there was such an
     /// orphan.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &RunWriter<'_>) -> bool {
         let key = runs.key(at);
@@ -144,7 +145,7 @@ impl HolderState {
         is_it
     }
 
-    /// Notes that orphans may have waited for the blocks from `first` on, up to the offset `end`. [`Self::adopt_some`]
+    /// Records that orphans may have waited for the blocks from `first` up to the offset `end`. [`Self::adopt_some`]
     /// must be called afterwards.
     pub(super) fn adopt(&mut self, first: Spot, end: u16) {
         if self.orphans.len() > 0 {
@@ -153,8 +154,8 @@ impl HolderState {
         }
     }
 
-    /// Gives places to some orphans whose parents have come, and then to orphans that waited for these. Returns whether
-    /// there may be more.
+    /// Gives places to some orphans whose parents have arrived, and then to the children of these orphans. Returns
+    /// whether more orphans may be left to place.
     pub(super) fn adopt_some(&mut self, work: &mut Work<'_>) -> bool {
         for _ in 0..ADOPTING_STEPS {
             let Some(parent) = self.adopting.last().copied() else {

@@ -1,4 +1,4 @@
-//! Everything that is known of one holder's blocks.
+//! State of one holder: its blocks, their names, orphans and waiting events.
 
 use crate::index::runs::{RunView, RunWriter, Spot};
 use crate::index::share::{Attributes, Part, Share};
@@ -10,52 +10,52 @@ use super::orphans::Orphans;
 use super::parking::Parking;
 use super::table::Names;
 
-/// Number of blocks after which others have a turn.
+/// Number of blocks after which other writers have a turn.
 pub(super) const TURN_BLOCKS: usize = 1024;
 
-/// Everything that applying an event needs beside the holder's own state.
+/// Everything that applying an event needs in addition to the holder's own state.
 pub(super) struct Work<'a> {
     pub(super) runs: RunWriter<'a>,
-    /// The outcome so far.
+    /// Outcome of the event so far.
     pub(super) applied: &'a mut Applied,
-    /// The tier of the event's blocks.
+    /// Tier of the event's blocks.
     pub(super) tier: Tier,
     /// Maximum number of blocks of the holder.
     pub(super) blocks_max: usize,
-    /// Maximum bytes of waiting events of all holders together.
+    /// Maximum number of bytes of the waiting events of all holders together.
     pub(super) waiting_bytes_max: u64,
 }
 
 impl Work<'_> {
-    /// Notes that `blocks` blocks were left out, because there is no room for them.
+    /// Counts `blocks` blocks as rejected, because there is no room for them.
     pub(super) fn reject_full(&mut self, blocks: usize) {
         self.applied.reject(RejectReason::Capacity, blocks);
     }
 }
 
-/// The blocks of one holder, and its events that wait.
+/// The blocks of one holder, and its waiting events.
 #[derive(Debug, Default)]
 pub(super) struct HolderState {
-    /// The blocks that have places, for queries.
+    /// Blocks that have places in the runs. Queries see only these blocks.
     pub(super) share: Share,
-    /// The engine's names of these blocks, apart from names that are the blocks' hashes.
+    /// Engine's names of the blocks in the share, except names that equal the blocks' hashes.
     pub(super) names: Names,
     pub(super) orphans: Orphans,
-    /// Blocks that some orphans may have waited for. Empty between events.
+    /// Blocks for which some orphans may have waited. Empty between events.
     pub(super) adopting: Vec<Spot>,
     pub(super) parking: Parking,
-    /// Memory of the holder that is accounted for.
+    /// Memory of the holder that has been counted in the usage.
     accounted: Change,
-    /// Whether the engine gives names to blocks. Not all blocks need have names.
+    /// Whether the engine names blocks. Even then, some blocks may have no name.
     pub(super) uses_names: bool,
     /// Whether blocks without a name are refused.
     pub(super) refuses_nameless: bool,
-    /// Whether blocks have been evicted since the last event.
+    /// Whether any blocks have been evicted since the last event.
     pub(super) is_cut: bool,
 }
 
 impl HolderState {
-    /// Makes the state of a holder that has nothing but the empty `share`.
+    /// Makes the state of a holder that has nothing, with the empty `share`.
     pub(super) fn of(share: Share) -> Self {
         Self {
             share,
@@ -63,7 +63,7 @@ impl HolderState {
         }
     }
 
-    /// Returns the state with which the holder begins anew.
+    /// Returns the empty state with which the holder starts again.
     pub(super) fn emptied(&self) -> Self {
         Self {
             accounted: self.accounted,
@@ -71,7 +71,7 @@ impl HolderState {
         }
     }
 
-    /// Number of blocks that the holder has, including blocks behind holes.
+    /// Number of blocks that the holder has, including blocks after holes.
     pub(super) fn blocks(&self) -> usize {
         self.share.blocks() + self.orphans.len()
     }
@@ -80,8 +80,9 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If these are many, other writers have turns
-    /// at the runs meanwhile. Blocks that the holder has put among the runs are kept until they can be published.
+    /// Runs `work`, which changes only this holder's state, on `blocks` blocks. If there are many blocks, other
+    /// writers have turns at the runs meanwhile. Blocks that the holder has put into the runs are kept until they can
+    /// be published.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,
@@ -94,7 +95,7 @@ impl HolderState {
         }
     }
 
-    /// Publishes all changes, in one step, and accounts for them.
+    /// Publishes all changes in one step, and counts them in the usage.
     pub(super) fn publish(&mut self, runs: &mut RunWriter<'_>) {
         self.share.publish(runs);
         self.account(runs);
@@ -115,7 +116,7 @@ impl HolderState {
         self.accounted = now;
     }
 
-    /// Removes blocks that have places from the share. Their names must be out of the table.
+    /// Removes blocks that have places from the share. Their names must already be removed from the table.
     pub(super) fn lose(&mut self, from: Spot, end: u16) {
         self.share.set(from, end, None);
         let end = self.share.part(from.run).map_or(0, Part::end);

@@ -16,8 +16,8 @@ use super::orphans::Key;
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
 impl HolderState {
-    /// Stores as many blocks of a sequence as suit one turn, and leaves the rest in `sequence`. Returns whether the
-    /// rest needs another turn. If so, the holder has the block before the rest.
+    /// Stores as many blocks of a sequence as one turn can handle, and leaves the rest in `sequence`. Returns whether
+    /// the rest needs another turn. If so, the holder has the block before the rest.
     pub(super) fn store_sequence(&mut self, sequence: &mut Sequence<'_>, work: &mut Work<'_>) -> bool {
         let mut done = 0;
         while let Some(first) = sequence.hashes.first() {
@@ -65,8 +65,8 @@ impl HolderState {
         false
     }
 
-    /// Handles blocks for a full holder that lacks the first of them. Only blocks that the holder has already are
-    /// stored again. If it has no orphans, all blocks are rejected.
+    /// Handles blocks for a full holder that lacks the first of them. Blocks that the holder already has are stored
+    /// again; all others are rejected. If the holder has no orphans, all blocks are rejected.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());
@@ -80,7 +80,8 @@ impl HolderState {
         }
     }
 
-    /// Gives the holder the first blocks of a sequence. These are the blocks of a run from `at` up to the offset `end`.
+    /// Stores the first blocks of a sequence for the holder. They are already in a run, from `at` up to the offset
+    /// `end`.
     fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
         while at.offset < end {
             // Blocks go one by one if some are left out.
@@ -99,7 +100,7 @@ impl HolderState {
         }
     }
 
-    /// Gives the holder new blocks, as many as can be stored together. Returns how many blocks are done.
+    /// Stores new blocks for the holder, as many as can be stored together. Returns the number of blocks stored.
     fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
         let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
@@ -134,7 +135,7 @@ impl HolderState {
         count
     }
 
-    /// Number of new blocks from `at` on that can be held together under their hashes: at least the first, and at most
+    /// Number of new blocks from `at` on that can be stored together under their hashes: at least 1, at most
     /// `wanted`.
     fn named_by_hash(&self, sequence: &Sequence<'_>, at: Spot, wanted: usize, runs: &RunWriter<'_>) -> usize {
         let clashes = self.names.len() > 0 || runs.has_doubles();
@@ -160,8 +161,9 @@ impl HolderState {
         count
     }
 
-    /// Enters names of new blocks from `at` on into the table, up to the first name that is its block's hash. The first
-    /// block's name is not its hash. Enters at most `wanted` names, and returns how many.
+    /// Inserts names of new blocks, from `at` on, into the holder's table. Stops at the first name that equals its
+    /// block's hash; the first block's name does not equal its hash. Inserts at most `wanted` names, and returns
+    /// their number.
     fn enter_own(
         &mut self,
         sequence: &Sequence<'_>,
@@ -185,7 +187,7 @@ impl HolderState {
         }
     }
 
-    /// Stores again blocks that the holder has already, all with the attributes `held`. Returns how many blocks are
+    /// Stores blocks again that the holder already has, all with the attributes `held`. Returns the number of blocks
     /// done.
     fn hold_again(
         &mut self,
@@ -231,9 +233,9 @@ impl HolderState {
         1
     }
 
-    /// Gives a further name to the block at `at`, and to the blocks after it as long as their names are new. Returns
-    /// how many blocks got one. All these blocks have the attributes `held`. Every block of the holder must have names
-    /// of its own.
+    /// Gives a further name to the block at `at` and to the following blocks, as long as the names are new. Returns
+    /// the number of blocks that got a name. All these blocks have the attributes `held`. Every block of the holder
+    /// must have its own names.
     fn hold_copies(
         &mut self,
         sequence: &Sequence<'_>,
@@ -254,8 +256,8 @@ impl HolderState {
         count
     }
 
-    /// Notes whether blocks are barred in the event's tier. Each of `names` is a block's name, or a sequence hash if no
-    /// block has that name.
+    /// Marks blocks as barred or not barred in the event's tier. Each of `names` is a block's name, or a sequence
+    /// hash if no block has that name.
     pub(super) fn mark_names(&mut self, names: &[SequenceHash], is_barred: bool, work: &mut Work<'_>) {
         for SequenceHash(name) in names {
             let mut found: SmallVec<[FoundBlock; 2]> =
@@ -267,7 +269,7 @@ impl HolderState {
         }
     }
 
-    /// Notes whether blocks, given by lineage hashes, are barred in the event's tier.
+    /// Marks blocks, given by lineage hashes, as barred or not barred in the event's tier.
     pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| FoundBlock::Orphan(*key));
@@ -290,9 +292,9 @@ impl HolderState {
     }
 }
 
-/// Returns the leading names of a sequence that can go into the table together. They are for the blocks from `at` on,
-/// which have these `hashes`. The first name is taken unchecked. The names end before a name that is its block's hash,
-/// or for which `is_other` is true.
+/// Returns the leading names of a sequence that can be inserted into the table together. They are for the blocks from
+/// `at` on, which have these `hashes`. The first name is not checked. The names end before a name that equals its
+/// block's hash, or for which `is_other` is true.
 fn own_names<'a>(
     sequence: &Sequence<'a>,
     at: Spot,
@@ -307,7 +309,7 @@ fn own_names<'a>(
     &sequence.names[..blocks.take_while(is_own).count()]
 }
 
-/// Number of leading `names` that equal the blocks' own names.
+/// Number of leading names in `names` that equal the blocks' own names.
 fn agreement(names: &[u64], own: impl Iterator<Item = u64>) -> usize {
     own.zip(names).take_while(|(own, name)| own == *name).count()
 }

@@ -1,8 +1,8 @@
-//! Table of the names that an engine has for a holder's blocks. Only names that are not the block's sequence hash are
-//! here.
+//! Table of the engine's names for a holder's blocks. It has only names that are not the sequence hash of their
+//! block.
 //!
-//! A map leads from each name to a place. The names themselves are in a column for each run: the first name of each
-//! block in an array, and further names in [`Copies`].
+//! A map gives the place of each name. The names themselves are stored in a column for each run: the first name of
+//! each block in an array, and further names in [`Copies`].
 
 use crate::index::runs::{RunId, Spot};
 use crate::name_map::NameMap;
@@ -11,49 +11,50 @@ use crate::split_map::SplitMap;
 use super::alias::{Alias, Aliases};
 use super::copies::Copies;
 
-/// Names of a holder's blocks that have names of their own; see the module.
+/// Names of a holder's blocks that are not the blocks' hashes.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     map: NameMap,
     columns: SplitMap<RunId, NameColumn>,
-    /// Number of names that are not the first of their block.
+    /// Number of further names: names that are not the first of their block.
     further: usize,
-    /// Bytes that these further names take in columns.
+    /// Bytes that the further names take in the columns.
     copies_bytes: usize,
 }
 
 /// Names of the blocks of one run.
 #[derive(Debug, Default)]
 struct NameColumn {
-    /// First names of the blocks from the offset `from` on. Entries of blocks without names of their own mean nothing.
+    /// First names of the blocks from the offset `from` on. Entries of blocks that have no names here are
+    /// meaningless.
     firsts: Vec<u64>,
     from: u16,
-    /// Names after the first, of blocks that have several.
+    /// Further names of blocks that have several names.
     copies: Option<Box<Copies>>,
 }
 
-/// Number of further names among the names of a block.
+/// Number of further names among `names`, the names of a block.
 fn further(names: &[Alias]) -> usize {
     names.len().saturating_sub(1)
 }
 
 impl Names {
-    /// Number of names.
+    /// Number of names in the table.
     pub(super) fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Number of blocks that have names here.
+    /// Number of blocks that have names in this table.
     pub(super) fn blocks(&self) -> usize {
         self.map.len() - self.further
     }
 
-    /// Whether a block can have several names.
+    /// Whether any block can have several names.
     pub(super) fn has_several(&self) -> bool {
         self.further > 0
     }
 
-    /// Bytes of the table.
+    /// Number of bytes that the table takes.
     pub(super) fn bytes(&self) -> usize {
         // First names are in columns, roughly as many as the map has.
         let firsts = self.blocks() * size_of::<u64>();
@@ -81,13 +82,13 @@ impl Names {
         column.is_some_and(|column| column.has(spot.offset, name))
     }
 
-    /// Returns the first names of blocks that all have names here.
+    /// Returns the first names of blocks, all of which must have names in this table.
     pub(super) fn firsts(&self, run: RunId, from: u16, to: u16) -> &[u64] {
         let column = self.columns.get(&run);
         column.map_or(&[], |column| column.firsts(from, to))
     }
 
-    /// Returns the names of a block that has names here, oldest first. `tiers` are the tiers of the block.
+    /// Returns the names of a block that has names in this table, oldest first. `tiers` are the tiers of the block.
     pub(super) fn of(&self, spot: Spot, tiers: u8) -> Aliases {
         let column = self.columns.get(&spot.run);
         column.map_or_else(Aliases::new, |column| column.names(spot.offset, tiers))
@@ -102,7 +103,7 @@ impl Names {
         copies.is_none_or(|copies| copies.has_room(spot.offset))
     }
 
-    /// Replaces the names of one block. `before` are the names that it has here; `after` those that it is to have.
+    /// Replaces the names of one block. `before` are its current names in this table; `after` are its new names.
     pub(super) fn replace(&mut self, spot: Spot, before: &[Alias], after: &[Alias]) {
         let is_in = |names: &[Alias], name: u64| names.iter().any(|alias| alias.name == name);
         for Alias { name, .. } in before.iter().filter(|alias| !is_in(after, alias.name)) {
@@ -121,8 +122,9 @@ impl Names {
         self.copies_bytes += column.copies_bytes();
     }
 
-    /// Enters names into the map for consecutive blocks from `at` on, up to the first name that another block has. The
-    /// first name is entered unchecked, because the caller knows that it is new. Returns how many names were entered.
+    /// Inserts names into the map for consecutive blocks from `at` on. Stops at the first name that another block
+    /// has. The first name is inserted without a check, because the caller knows that it is new. Returns the number
+    /// of inserted names.
     fn enter(&mut self, at: Spot, names: &[u64]) -> usize {
         let columns = &self.columns;
         let is_equal = |index: usize, place: u64| {
@@ -138,8 +140,8 @@ impl Names {
             .insert_run(names.iter().copied(), at.bits(), is_equal, is_new)
     }
 
-    /// Gives one name each to consecutive blocks from `at` on, up to the first name that another block has. These
-    /// blocks have no names here yet. Returns how many names were given.
+    /// Gives one name to each of some consecutive blocks from `at` on. Stops at the first name that another block
+    /// has. These blocks must have no names in this table. Returns the number of names given.
     pub(super) fn insert(&mut self, at: Spot, names: &[u64]) -> usize {
         let count = self.enter(at, names);
         self.columns
@@ -148,9 +150,9 @@ impl Names {
         count
     }
 
-    /// Gives a further name each to consecutive blocks from `at` on, up to the first name that another block has. These
-    /// blocks have names here, and room for one more. All of them are in the tiers `held`; the new names get `tiers`.
-    /// Returns how many names were given.
+    /// Gives one further name to each of some consecutive blocks from `at` on. Stops at the first name that another
+    /// block has. These blocks have names in this table, and room for one more. All of them are in the tiers `held`;
+    /// the new names get `tiers`. Returns the number of names given.
     pub(super) fn insert_further(&mut self, at: Spot, names: &[u64], held: u8, tiers: u8) -> usize {
         let count = self.enter(at, names);
         let column = self.columns.or_default(at.run);
@@ -163,7 +165,8 @@ impl Names {
         count
     }
 
-    /// Removes the names of the blocks at the offsets `from` to `to`. Each of them has exactly one name here.
+    /// Removes the names of the blocks at the offsets `from` to `to`. Each of these blocks must have exactly one name
+    /// in this table.
     pub(super) fn remove(&mut self, run: RunId, from: u16, to: u16) {
         if let Some(column) = self.columns.get(&run) {
             let names = column.firsts(from, to).iter().copied();
@@ -172,7 +175,7 @@ impl Names {
         }
     }
 
-    /// Frees the memory of a run's names behind `end`: the holder has no block of the run from there on.
+    /// Frees the memory of a run's names from the offset `end` on, where the holder has no block of the run.
     pub(super) fn trim(&mut self, run: RunId, end: u16) {
         if let Some(column) = self.columns.get_mut(&run) {
             column.trim(end);
@@ -194,7 +197,7 @@ impl NameColumn {
         self.firsts.get(place(from)..place(to)).unwrap_or_default()
     }
 
-    /// Whether a block, which has names here, has this name.
+    /// Whether the block at `offset`, which has names here, has `name`.
     #[inline]
     fn has(&self, offset: u16, name: u64) -> bool {
         let copies = self.copies.as_ref();
@@ -216,7 +219,7 @@ impl NameColumn {
         self.copies.get_or_insert_default().set(offset, &names);
     }
 
-    /// Replaces the names of a block.
+    /// Replaces the names of the block at `offset`.
     fn set(&mut self, offset: u16, names: &[Alias]) {
         if let Some(first) = names.first() {
             self.set_firsts(offset, &[first.name]);

@@ -1,4 +1,4 @@
-//! A turn of a lane at its holder: applying one event.
+//! A lane's turn at its holder: applying one event.
 
 use bytemuck::TransparentWrapper;
 use parking_lot::MutexGuard;
@@ -21,7 +21,7 @@ use super::remove::{leave_out_named, leave_out_waiting};
 use super::resolve::{self, Resolved, Unresolved};
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
-/// Turn of a lane at a holder, with the locks of the holder and of the runs.
+/// A lane's turn at a holder, with the locks of the holder and of the runs.
 pub(super) struct HolderTurn<'a> {
     index: &'a IndexShared,
     record: &'a HolderRecord,
@@ -29,11 +29,11 @@ pub(super) struct HolderTurn<'a> {
     work: Work<'a>,
 }
 
-/// Number of runs after which others have a turn.
+/// Number of runs after which other writers have a turn.
 const TURN_RUNS: usize = 16;
 
 impl SharedHolder {
-    /// Runs `change` in one turn at the holder, and publishes the result. `uses_names` tells that the engine names
+    /// Runs `change` in one turn at the holder, and publishes the result. `uses_names` says that the engine names
     /// blocks.
     pub(super) fn change(
         &self,
@@ -67,22 +67,22 @@ impl SharedHolder {
 }
 
 impl HolderTurn<'_> {
-    /// Applies a stored event, and then events that have waited for its blocks.
+    /// Applies a stored event, then the events that waited for its blocks.
     pub(super) fn stored(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
         self.work.tier = tier;
         self.store(stored, now_us);
         self.store_ready();
     }
 
-    /// Publishes the changes made so far, in the middle of a long event, and lets others have turns. Blocks may be
-    /// evicted meanwhile.
+    /// Publishes the changes made so far, in the middle of a long event, and lets other writers have turns. Blocks
+    /// may be evicted meanwhile.
     fn breathe(&mut self) {
         self.state.publish(&mut self.work.runs);
         let state = &mut self.state;
         self.work.runs.pause_for(|| MutexGuard::bump(state));
     }
 
-    /// Calls `some` with these items, part by part. Each part is as large as suits one turn.
+    /// Calls `some` with parts of `all`, one part in each turn. Each part is as large as one turn can handle.
     fn in_turns<T>(&mut self, all: &[T], mut some: impl FnMut(&mut Self, &[T])) {
         for (number, now) in all.chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {
@@ -96,8 +96,8 @@ impl HolderTurn<'_> {
         self.work.applied.reject(reason, blocks);
     }
 
-    /// Follows up evictions since the last turn. Drops blocks without a name if the engine uses names, and waiting
-    /// events, whose parents may be gone.
+    /// Handles evictions that happened since the last turn. If the engine uses names, drops blocks without a name.
+    /// Drops waiting events, because their parents may be gone.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
             // A block without a name may have had a name that is forgotten. When that name is removed, nobody would
@@ -113,15 +113,15 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Whether the engine has blocks for which the index has no room. Then a parent that is unknown here need not have
-    /// been lost.
+    /// Whether the engine has blocks for which the index had no room. If so, an unknown parent does not mean that an
+    /// event was lost.
     fn is_cut_short(&self) -> bool {
         let reasons = self.record.status.own_reasons();
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Leaves out the blocks of an event, because the index has no room for blocks before them. Each name that the
-    /// engine gives to one of them is taken from any other block that has it.
+    /// Leaves out the blocks of an event, because the index has no room for blocks before them. If another block has
+    /// a name that the engine gives to one of these blocks, removes the name from that other block.
     fn leave_out(&mut self, stored: &StoredBlocks) {
         self.work.reject_full(stored.names.len());
         self.in_turns(&names_in(stored), |turn, names| {
@@ -133,7 +133,7 @@ impl HolderTurn<'_> {
         });
     }
 
-    /// Removes the blocks that have no name from the holder.
+    /// Removes from the holder the blocks that have no name.
     fn drop_nameless(&mut self) {
         let mut last = None;
         while let (dropped, next @ Some(_)) = self.state.orphans.drop_nameless(last) {
@@ -153,14 +153,14 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Gives places to orphans whose parents have come.
+    /// Gives places to orphans whose parents have arrived.
     fn adopt(&mut self) {
         while self.state.adopt_some(&mut self.work) {
             self.breathe();
         }
     }
 
-    /// Finds out the hashes and names of an event's blocks, and notes what they contradict.
+    /// Determines the hashes and names of an event's blocks, and counts contradictions.
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (runs, settings) = (&mut self.work.runs, &self.index.settings);
         let start = self.state.start_of(stored, runs)?;
@@ -202,9 +202,9 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Returns the event in the form in which it may wait. `None` if its content does not fit its blocks. Waiting
-    /// events are bounded in blocks, so the content is reduced to what the blocks need: their block hashes, or nothing
-    /// if the engine's hashes are the keys.
+    /// Returns the event in the form in which it can wait. `None` if its content does not fit its blocks. Waiting
+    /// events are bounded in blocks. So the content is reduced to what the blocks need: their block hashes, or
+    /// nothing if the engine's hashes are the keys.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.index.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
@@ -221,7 +221,7 @@ impl HolderTurn<'_> {
         Some(stored)
     }
 
-    /// Stores the blocks of an event. If the event has `waited`, leaves out blocks that were removed meanwhile.
+    /// Stores the blocks of an event. If the event has `waited`, leaves out blocks that were removed while it waited.
     fn store_resolved(&mut self, resolved: &Resolved<'_>, waited: Option<&ParkedEvent>) {
         let sequence = match resolved {
             Resolved::Keys(blocks) => return self.store_blocks(blocks),
@@ -250,7 +250,7 @@ impl HolderTurn<'_> {
         });
     }
 
-    /// Stores consecutive blocks that have places.
+    /// Stores consecutive blocks whose places in the runs are known.
     fn store_placed(&mut self, mut sequence: Sequence<'_>) {
         loop {
             let is_left = self.state.store_sequence(&mut sequence, &mut self.work);
@@ -269,7 +269,7 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Stores the waiting events whose parents are there now, then the events that waited for their blocks, and so on.
+    /// Stores the waiting events whose parents have arrived, then the events that waited for their blocks, and so on.
     fn store_ready(&mut self) {
         let mut blocks = 0;
         while self.state.parking.len() > 0 {
@@ -317,7 +317,7 @@ impl HolderTurn<'_> {
         });
     }
 
-    /// Applies a resumable event, to the holder's blocks and to blocks of events that wait.
+    /// Applies a resumable event to the holder's blocks and to blocks of waiting events.
     pub(super) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
         self.work.tier = tier;
         let is_barred = !blocks.resumable;
@@ -331,8 +331,8 @@ impl HolderTurn<'_> {
         });
     }
 
-    /// Stores blocks of an earlier index after the block with the hash `parent`. The blocks' hashes are their names. If
-    /// the parent is absent, the blocks are counted and left out.
+    /// Stores blocks that a walk over an earlier index found, after the block with the hash `parent`. The blocks'
+    /// hashes are their names. If the parent is absent, the blocks are counted as rejected.
     pub(super) fn restore(
         &mut self,
         parent: Option<SequenceHash>,

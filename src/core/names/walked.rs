@@ -1,4 +1,5 @@
-//! Regular holders for walks, and runs that a walk has met as blocks of a holder again.
+//! Regular holders in walks: preparing a holder for a walk, and restoring the runs that a walk has met as blocks of a
+//! holder.
 
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use crate::wire::Tier;
 use super::applied::Applied;
 use super::writer::HolderWriter;
 
-/// Consecutive blocks that a holder had, to be restored.
+/// Consecutive blocks that a holder had, which are to be restored.
 #[derive(Debug, Clone, Copy)]
 pub struct RestoredRun<'a> {
-    /// Position of the first block. The position of the last block is in range, too.
+    /// Position of the first block. The position of the last block must also be in range.
     pub position: u32,
     /// Sequence hash of the block before the first; `None` at position 0.
     pub parent: Option<SequenceHash>,
@@ -22,7 +23,8 @@ pub struct RestoredRun<'a> {
 }
 
 impl HolderWriter {
-    /// Returns the holder as a walk can meet it. `None` if the holder is not regular, or has nothing.
+    /// Returns the holder in the form that a walk can look for. `None` if the holder is not regular, or has no
+    /// blocks.
     pub fn as_walked(&mut self) -> Option<WalkedHolder> {
         self.catch_up();
         let (tier, reshaped) = self.holder.regular(&self.shared.runs)?;
@@ -36,8 +38,8 @@ impl HolderWriter {
         ))
     }
 
-    /// Stores runs that a walk has met, parents before children. A run whose parent is absent, because the holder is
-    /// full or blocks have been evicted, is left out and counted.
+    /// Stores runs that a walk has met, parents before children. If a run's parent is absent, because the holder is
+    /// full or blocks have been evicted, the run is left out and counted.
     pub fn restore_runs<'r>(
         &mut self,
         tier: Tier,

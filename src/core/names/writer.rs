@@ -14,7 +14,7 @@ use super::holder::SharedHolder;
 use super::turn::HolderTurn;
 
 impl PositionalIndexer {
-    /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change what the holder holds.
+    /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change the holder's blocks.
     pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
         let shared = Arc::clone(&self.shared);
         let holder = shared.register(id, SharedHolder::new)?;
@@ -22,8 +22,8 @@ impl PositionalIndexer {
     }
 }
 
-/// Writer of one holder, owned by the holder's lane. Apart from eviction, only this writer may change what the holder
-/// holds.
+/// Writer of one holder, owned by the holder's lane. Apart from eviction, only this writer may change the holder's
+/// blocks.
 #[derive(Debug)]
 pub struct HolderWriter {
     pub(super) shared: Arc<IndexShared>,
@@ -31,18 +31,18 @@ pub struct HolderWriter {
 }
 
 impl HolderWriter {
-    /// The holder as queries see it.
+    /// Returns the holder's record, which queries use.
     pub fn record(&self) -> &Arc<HolderRecord> {
         &self.holder.record
     }
 
-    /// Returns whether, and why not, queries can trust the holder's state.
+    /// Returns the holder's status: whether queries can trust its state, and the reasons if they cannot.
     pub fn status(&self) -> &HolderStatus {
         &self.holder.record.status
     }
 
-    /// Removes the reasons for doubt that are not in `kept`, because the holder's state has been replaced as a whole.
-    /// Returns the reasons that are left. Searches that began before notice the replacement.
+    /// Removes the reasons for doubt that are not in `kept`, because the holder's whole state has been replaced.
+    /// Returns the remaining reasons. Searches that began earlier notice the replacement.
     pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         // Before the reasons go: a reader that does not see them any more sees the replacement.
         self.status()
@@ -56,13 +56,13 @@ impl HolderWriter {
         &self.shared.settings
     }
 
-    /// Number of blocks that the holder has, including blocks behind holes.
+    /// Number of blocks that the holder has, including blocks after holes.
     pub fn blocks(&self) -> usize {
         self.holder.state.lock().blocks()
     }
 
-    /// Applies one event. `now_us` is any clock in microseconds that does not run backwards. It only times out events
-    /// that wait for a parent.
+    /// Applies one event. `now_us` is the time in microseconds, of any clock that does not run backwards. It is only
+    /// used to drop events that have waited too long for a parent.
     pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
         let mut applied = Applied::default();
         match event {
@@ -94,7 +94,7 @@ impl HolderWriter {
     }
 
     /// Runs `change` in a turn at the holder, publishes the result, and adds the outcome to `applied`. `uses_names`
-    /// tells that the engine names blocks.
+    /// says that the engine names blocks.
     pub(super) fn change(
         &mut self,
         applied: &mut Applied,
@@ -107,17 +107,17 @@ impl HolderWriter {
         }
     }
 
-    /// Follows up evictions without an event, by an empty turn.
+    /// Handles evictions by a turn without an event.
     pub(super) fn catch_up(&mut self) {
         self.change(&mut Applied::default(), false, |_| {});
     }
 
-    /// Drops stored events whose parent did not come in time.
+    /// Drops the stored events whose parent did not arrive in time.
     pub fn expire_parked(&mut self, now_us: u64) -> Applied {
         self.holder.expire_parked(now_us, &self.shared.runs)
     }
 
-    /// Removes all blocks, and forgets the events that wait for a parent.
+    /// Removes all blocks of the holder, and forgets the events that wait for a parent.
     pub fn clear(&mut self) {
         self.holder.clear(&self.shared.runs);
         self.set_foreign_chain(false);
@@ -131,7 +131,7 @@ impl HolderWriter {
         self.shared.release(slot);
     }
 
-    /// Notes whether it is known how many tokens the holder's blocks have.
+    /// Records whether the number of tokens in the holder's blocks is known.
     pub fn set_size_known(&self, is_known: bool) {
         // Every batch comes here, and mostly nothing has changed.
         if self.status().is_size_known.load() != is_known {
@@ -144,7 +144,7 @@ impl HolderWriter {
         }
     }
 
-    /// Notes whether the holder's hashes are not the contract's chain.
+    /// Records whether the holder's hashes are not the contract's chain.
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
         if self.status().has_foreign_chain.load() != is_foreign {
             self.status().has_foreign_chain.store(is_foreign);
@@ -156,13 +156,13 @@ impl HolderWriter {
         }
     }
 
-    /// Returns events that, applied in this order, make a fresh holder equal to this holder: same blocks, names, tiers
-    /// and holes. Parents come before children. Stored events that wait for their parent are left out.
+    /// Returns events that, applied in this order, make an empty holder equal to this holder: same blocks, names,
+    /// tiers and holes. Parents come before children. Stored events that wait for their parent are left out.
     ///
-    /// `blocks_per_event_max` bounds each event.
+    /// `blocks_per_event_max` is the maximum number of blocks in each event.
     ///
     /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) has the same content,
-    /// compactly, for all holders.
+    /// in compact form, for all holders.
     pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
         self.catch_up();
         self.holder.dump_events(&self.shared, blocks_per_event_max)

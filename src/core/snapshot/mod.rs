@@ -33,15 +33,15 @@
 //! - A regular holder (no hole, one tier, the contract's names) has its blocks in a forest. Its frame gives its place
 //!   there ([`InForest`]), and no batch follows it.
 //! - Any other holder has batches: the events of `dump_events`.
-//! - A holder can come twice. The later frame replaces the earlier one. A writer uses this to correct a holder that has
-//!   changed in a way that a forest cannot express.
+//! - A holder can come twice. The later frame replaces the earlier one. A writer uses this to correct a holder that
+//!   has changed in a way that a forest cannot express.
 //!
 //! # Damage
 //!
-//! The frame's number seeds the checksum, so lost, repeated and swapped frames are found too. The checksum covers the
-//! bytes before compression, so it finds every wrong byte that a damaged file decompresses to.
+//! The frame's number seeds the checksum, so the checksum also finds lost, repeated and swapped frames. It covers the
+//! bytes before compression, so it finds every wrong byte in the decompressed content.
 //!
-//! A compressor looks back over at most 16 MiB. A reader grants the decompressor a window of that size and no more.
+//! A compressor looks back over at most 16 MiB. A reader lets the decompressor use a window of that size at most.
 //!
 //! Readers refuse every version except their own ([`SnapshotError::Version`]).
 
@@ -69,14 +69,14 @@ const MAGIC: [u8; 8] = *b"KVATLSNP";
 pub const FORMAT_VERSION: u32 = 3;
 /// Bytes before the first frame.
 const HEADER_BYTES: usize = 28;
-/// Longest payload of a frame, in bytes. A reader takes no more memory than this for a frame, whatever the file says.
+/// Maximum payload of a frame, in bytes. A reader takes no more memory than this for a frame, whatever the file says.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
-/// Most bytes of a decompressed snapshot: some billions of blocks. Limits how long a small file can keep a reader
-/// busy.
+/// Maximum number of bytes of a decompressed snapshot, enough for some billions of blocks. It limits how long a small
+/// file can keep a reader busy.
 pub const CONTENT_BYTES_MAX: u64 = 64 << 30;
-/// Distance that the compressor looks back, in bytes, as a power of two.
+/// Size of the window in which the compressor finds repetitions: the base-2 logarithm of the number of bytes.
 const WINDOW_LOG: u32 = 24;
-/// Most stream frames in a snapshot.
+/// Maximum number of stream frames in a snapshot.
 const STREAMS_MAX: u64 = 64;
 
 /// Kinds of frames. The numbers must be kept stable.
@@ -90,27 +90,36 @@ enum FrameKind {
     Forest = 5,
 }
 
-/// The cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message up
-/// to `sequence` has been applied to the holders, and some later messages may have been.
+/// The cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message
+/// up to `sequence` has been applied to the holders, and some later messages may have been.
 ///
-/// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches the
-/// snapshot has already.
+/// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches are
+/// already part of the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamCursor {
     /// The stream's name.
     pub stream: String,
-    /// When the stream was created, in microseconds since the Unix epoch. Distinguishes the stream from a later one of
-    /// the same name, which counts its messages anew.
+    /// Time at which the stream was created, in microseconds since the Unix epoch. Distinguishes the stream from a
+    /// later stream of the same name, whose message numbers start again.
     pub created_us: u64,
     /// Sequence number of the last message that is surely part of the snapshot. 0 if no message is.
     pub sequence: u64,
-    /// Digest of that message ([`message_digest`]). Distinguishes the stream from an older copy of itself that has
-    /// grown again. Absent if the message was not read.
+    /// Digest of the message with number `sequence` ([`message_digest`]). Distinguishes the stream from an older copy
+    /// of the stream that has grown again. Absent if the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
+    /// Digest of the settings that decide whose messages are taken. Under other settings, messages before the cursor may
+    /// have been dropped that would be taken now. Absent in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intake: Option<u64>,
+    /// Whether no publisher's messages were being dropped: every publisher that was heard of has a holder in the
+    /// snapshot. False in older files.
+    #[serde(default)]
+    pub has_all: bool,
 }
 
-/// The digest by which a message of a stream is recognised: XXH3-64 of its subject, a zero byte and its payload.
+/// Returns the digest by which a message of a stream is recognised: XXH3-64 of its subject, a zero byte and its
+/// payload.
 pub fn message_digest(subject: &str, payload: &[u8]) -> u64 {
     let mut hasher = xxhash_rust::xxh3::Xxh3::new();
     hasher.update(subject.as_bytes());
@@ -119,7 +128,7 @@ pub fn message_digest(subject: &str, payload: &[u8]) -> u64 {
     hasher.digest()
 }
 
-/// A holder whose blocks follow.
+/// Frame of a holder. The holder's blocks come in later frames.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderFrame {
     /// Name of the namespace.
@@ -128,59 +137,59 @@ pub struct HolderFrame {
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
-    /// Epoch of the last batch that the blocks reflect.
+    /// Epoch of the last batch that was applied to the blocks.
     pub epoch: u64,
-    /// Number of that batch.
+    /// Number of the last batch that was applied to the blocks.
     pub seq: u64,
-    /// The reasons for which the state was not certain, as the bits of
-    /// [`DegradedReasons`](crate::wire::DegradedReasons).
+    /// Reasons why the state was not certain, as the bits of [`DegradedReasons`](crate::wire::DegradedReasons).
     pub degraded_bits: u32,
     /// Number of blocks that the holder had.
     pub blocks: u64,
-    /// The hash chain that the blocks are keyed by: the engine's or the daemon's own.
+    /// Hash chain by which the blocks are identified: the engine's or the daemon's own.
     #[serde(default)]
     pub hashing: Hashing,
-    /// Tokens in a block. 0 if the snapshot does not tell it.
+    /// Number of tokens in a block. 0 if the snapshot does not tell it.
     #[serde(default)]
     pub block_size: u32,
-    /// Whether `block_size` comes from the holder's publisher, and the daemon's configuration has another size.
+    /// Whether `block_size` comes from the holder's publisher and differs from the daemon's configuration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_size_told: bool,
     /// Whether the holder's hashes were not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// High-water mark of the publisher's clock over the batches in the blocks, in microseconds since the Unix epoch. 0
-    /// if no batch has a time. Absent if the mark is not known.
+    /// Latest publisher time of all batches applied to the blocks, in microseconds since the Unix epoch. 0 if no
+    /// batch has a time. Absent if the latest time is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
-    /// The address for requests to the holder, as its publisher has told it.
+    /// Address for requests to the holder, which its publisher has told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
     /// The holder's labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// The holder's place in the forests, if its blocks come in one.
+    /// The holder's place in the forests. Absent if its blocks are not in a forest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forest: Option<InForest>,
 }
 
-/// The place of a holder whose blocks are in a forest.
+/// Place in the forests of a holder whose blocks are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForest {
-    /// The holder's number among the file's holders with blocks in a forest, from 0.
+    /// Number of the holder among the holders of the file whose blocks are in a forest, from 0.
     pub number: u32,
-    /// The tier that has all of the holder's blocks.
+    /// Tier of all blocks of the holder.
     pub tier: Tier,
 }
 
 impl HolderFrame {
-    /// The block size that the holder's publisher has told, if the configuration has another. `None` otherwise.
+    /// Returns the block size that the holder's publisher has told, if it differs from the configuration's. `None`
+    /// otherwise.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }
 
-    /// Whether queries in a namespace with these settings find the blocks: both must use the same chain, of blocks of
-    /// the same size.
+    /// Whether queries in a namespace with these settings can find the blocks. The namespace and the blocks must use
+    /// the same hash chain and block size.
     pub fn fits(&self, settings: &NamespaceSettings) -> bool {
         // The engine's own names do not depend on the size of a block.
         let is_unknown = self.block_size == 0 && self.hashing == Hashing::Engine;
@@ -188,7 +197,7 @@ impl HolderFrame {
     }
 }
 
-/// The totals of a whole snapshot.
+/// Numbers of frames and blocks in a whole snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SnapshotTotals {
     /// Number of holder frames.
@@ -210,7 +219,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The checksum of a frame.
+/// Returns the checksum of a frame.
 fn frame_checksum(number: u64, length: [u8; 4], kind: u8, payload: &[u8]) -> u64 {
     let mut hasher = xxhash_rust::xxh3::Xxh3::with_seed(number);
     hasher.update(&length);

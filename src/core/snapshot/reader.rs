@@ -11,7 +11,7 @@ use super::{
     STREAMS_MAX, SnapshotTotals, StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
-/// Why a file cannot be used as a snapshot.
+/// Reason why a file cannot be used as a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The file cannot be read.
@@ -20,10 +20,10 @@ pub enum SnapshotError {
     /// The file does not begin like a snapshot.
     #[error("this is not a kvatlas snapshot")]
     NotASnapshot,
-    /// The file is of another version.
+    /// The file has another format version.
     #[error("the snapshot has format version {version}, this build reads {FORMAT_VERSION}")]
     Version {
-        /// The file's version.
+        /// Format version of the file.
         version: u32,
     },
     /// The header is damaged.
@@ -32,10 +32,10 @@ pub enum SnapshotError {
     /// The file ends before its end frame.
     #[error("the snapshot is truncated in frame {frame}")]
     Truncated {
-        /// Number of the frame that is not whole, from 0.
+        /// Number of the incomplete frame, from 0.
         frame: u64,
     },
-    /// The compressed part is damaged, or asks for more memory than a reader grants.
+    /// The compressed part is damaged, or needs more memory than a reader allows.
     #[error("frame {frame} cannot be decompressed: {reason}")]
     Compression {
         /// Number of the first frame that cannot be read, from 0.
@@ -52,21 +52,21 @@ pub enum SnapshotError {
         /// Number of the frame, from 0.
         frame: u64,
     },
-    /// A frame announces more bytes than a frame may have.
+    /// A frame's header gives a length above the maximum.
     #[error("frame {frame} announces {bytes} bytes, more than {FRAME_BYTES_MAX}")]
     FrameTooLong {
         /// Number of the frame, from 0.
         frame: u64,
-        /// The announced length of the frame.
+        /// Length that the frame's header gives, in bytes.
         bytes: u64,
     },
-    /// A frame is damaged, lost, repeated or swapped.
+    /// A frame is damaged, or frames were lost, repeated or swapped.
     #[error("the checksum of frame {frame} does not match")]
     FrameChecksum {
         /// Number of the frame, from 0.
         frame: u64,
     },
-    /// A frame has a kind that this version does not know.
+    /// A frame has a kind that this format version does not have.
     #[error("frame {frame} is of the unknown kind {kind}")]
     UnknownKind {
         /// Number of the frame, from 0.
@@ -79,7 +79,7 @@ pub enum SnapshotError {
     Undecodable {
         /// Number of the frame, from 0.
         frame: u64,
-        /// The error in the payload.
+        /// The decoder's error text.
         reason: String,
     },
     /// A forest frame's payload is not valid.
@@ -91,7 +91,7 @@ pub enum SnapshotError {
         error: ForestError,
     },
     /// A frame of another kind comes before a forest has ended, or a holder's number in the forests is not the next
-    /// one.
+    /// number.
     #[error("frame {frame} comes where a forest goes on, or numbers a holder wrongly")]
     MisplacedForest {
         /// Number of the frame, from 0.
@@ -103,29 +103,29 @@ pub enum SnapshotError {
         /// Number of the frame, from 0.
         frame: u64,
     },
-    /// The end frame's counts differ from the content's.
+    /// The counts in the end frame differ from the counts of the content.
     #[error("the snapshot announces {announced:?} but has {found:?}")]
     Totals {
-        /// The totals that the end frame announces.
+        /// Totals that the end frame gives.
         announced: SnapshotTotals,
-        /// The totals of the frames before the end frame.
+        /// Totals counted in the frames before the end frame.
         found: SnapshotTotals,
     },
-    /// Bytes follow the end frame.
+    /// More bytes follow after the end frame.
     #[error("bytes follow the end of the snapshot")]
     TrailingBytes,
 }
 
-/// One frame, checked.
+/// One frame, which has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// The message up to which a stream is part of the snapshot.
     Stream(StreamCursor),
-    /// A holder whose blocks follow.
+    /// Frame of a holder. The holder's blocks come in later frames.
     Holder(HolderFrame),
-    /// An encoded event batch of the holder before it.
+    /// An encoded event batch, of the holder whose frame came last.
     Batch(Vec<u8>),
-    /// Blocks of many holders, whose own frames came before.
+    /// Blocks of many holders, whose frames came earlier.
     Forest(ForestChunk),
 }
 
@@ -141,9 +141,9 @@ pub struct SnapshotReader<R> {
     pub(super) content_bytes: u64,
     totals: SnapshotTotals,
     forest: ForestReader,
-    /// Number of holders so far whose blocks are in forests.
+    /// Number of holders read so far whose blocks are in forests.
     in_forest: u32,
-    /// Whether a batch may come next, that is, whether the last holder has its blocks in batches.
+    /// Whether a batch may come next, because the last holder has its blocks in batches.
     takes_batches: bool,
     is_ended: bool,
 }
@@ -189,17 +189,17 @@ impl<R: Read> SnapshotReader<R> {
         self.frames
     }
 
-    /// When the snapshot was begun, in microseconds since the Unix epoch.
+    /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub fn created_us(&self) -> u64 {
         self.created_us
     }
 
-    /// The totals of the frames so far.
+    /// Totals of the frames read so far.
     pub fn totals(&self) -> SnapshotTotals {
         self.totals
     }
 
-    /// Reads the next frame. `None` at the end of a whole snapshot.
+    /// Reads the next frame. Returns `None` at the end of a whole snapshot.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, SnapshotError> {
         if self.is_ended {
             return Ok(None);
@@ -324,7 +324,7 @@ impl<R: Read> SnapshotReader<R> {
             .map_err(|error| self.read_error(error))
     }
 
-    /// Turns an [`io::Error`] into the error of the file, or of the decompressor. Both report errors in that type.
+    /// Returns the snapshot error for an [`io::Error`], which can come from the file or from the decompressor.
     fn read_error(&self, error: io::Error) -> SnapshotError {
         let frame = self.frames;
         if error.kind() == ErrorKind::UnexpectedEof {
@@ -340,12 +340,12 @@ impl<R: Read> SnapshotReader<R> {
     }
 }
 
-/// Whether no more bytes follow, compressed or not. Consumes input to find out.
+/// Whether no more bytes follow, neither compressed nor uncompressed. Consumes input to find out.
 fn is_at_end<R: Read>(content: &mut Decoder<'static, BufReader<R>>) -> io::Result<bool> {
     Ok(content.read(&mut [0])? == 0 && content.get_mut().fill_buf()?.is_empty())
 }
 
-/// The `N` bytes at `offset` in `bytes`, which must be long enough.
+/// Returns the `N` bytes at `offset` in `bytes`, which must be long enough.
 fn field<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[offset..offset + N]);

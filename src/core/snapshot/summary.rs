@@ -10,15 +10,16 @@ use super::{
     FORMAT_VERSION, Frame, HolderFrame, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor,
 };
 
-/// Most holders that a summary lists: more than a daemon can have. Keeps a hostile file from filling the memory.
+/// Maximum number of holders that a summary lists, which is more than a daemon can have. The bound keeps a hostile
+/// file from filling the memory.
 const SUMMARY_HOLDERS_MAX: usize = 1 << 20;
 
-/// The content of a whole snapshot, without its holders.
+/// Summary of a whole snapshot, without its holders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotContent {
-    /// Version of the format.
+    /// Format version of the snapshot.
     pub version: u32,
-    /// When the snapshot was begun, in microseconds since the Unix epoch.
+    /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
     /// The messages up to which streams are part of the snapshot.
     pub streams: Vec<StreamCursor>,
@@ -26,20 +27,20 @@ pub struct SnapshotContent {
     pub totals: SnapshotTotals,
 }
 
-/// One holder of a snapshot.
+/// Summary of one holder in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HolderSummary {
-    /// The holder and its cursor.
+    /// Name, cursor and other fields of the holder's frame.
     #[serde(flatten)]
     pub holder: HolderFrame,
-    /// Number of batches that rebuild the holder.
+    /// Number of batches that rebuild the holder's blocks.
     pub batches: u64,
 }
 
-/// The content of a whole snapshot.
+/// Summary of a whole snapshot, with its holders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotSummary {
-    /// The content without the holders.
+    /// Summary without the holders.
     #[serde(flatten)]
     pub content: SnapshotContent,
     /// The holders, in the file's order.

@@ -1,4 +1,4 @@
-//! Tests of the format: a written snapshot is read back equal, and any other file is refused.
+//! Tests of the snapshot format: a written snapshot is read back unchanged, and any other file is refused.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, EventBatch, Labels, NamespaceName, StoredBlocks, Tier, WireLimits, WorkerName};
@@ -47,6 +47,8 @@ fn cursor(stream: &str) -> StreamCursor {
         created_us: 99,
         sequence: 17,
         digest: None,
+        intake: Some(3),
+        has_all: true,
     }
 }
 
@@ -84,14 +86,14 @@ fn header(version: u32) -> Vec<u8> {
     header
 }
 
-/// A frame as its bytes, whatever it holds.
+/// Returns the bytes of a frame with any payload.
 fn frame(number: u64, kind: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
     let checksum = frame_checksum(number, length, kind, payload);
     [&length[..], &[kind], payload, &checksum.to_le_bytes()].concat()
 }
 
-/// The frames of the sample, as bytes, without a stream.
+/// Returns the frames of the sample snapshot, as bytes, without a stream frame.
 fn frames() -> Vec<Vec<u8>> {
     let named = |holder: &HolderFrame| rmp_serde::to_vec_named(holder).unwrap();
     let payloads = [
@@ -108,7 +110,7 @@ fn frames() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A file whose compressed part is `content`.
+/// Returns a file whose compressed part is `content`.
 fn compressed(content: &[u8]) -> Vec<u8> {
     [header(FORMAT_VERSION), zstd::encode_all(content, 1).unwrap()].concat()
 }

@@ -11,18 +11,19 @@ use super::{
     StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
-/// The compressor's level. Higher levels cost time and save almost no bytes: hashes compress only by repetitions, which the window finds at
-/// any level.
+/// The compressor's level. Higher levels cost time and save almost no bytes: hashes compress only by repetitions,
+/// which the window finds at any level.
 const COMPRESSION_LEVEL: i32 = 1;
 
-/// Writes one snapshot, frame by frame. Without [`finish`](Self::finish) the file is truncated and will be refused.
+/// Writes one snapshot, frame by frame. Without a call of [`finish`](Self::finish) the file is incomplete, and
+/// readers refuse it.
 pub struct SnapshotWriter<W: Write> {
     output: Encoder<'static, Counting<W>>,
     frames: u64,
     totals: SnapshotTotals,
 }
 
-/// Counts written bytes.
+/// Writer that counts the bytes written to it.
 struct Counting<W> {
     output: W,
     bytes: u64,
@@ -41,7 +42,7 @@ impl<W: Write> Write for Counting<W> {
 }
 
 impl<W: Write> SnapshotWriter<W> {
-    /// Begins a snapshot. `created_us` is the time now, in microseconds since the Unix epoch.
+    /// Begins a snapshot. `created_us` is the current time, in microseconds since the Unix epoch.
     pub fn new(mut output: W, created_us: u64) -> io::Result<Self> {
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(&MAGIC);
@@ -60,13 +61,13 @@ impl<W: Write> SnapshotWriter<W> {
         })
     }
 
-    /// Writes the cursor of a stream. To be called before the first holder.
+    /// Writes the cursor of a stream. To be called before the first holder is written.
     pub fn write_stream(&mut self, cursor: &StreamCursor) -> io::Result<()> {
         let payload = rmp_serde::to_vec_named(cursor).map_err(io::Error::other)?;
         self.write_frame(FrameKind::Stream, &payload)
     }
 
-    /// Begins a holder, to which the batches that follow belong.
+    /// Writes a holder's frame. The batches written next belong to this holder.
     pub fn write_holder(&mut self, holder: &HolderFrame) -> io::Result<()> {
         let payload = rmp_serde::to_vec_named(holder).map_err(io::Error::other)?;
         self.write_frame(FrameKind::Holder, &payload)?;
@@ -75,14 +76,14 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(())
     }
 
-    /// Writes an encoded event batch of the holder before it.
+    /// Writes an encoded event batch of the holder written last.
     pub fn write_batch(&mut self, payload: &[u8]) -> io::Result<()> {
         self.write_frame(FrameKind::Batch, payload)?;
         self.totals.batches += 1;
         Ok(())
     }
 
-    /// Writes a part of a forest, for holders whose frames came before.
+    /// Writes a part of a forest, for holders whose frames were written earlier.
     pub fn write_forest(&mut self, frame: &ForestFrame) -> io::Result<()> {
         self.write_frame(FrameKind::Forest, &frame.payload)?;
         self.totals.forest_runs += frame.runs;

@@ -1,4 +1,4 @@
-//! The number of holders whose states are not certain. Most calls look at no holder: the holders are counted again only
+//! Number of holders whose states are not certain. A call usually reads no holder: holders are counted again only
 //! after one of them has changed.
 
 use std::cell::Cell;
@@ -10,50 +10,51 @@ use arc_swap::ArcSwapOption;
 use super::{HolderStatus, RefusedHolders, StreamGeneration, StreamTrust};
 use crate::wire::{DegradedReasons, Tier};
 
-/// Number of holders whose states were not certain at a moment. If two values are equal, nothing has changed between
-/// their moments.
+/// Number of holders whose states were not certain at some moment. If two values are equal, nothing has changed
+/// between the two moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoubtfulHolders {
     /// Number of holders that are uncertain for every query.
     pub count: u32,
-    /// Number of other holders that are uncertain only in tiers beyond the device.
+    /// Number of other holders: these are uncertain only in tiers beyond the device.
     pub beyond_device: u32,
-    /// The reasons that count for some queries only, collected from all holders.
+    /// Reasons that count only for some queries, collected from all holders.
     pub partial: DegradedReasons,
     /// Whether the stream was stalled. During a stall, all holders are uncertain.
     pub is_stalled: bool,
     generation: StreamGeneration,
-    /// Sum of the change counters: changes of any holder's status, and holders, registered or refused, that have come or left.
+    /// Sum of the change counters. They count changes of any holder's status, and registered or refused holders that
+    /// have come or left.
     changes: u64,
-    /// Number of holders' states that have been replaced as a whole.
+    /// Number of times that the whole state of a holder was replaced.
     pub(crate) replacements: u64,
 }
 
-/// The last count, and the change counter that tells whether the count is still valid.
+/// The last number of doubtful holders, and the change counter that tells whether the number is still valid.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
-    /// Change counter. Counts before and after each change of a holder's status, and after a registered holder has come
-    /// or left.
+    /// Change counter. It is raised before and after each change of a holder's status, and after a registered holder
+    /// has come or left.
     changes: Arc<AtomicU64>,
-    /// Holders without a status, which count as uncertain. They have a change counter of their own.
+    /// Holders without a status, which count as uncertain. They have a separate change counter.
     pub(crate) refused: RefusedHolders,
     last: ArcSwapOption<DoubtfulHolders>,
 }
 
 impl DoubtCounter {
-    /// Makes the status of a new holder. The status counts its changes in this counter.
+    /// Makes the status of a new holder, whose changes raise this change counter.
     pub(crate) fn new_status(&self) -> HolderStatus {
         HolderStatus::counted_in(Arc::clone(&self.changes))
     }
 
-    /// Notes that a registered holder has come or left.
+    /// Records that a registered holder has come or left.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// Returns the number of holders whose states are not certain. `replacements` is the number of states that have
-    /// been replaced. `count` returns the number of registered holders for which its argument, a predicate, holds. It
-    /// is called only if something has changed since the last count.
+    /// been replaced. `count` returns the number of registered holders that satisfy a predicate, its argument. It is
+    /// called only if something has changed since the last count.
     pub(crate) fn count(
         &self,
         trust: &StreamTrust,

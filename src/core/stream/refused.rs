@@ -1,5 +1,5 @@
-//! Publishers whose batches are dropped, so that nothing is known of their holders' blocks. The reasons: there is no
-//! room for the holders, their blocks are not of the namespace's size, or their messages cannot be read.
+//! Publishers whose batches are dropped, so that their holders' blocks are not known. There are three reasons: there
+//! is no room for the holders; their block size is not the namespace's; their messages cannot be read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,17 +10,17 @@ use serde::Serialize;
 
 use crate::wire::{HolderId, Rank, WorkerName};
 
-/// Most workers that are listed at a time. If so many are listed, further workers may be refused without being
+/// Maximum number of workers in the list. Once so many are listed, further workers may be refused without being
 /// listed.
 const WORKERS_MAX: usize = 4096;
-/// Most ranks of a worker that are listed at a time. All other ranks count as one.
+/// Maximum number of listed ranks of one worker. All other ranks together count as one.
 const RANKS_MAX: usize = 64;
 
-/// Refused holders of one namespace. They count among its doubtful holders.
+/// Refused holders of one namespace. They count among the doubtful holders of the namespace.
 #[derive(Debug, Default)]
 pub struct RefusedHolders {
     workers: RwLock<HashMap<WorkerName, RefusedWorker>>,
-    /// Change counter: counts after a refused holder has come or left.
+    /// Change counter. It is raised after a refused holder has come or left.
     changes: AtomicU64,
 }
 
@@ -29,16 +29,16 @@ pub struct RefusedHolders {
 pub struct RefusedPublisher {
     /// Name of the worker.
     pub worker: WorkerName,
-    /// The word by which metrics count its last dropped batch.
+    /// Reason why the last batch was dropped, as the word that metrics use.
     pub reason: &'static str,
     /// Time of the first dropped batch, in microseconds since the Unix epoch.
     pub since_us: u64,
 }
 
-/// Times of a dropped batch.
+/// Time at which a batch was dropped, on two clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct RefusedAt {
-    /// Time by a clock that does not run backwards, in microseconds.
+    /// Time in microseconds, on a clock that does not run backwards.
     pub listened_us: u64,
     /// Time in microseconds since the Unix epoch.
     pub unix_us: u64,
@@ -48,9 +48,9 @@ pub struct RefusedAt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RefusedRank {
     Rank(Rank),
-    /// All ranks beyond [`RANKS_MAX`].
+    /// All ranks that are not among the first [`RANKS_MAX`].
     Further,
-    /// The rank of batches that cannot be read.
+    /// Rank of batches that cannot be read.
     Unread,
 }
 
@@ -59,9 +59,9 @@ enum RefusedRank {
 struct RefusedWorker {
     /// Time of the first dropped batch, in microseconds since the Unix epoch.
     since_us: u64,
-    /// The reason why the last batch was dropped, in one word.
+    /// Reason why the last batch was dropped, in one word.
     reason: &'static str,
-    /// Time of the last batch of each part, in microseconds.
+    /// Time of the last dropped batch of each entry, in microseconds.
     last_us: BTreeMap<RefusedRank, u64>,
 }
 
@@ -79,9 +79,9 @@ impl RefusedWorker {
 }
 
 impl RefusedHolders {
-    /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
-    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether this is the
-    /// first dropped batch of the holder.
+    /// Records that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank`
+    /// is `None` if the batch cannot be read. `reason` is the reason in one word. Returns whether this is the first
+    /// dropped batch of the holder.
     pub fn note(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, at: RefusedAt) -> bool {
         let mut refused = self.workers.write();
         let has_room = refused.len() < WORKERS_MAX;
@@ -104,14 +104,14 @@ impl RefusedHolders {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])
     }
 
-    /// Forgets a holder that is registered now. Also forgets its worker's unreadable batches, which the registered
-    /// holder's own doubt now covers.
+    /// Forgets a holder that has been registered. Also forgets the unreadable batches of its worker: the registered
+    /// holder has a reason for doubt that covers them.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank), RefusedRank::Unread]);
     }
 
-    /// Forgets each holder whose last dropped batch is too old. `is_over` decides that from the batch's `listened_us`.
-    /// Returns whether any holder was forgotten.
+    /// Forgets each holder whose last dropped batch is too old. `is_over` decides this from the batch's
+    /// `listened_us`. Returns whether any holder was forgotten.
     pub fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
         if self.workers.read().is_empty() {
             return false;
@@ -148,7 +148,7 @@ impl RefusedHolders {
         holders.max(refused.len() / WORKERS_MAX)
     }
 
-    /// The first `max` refused workers by name.
+    /// Returns the first `max` refused workers, in the order of their names.
     pub fn named(&self, max: usize) -> Vec<RefusedPublisher> {
         let refused = self.workers.read();
         let known = refused.iter().map(|(name, known)| RefusedPublisher {
@@ -162,7 +162,7 @@ impl RefusedHolders {
         named
     }
 
-    /// Value of the change counter.
+    /// Returns the value of the change counter.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -172,7 +172,7 @@ impl RefusedHolders {
         has_changed
     }
 
-    /// Removes parts of a worker. Returns whether any was listed.
+    /// Removes entries of a worker from the list. Returns whether any of them was listed.
     fn remove(&self, worker: &WorkerName, parts: &[RefusedRank]) -> bool {
         if !self.workers.read().contains_key(worker) {
             return false;

@@ -1,11 +1,12 @@
-//! References that safe code must not be able to keep: the compiler refuses programs that keep them. Each refused
-//! program stands beside an accepted program that differs only in this point. So the refusal has no other reason.
+//! References that safe code must not be able to keep: the compiler must refuse programs that keep them. For each
+//! refused program there is an accepted program that differs only in this point. So the compiler has no other reason
+//! to refuse.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::process::Command;
 
-/// Code in place of the modules and libraries that `words.rs` uses.
+/// Code that replaces the modules and libraries that `words.rs` uses.
 const AROUND: &str = r#"
 #![allow(dead_code, unused_imports, unsafe_code)]
 extern crate self as parking_lot;
@@ -39,7 +40,8 @@ use std::sync::atomic::AtomicU64;
 use words::Words;
 "#;
 
-/// Whether the compiler takes a program with `words.rs` and this function, and the compiler's messages.
+/// Returns whether the compiler accepts a program with `words.rs` and this function. Also returns the compiler's
+/// messages.
 fn compiles(function: &str) -> (bool, String) {
     let directory = std::env::temp_dir().join(format!("kvatlas-lifetimes-{}", fastrand::u64(..)));
     std::fs::create_dir_all(&directory).unwrap();

@@ -1,7 +1,7 @@
-//! `deploy/test-vectors.json`: the contract as examples, that a client in any language can check itself against.
+//! `deploy/test-vectors.json`: the contract as examples. A client in any language can check itself against them.
 //!
 //! This test computes the content of the file. `KVATLAS_TEST_REWRITE_VECTORS=1 cargo test -p kvatlas-core --test
-//! vectors` writes it anew after a wanted change of the contract.
+//! vectors` rewrites the file after an intended change of the contract.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -29,7 +29,7 @@ mod schemes;
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/test-vectors.json");
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut digits, byte| {
         write!(digits, "{byte:02x}").unwrap();
@@ -37,7 +37,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A 64-bit number as 16 hexadecimal digits: many readers of JSON keep 53 bits of a number.
+/// Returns a 64-bit number as 16 hexadecimal digits, because many readers of JSON keep only 53 bits of a number.
 fn wide(value: u64) -> Value {
     json!(format!("{value:016x}"))
 }
@@ -55,7 +55,7 @@ fn limits() -> WireLimits {
     WireLimits::default()
 }
 
-/// JSON map of the entries that have a value.
+/// Returns a JSON map of the entries that have a value.
 fn present(entries: &[(&str, Option<Value>)]) -> Value {
     let given = entries
         .iter()
@@ -215,7 +215,7 @@ fn shards() -> Vec<Value> {
     vectors
 }
 
-/// The file: one vector a line, so that a change shows as the lines that it changes.
+/// Returns the content of the file, with one vector on each line, so that a diff shows which vectors change.
 fn document() -> String {
     let sections = [
         ("hashes", hashes()),

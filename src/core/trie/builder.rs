@@ -1,36 +1,35 @@
-//! Building of a trie in depth-first order, node by node.
+//! Building a trie in depth-first order, node by node.
 
 use super::flat::FlatTrie;
 use super::node::{FlatNode, Links, NODES_MAX};
 
-/// Why a trie cannot be built.
+/// Reason why a trie cannot be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
     /// A path is longer than this type of node can express.
     #[error("a path of the trie is longer than {depth_max} nodes; shorten the longest key")]
     TooDeep {
-        /// The greatest depth of this type of node.
+        /// Maximum depth of this type of node.
         depth_max: usize,
     },
     /// There are more nodes than an index can number.
     #[error("the trie has more than {NODES_MAX} nodes; split its entries into several tries")]
     TooManyNodes,
-    /// More nodes were left than entered.
+    /// More nodes were left than were entered.
     #[error("no node is open to be left; leave each node once")]
     NothingOpen,
 }
 
 /// Builds a [`FlatTrie`] in one pass: a node is entered, then its children are built, then the node is left.
 ///
-/// Besides the nodes, the builder holds only the open path, and the nodes that were left since the last one was
+/// In addition to the nodes, the builder holds only the open path, and the nodes left since the last node was
 /// entered.
 #[derive(Debug, Clone)]
 pub struct FlatTrieBuilder<N> {
     nodes: Vec<N>,
-    /// The path to the current node, as indices.
+    /// Indexes of the nodes on the path to the current node.
     open: Vec<usize>,
-    /// Nodes that were left and do not have their links yet, deepest first. Their links depend on the node that comes
-    /// next.
+    /// Nodes that were left and do not have their links yet, deepest first. Their links depend on the next node.
     left: Vec<Left>,
     depth_max: usize,
 }
@@ -66,12 +65,12 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         self.open.len()
     }
 
-    /// Appends `node` as the last child of the open node, or as the last root, and opens it. The links that `node`
-    /// has already are ignored.
+    /// Appends `node` as the last child of the open node, or as the last root, and opens it. Links that `node`
+    /// already has are ignored.
     ///
     /// # Errors
     ///
-    /// If the trie becomes too deep or too large. Nothing has changed then.
+    /// If the trie becomes too deep or too large. Then nothing has changed.
     pub fn enter(&mut self, node: N) -> Result<(), BuildError> {
         let depth = self.open.len() + 1;
         if depth > N::DEPTH_MAX {
@@ -105,7 +104,7 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         Ok(())
     }
 
-    /// Leaves nodes until `depth` nodes are open. Does nothing if no more than that are open.
+    /// Leaves nodes until `depth` nodes are open. Does nothing if at most `depth` nodes are open.
     pub fn leave_to(&mut self, depth: usize) {
         while self.open.len() > depth && self.leave().is_ok() {}
     }
@@ -118,8 +117,8 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         FlatTrie::from_parts(self.nodes, self.depth_max)
     }
 
-    /// Writes the links of the nodes that were left. The next node's depth `next` tells how many levels each of them
-    /// pops.
+    /// Writes the links of the nodes that were left. `next` is the depth of the next node, from which the number of
+    /// levels to pop follows.
     fn settle(&mut self, next: usize) {
         for left in self.left.drain(..) {
             if let Some(node) = self.nodes.get_mut(left.index) {

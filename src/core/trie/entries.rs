@@ -4,10 +4,10 @@ use super::builder::{BuildError, FlatTrieBuilder};
 use super::flat::FlatTrie;
 use super::node::FlatNode;
 
-/// Why a trie cannot be made from entries.
+/// Reason why a trie cannot be made from entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
-    /// A key is empty. An empty key has no node.
+    /// A key is empty. An empty key has no node to which its value could belong.
     #[error("entry {entry} has an empty key, for which there is no node; leave it out")]
     EmptyKey {
         /// Index of the entry, from 0, in the order of building.
@@ -25,11 +25,12 @@ pub enum EntryError {
 }
 
 impl<N: FlatNode> FlatTrie<N> {
-    /// Makes a trie of entries in any order. Siblings are ordered by their labels. `node` makes a node from a label and, if a key ends
-    /// there, the key's value.
+    /// Makes a trie of entries in any order. Siblings are ordered by their labels. `node` makes a node from a label
+    /// and, if a key ends there, the key's value.
     ///
-    /// Entries with the same key keep their order. The first of them is on the path; the others follow it as siblings without children. So
-    /// the subtree of a key is below its first node, which is also the node that look-ups find.
+    /// Entries with the same key keep their order. The node of the first of them is on the path. The nodes of the
+    /// others follow it as siblings without children. So the subtree of a key is below its first node, which is also
+    /// the node that look-ups find.
     ///
     /// # Errors
     ///
@@ -42,7 +43,7 @@ impl<N: FlatNode> FlatTrie<N> {
         Self::from_sorted_entries(entries, node)
     }
 
-    /// Like [`from_entries`](Self::from_entries), for entries sorted by key.
+    /// Makes a trie like [`from_entries`](Self::from_entries), but from entries that are sorted by key.
     ///
     /// # Errors
     ///
@@ -80,7 +81,8 @@ impl<N: FlatNode> FlatTrie<N> {
 struct Path<N: FlatNode> {
     builder: FlatTrieBuilder<N>,
     labels: Vec<N::Label>,
-    /// More nodes for the last key, from further entries with that key. They are added when its first node is left.
+    /// Nodes of further entries with the same key as the last entry. They are added when the first node of that key
+    /// is left.
     repeats: Vec<N>,
     waiting: Vec<(usize, Vec<N>)>,
 }

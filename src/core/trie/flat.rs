@@ -1,10 +1,10 @@
-//! The trie itself: an array of nodes whose links are known to be sound.
+//! The flat trie: an array of nodes whose links are known to be sound.
 
 use super::node::{FlatNode, Links};
 use super::walk::DepthFirst;
 
-/// A forest in depth-first order. Every link is sound: each size covers exactly the subtree, and pops lead to the
-/// parent of the next node.
+/// A forest in depth-first order. Every link is sound: each size covers exactly the subtree, and popping the given
+/// number of levels leads to the parent of the next node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlatTrie<N> {
     nodes: Vec<N>,
@@ -17,7 +17,7 @@ impl<N: FlatNode> FlatTrie<N> {
         Self { nodes, depth_max }
     }
 
-    /// All nodes, in depth-first order.
+    /// Returns all nodes, in depth-first order.
     #[must_use]
     pub fn nodes(&self) -> &[N] {
         &self.nodes
@@ -41,34 +41,35 @@ impl<N: FlatNode> FlatTrie<N> {
         self.nodes.is_empty()
     }
 
-    /// The depth of the deepest node. Roots have depth 1, and an empty trie has 0.
+    /// Depth of the deepest node. Roots have depth 1, and an empty trie has depth 0.
     #[must_use]
     pub fn depth_max(&self) -> usize {
         self.depth_max
     }
 
-    /// The node at `index`.
+    /// Returns the node at `index`.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&N> {
         self.nodes.get(index)
     }
 
-    /// The links of the node at `index`, whether the node carries them or not.
+    /// Returns the links of the node at `index`, whether or not the node carries them.
     ///
-    /// If the node has no room for its links, they are computed from its children's, and so on down. That takes as
-    /// many steps as those nodes have children, which is usually far fewer than the nodes of the subtree.
+    /// If the node has no room for its links, they are computed from the links of its children. If a child has no
+    /// room either, its links are computed from its children, and so on. This takes as many steps as these nodes have
+    /// children, which is usually far fewer than the nodes of the subtree.
     #[must_use]
     pub fn links(&self, index: usize) -> Option<Links> {
         links(&self.nodes, index)
     }
 
-    /// The index after the subtree of the node at `index`.
+    /// Returns the index after the subtree of the node at `index`.
     #[must_use]
     pub fn subtree_end(&self, index: usize) -> usize {
         subtree_end(&self.nodes, index)
     }
 
-    /// The roots, in order.
+    /// Returns the roots, in order.
     #[must_use]
     pub fn roots(&self) -> Children<'_, N> {
         Children {
@@ -78,7 +79,7 @@ impl<N: FlatNode> FlatTrie<N> {
         }
     }
 
-    /// The children of the node at `index`, in order. Empty if there is no such node.
+    /// Returns the children of the node at `index`, in order. Empty if there is no such node.
     #[must_use]
     pub fn children(&self, index: usize) -> Children<'_, N> {
         let node = self.nodes.get(index);
@@ -90,8 +91,8 @@ impl<N: FlatNode> FlatTrie<N> {
         }
     }
 
-    /// The index of the first child with the label `label` of the node at `parent`. Without a parent, the index of the
-    /// first root with that label.
+    /// Returns the index of the first child of the node at `parent` with the label `label`. Without `parent`, returns
+    /// the index of the first root with that label.
     #[must_use]
     pub fn child(&self, parent: Option<usize>, label: N::Label) -> Option<usize> {
         let mut siblings = match parent {
@@ -101,7 +102,8 @@ impl<N: FlatNode> FlatTrie<N> {
         siblings.find_map(|(index, node)| (node.label() == label).then_some(index))
     }
 
-    /// The index of the node to which the labels lead from the roots. `None` if there is no such node, or no label.
+    /// Returns the index of the node to which `labels` lead from the roots. `None` if there is no such node, or if
+    /// `labels` is empty.
     #[must_use]
     pub fn find(&self, labels: impl IntoIterator<Item = N::Label>) -> Option<usize> {
         let mut found = None;
@@ -111,14 +113,14 @@ impl<N: FlatNode> FlatTrie<N> {
         found
     }
 
-    /// All nodes with their depths; subtrees can be skipped.
+    /// Returns a walk over all nodes with their depths. The walk can skip subtrees.
     #[must_use]
     pub fn depth_first(&self) -> DepthFirst<'_, N> {
         DepthFirst::new(&self.nodes)
     }
 }
 
-/// The links of the node at `index`. `None` if there is no such node.
+/// Returns the links of the node at `index`. `None` if there is no such node.
 pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     match nodes.get(index)?.links() {
         Some(links) => Some(links),
@@ -126,8 +128,8 @@ pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     }
 }
 
-/// The links of a node that does not carry them. Its subtree ends where the pops lead to the node's own level or
-/// above.
+/// Computes the links of a node that does not carry them. Its subtree ends where the pops lead to the node's own
+/// level or above.
 fn links_of_children<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     // Depth relative to the node, which has depth 0 here.
     let mut depth = 1;
@@ -149,20 +151,20 @@ fn links_of_children<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     }
 }
 
-/// The index after the subtree of the node at `index`. At most the number of nodes.
+/// Returns the index after the subtree of the node at `index`. It is at most the number of nodes.
 pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
     let size = links(nodes, index).map_or(nodes.len(), |links| links.subtree_size);
     index.saturating_add(size).min(nodes.len())
 }
 
-/// Siblings with their indices, in order.
+/// Siblings in order, each with its index.
 #[derive(Debug, Clone)]
 pub struct Children<'a, N> {
     nodes: &'a [N],
-    /// The index of the first sibling, until it has been returned.
+    /// Index of the first sibling, until the iterator has returned that sibling.
     first: Option<usize>,
-    /// The index of the sibling that was returned last. The next is sought only when it is asked for, because most
-    /// look-ups end earlier.
+    /// Index of the sibling that was returned last. The iterator searches for the next sibling only when it is asked
+    /// for, because most look-ups end earlier.
     last: Option<usize>,
 }
 

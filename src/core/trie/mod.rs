@@ -2,11 +2,13 @@
 //!
 //! # The layout
 //!
-//! Every node is followed by its children, each with its own subtree. Two numbers stand for all pointers:
+//! Every node is followed by its children, each with its own subtree. Two numbers of each node replace all pointers:
 //!
-//! - `subtree_size`: number of nodes of the subtree, the node itself included. Adding it to a node's index skips the subtree.
-//! - `num_parents`: number of levels to pop from the node, to get to the parent of the node that comes after its subtree. It is 1 if a
-//!   sibling comes next, and one more for each ancestor that ends there too. After the last node it leads back to the roots.
+//! - `subtree_size`: number of nodes of the subtree, the node itself included. Adding it to a node's index skips the
+//!   subtree.
+//! - `num_parents`: number of levels to pop from the node, to get to the parent of the node that comes after its
+//!   subtree. It is 1 if a sibling comes next, and one more for each ancestor that ends there too. After the last
+//!   node it leads back to the roots.
 //!
 //! The root in the drawing is not stored. A trie is the forest of the root's children, and so is every subtree
 //! without its root.
@@ -41,14 +43,16 @@
 //!
 //! # One layout, two uses
 //!
-//! The user chooses what a node carries and how it is packed, by a type that implements [`FlatNode`]. This module provides building
-//! ([`FlatTrieBuilder`], [`FlatTrie::from_entries`]), the walk, look-ups, and the check of data from elsewhere ([`FlatTrie::from_nodes`]).
-//! A node with children whose two numbers do not fit their fields carries neither: they follow from its children (see [`FlatTrie::links`]).
-//! So the fields can be as narrow as suits nearly all nodes. A leaf's `num_parents` always fits.
+//! The user defines the content and packing of a node by a type that implements [`FlatNode`]. This module provides
+//! building ([`FlatTrieBuilder`], [`FlatTrie::from_entries`]), the walk, look-ups, and the check of data from
+//! elsewhere ([`FlatTrie::from_nodes`]). If the two numbers of a node with children do not fit their fields, the node
+//! carries neither: both follow from its children (see [`FlatTrie::links`]). So the fields can be narrow, with just
+//! enough room for nearly all nodes. A leaf's `num_parents` always fits.
 //!
-//! A forest can be written to a file or read from one without an array of all nodes. It then needs no `subtree_size`. [`Outline`] gives for
-//! each node only the levels to pop after it, and [`OutlineReader`] reads these numbers and checks them. [`Outline`] is a type of its own
-//! because a stream cannot go back to write a size into a node that is already written.
+//! A forest can be written to a file or read from one without an array of all nodes. It then needs no `subtree_size`.
+//! [`Outline`] gives for each node only the levels to pop after it, and [`OutlineReader`] reads these numbers and
+//! checks them. [`Outline`] is a type of its own because a stream cannot go back to write a size into a node that is
+//! already written.
 
 mod builder;
 mod entries;

@@ -1,9 +1,9 @@
-//! The interface that a type must offer to be a node.
+//! Interface that a type must implement to be a node of a flat trie.
 
-/// Most nodes of a trie.
+/// Maximum number of nodes of a trie.
 pub const NODES_MAX: usize = u32::MAX as usize;
 
-/// The two numbers that replace all pointers. The module's documentation shows them in a drawing.
+/// Two numbers of a node that replace all pointers. A drawing in the module's documentation shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links {
     /// Number of nodes of the subtree, the node itself included.
@@ -25,21 +25,22 @@ impl Links {
 /// Nodes are compared to find damage, so `with_links` must always give the same node for the same label, payload and
 /// links.
 pub trait FlatNode: Copy + PartialEq {
-    /// The type of labels. A label distinguishes a node from its siblings.
+    /// Type of the labels. A label distinguishes a node from its siblings.
     type Label: Copy + Ord;
 
-    /// The largest `num_parents` that a leaf has room for, and so the greatest depth of a trie.
+    /// Maximum `num_parents` that a leaf has room for. It is also the maximum depth of a trie.
     const DEPTH_MAX: usize;
 
-    /// The node's label.
+    /// Returns the label of the node.
     fn label(&self) -> Self::Label;
 
-    /// The links that the node carries. `None` if it has children and no room for its links, which then follow from
-    /// the children's.
+    /// Returns the links that the node carries. `None` if the node has children and has no room for its links. The
+    /// links then follow from those of its children.
     fn links(&self) -> Option<Links>;
 
-    /// The same node with other links. A leaf always has room for its links, as `num_parents` is at most [`DEPTH_MAX`](Self::DEPTH_MAX).
-    /// Afterwards, the node's `links` returns them, or `None` if they have no room.
+    /// Returns the same node with other links. A leaf always has room for its links, as `num_parents` is at most
+    /// [`DEPTH_MAX`](Self::DEPTH_MAX). Afterwards, the node's `links` returns these links, or `None` if the node has
+    /// no room for them.
     #[must_use]
     fn with_links(self, links: Links) -> Self;
 }

@@ -1,9 +1,9 @@
-//! The layout as a stream: each node comes with the number of levels to pop after it.
+//! Outline: the layout of a trie as a stream. Each node comes with the number of levels to pop after it.
 
-/// Why a stream is not a forest.
+/// Reason why a stream of records is not a forest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutlineError {
-    /// More nodes were left than entered.
+    /// More nodes were left than were entered.
     #[error("no node is open to be left; leave each node once")]
     NothingOpen,
     /// A record pops more levels than are open.
@@ -11,20 +11,20 @@ pub enum OutlineError {
     PopsTooFar {
         /// Index of the record, from 0.
         record: u64,
-        /// The number of levels that the record pops.
+        /// Number of levels that the record pops.
         pops: u64,
-        /// Number of open levels, the record's own included.
+        /// Number of open levels, including the level of the record.
         open: u64,
     },
-    /// A path is longer than allowed.
+    /// A path has more levels than are allowed.
     #[error("record {record} opens more than {depth_max} levels; the data is damaged")]
     TooDeep {
         /// Index of the record, from 0.
         record: u64,
-        /// The most levels allowed.
+        /// Maximum number of levels that are allowed.
         depth_max: u64,
     },
-    /// The last record leaves levels open.
+    /// Levels are still open after the last record.
     #[error("{open} levels are open after the last record; the data has been cut")]
     Cut {
         /// Number of open levels.
@@ -32,18 +32,18 @@ pub enum OutlineError {
     },
 }
 
-/// A node of a stream.
+/// Record of a stream: one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutlineRecord<P> {
-    /// The payload of the node.
+    /// The user's payload of the node.
     pub payload: P,
     /// Number of levels to pop after the node. 0 if its first child comes next, otherwise the `num_parents` of the
     /// layout.
     pub pops: u64,
 }
 
-/// Turns a walk, given as nodes that are entered and left, into records. Holds back one node, because only the next node tells how many
-/// levels to pop after it.
+/// Turns a walk into records. The walk is given as nodes that are entered and left. The outline holds back the last
+/// node, because only the next node determines how many levels to pop after it.
 #[derive(Debug, Clone)]
 pub struct Outline<P> {
     held: Option<P>,
@@ -62,13 +62,14 @@ impl<P> Default for Outline<P> {
 }
 
 impl<P> Outline<P> {
-    /// An outline without nodes.
+    /// Makes an outline without nodes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Opens a node below the open node, or a root. Returns the record of the node entered before, if there is one.
+    /// Opens a node as a child of the open node, or as a root. Returns the record of the node entered before, if
+    /// there is one.
     pub fn enter(&mut self, payload: P) -> Option<OutlineRecord<P>> {
         self.open += 1;
         let pops = std::mem::take(&mut self.pops);
@@ -101,7 +102,7 @@ impl<P> Outline<P> {
     }
 }
 
-/// Checks the pops of records from elsewhere, and returns each record's depth.
+/// Reader that checks the pops of records from an untrusted source, and returns each record's depth.
 #[derive(Debug, Clone)]
 pub struct OutlineReader {
     depth_max: u64,
@@ -111,7 +112,7 @@ pub struct OutlineReader {
 }
 
 impl OutlineReader {
-    /// A reader that allows paths of up to `depth_max` nodes.
+    /// Makes a reader that allows paths of at most `depth_max` nodes.
     #[must_use]
     pub fn new(depth_max: u64) -> Self {
         Self {
@@ -121,7 +122,7 @@ impl OutlineReader {
         }
     }
 
-    /// Takes the next record's pops, and returns its depth. Roots have depth 1.
+    /// Takes the pops of the next record, and returns the record's depth. Roots have depth 1.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Tests of the layout against the recursive definition of a trie.
+//! Tests that compare the layout with the recursive definition of a trie.
 
 use proptest::prelude::*;
 
@@ -30,7 +30,8 @@ impl<const SIZE_MAX: usize> FlatNode for Node<SIZE_MAX> {
     }
 }
 
-/// The links that a node carries. A node with children has room for them only if neither number is above `SIZE_MAX`.
+/// Returns the links that a node carries. A node with children has room for them only if neither number is above
+/// `SIZE_MAX`.
 fn stored<const SIZE_MAX: usize>(links: Links) -> Option<Links> {
     let has_room = links.is_leaf() || links.subtree_size.max(links.num_parents) <= SIZE_MAX;
     has_room.then_some(links)
@@ -73,7 +74,8 @@ impl Tree {
         self.children.iter().map(|(.., tree)| 1 + tree.size()).sum()
     }
 
-    /// Label, value, depth, size and pops in depth-first order; `above` is how many ancestors end with this level.
+    /// Appends label, value, depth, size and pops of each node to `into`, in depth-first order. `above` is the number
+    /// of ancestors whose subtrees end with this level.
     fn flatten(&self, depth: usize, above: usize, into: &mut Vec<(u8, Option<u32>, usize, usize, usize)>) {
         for (position, (label, value, tree)) in self.children.iter().enumerate() {
             let is_last = position + 1 == self.children.len();
@@ -214,7 +216,7 @@ fn links_that_lie_are_refused() {
     assert!(FlatTrie::<Node<100>>::from_nodes(Vec::new()).unwrap().is_empty());
 }
 
-/// Checks the trie that is built from these keys against the recursive definition.
+/// Compares the trie built from these keys with the recursive definition.
 fn check_against_tree<const SIZE_MAX: usize>(keys: &[Vec<u8>]) -> Result<(), TestCaseError> {
     let trie = trie::<SIZE_MAX>(keys);
     let mut tree = Tree::default();
@@ -265,8 +267,8 @@ proptest! {
         check_against_tree::<1>(&keys)?;
     }
 
-    /// Checks that arbitrary nodes are refused, or make a sound trie. A trie built anew from a walk over it must be
-    /// equal.
+    /// Checks that arbitrary nodes are refused or make a sound trie. A trie rebuilt from a walk over a sound trie
+    /// must equal it.
     #[test]
     fn arbitrary_links_are_refused_or_sound(
         pairs in prop::collection::vec((0..6_usize, 0..5_usize), 0..8),
@@ -282,7 +284,7 @@ proptest! {
         }
     }
 
-    /// A sound trie in which one link was changed is never accepted.
+    /// A sound trie in which one link has been changed is never accepted.
     #[test]
     fn one_changed_link_is_noticed(
         keys in keys().prop_filter("an empty trie has no links", |keys| !keys.is_empty()),

@@ -1,10 +1,10 @@
-//! Checks of nodes that come from elsewhere.
+//! Checks of nodes that come from an untrusted source.
 
 use super::flat::FlatTrie;
 use super::node::{FlatNode, Links, NODES_MAX};
 use super::walk::depth_after;
 
-/// Why nodes are not a trie.
+/// Reason why nodes are not a trie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// There are more nodes than an index can number.
@@ -20,52 +20,52 @@ pub enum LayoutError {
         index: usize,
         /// The node's depth.
         depth: usize,
-        /// The greatest depth of this type of node.
+        /// Maximum depth of this type of node.
         depth_max: usize,
     },
-    /// `subtree_size` is not the number of nodes of the subtree.
+    /// A node's `subtree_size` is not the number of nodes in its subtree.
     #[error(
         "node {index} says that its subtree has {stored} nodes, but it has {actual}; the data is damaged"
     )]
     WrongSize {
         /// Index of the node.
         index: usize,
-        /// The stored size. 0 if the node carries no links although there is room for them.
+        /// The size that the node stores. 0 if the node carries no links although it has room for them.
         stored: usize,
-        /// The size that follows from the pops.
+        /// The size that follows from the pops of the leaves.
         actual: usize,
     },
-    /// `num_parents` does not lead to the parent of the next node.
+    /// A node's `num_parents` does not lead to the parent of the next node.
     #[error("node {index} says to pop {stored} levels, and {expected} would be right; the data is damaged")]
     WrongPops {
         /// Index of the node.
         index: usize,
-        /// The stored number.
+        /// The `num_parents` that the node stores.
         stored: usize,
-        /// The right number, or the largest that would be right.
+        /// The right `num_parents`, or the maximum that would be right.
         expected: usize,
     },
-    /// The links are right, but not in the form in which this type of node stores them.
+    /// The links of a node are right, but this type of node does not store them in this form.
     #[error("node {index} has its links in no valid form; the data is damaged")]
     Malformed {
         /// Index of the node.
         index: usize,
     },
-    /// The last node's links say that it has children.
+    /// The links of the last node say that it has children.
     #[error("the last node says that it has children, but there are no more nodes; the data has been cut")]
     Cut,
 }
 
 impl<N: FlatNode> FlatTrie<N> {
-    /// Makes a trie from nodes from elsewhere, after checking every link. Takes one pass, and memory for the deepest
-    /// path.
+    /// Makes a trie from nodes of an untrusted source, after checking every link. Takes one pass, and memory for the
+    /// deepest path.
     ///
-    /// The leaves and their pops determine the shape; every size and every other pop must agree with it. So in an accepted trie no subtree
-    /// overlaps another, and no link leads out of the array or round in circles.
+    /// The leaves and their pops determine the shape; every size and every other pop must agree with it. So in an
+    /// accepted trie no subtree overlaps another, and no link leads out of the array or in circles.
     ///
     /// # Errors
     ///
-    /// If any link is wrong. The error names the first wrong one.
+    /// If any link is wrong. The error tells the first wrong link.
     pub fn from_nodes(nodes: Vec<N>) -> Result<Self, LayoutError> {
         if nodes.len() > NODES_MAX {
             return Err(LayoutError::TooManyNodes { nodes: nodes.len() });
@@ -85,7 +85,7 @@ impl<N: FlatNode> FlatTrie<N> {
 
 struct LayoutCheck<'a, N> {
     nodes: &'a [N],
-    /// The indices of the nodes on the path to the current node, without that node.
+    /// Indexes of the nodes on the path to the current node, without that node.
     open: Vec<usize>,
     depth_max: usize,
 }
@@ -140,7 +140,8 @@ impl<N: FlatNode> LayoutCheck<'_, N> {
     }
 }
 
-/// Checks that a node with children carries the links `actual`, or no links if there is no room for them.
+/// Checks that a node with children carries the links `actual`. If the node has no room for them, it must carry no
+/// links.
 fn check_links<N: FlatNode>(index: usize, node: &N, actual: Links) -> Result<(), LayoutError> {
     let expected = node.with_links(actual);
     if *node == expected {

@@ -1,4 +1,4 @@
-//! The walk in depth-first order, which the rest of the module shares. Its state is an index and a depth.
+//! Walk in depth-first order, used by the rest of the module. The state of a walk is an index and a depth.
 
 use super::flat::links;
 use super::node::FlatNode;
@@ -6,9 +6,9 @@ use super::node::FlatNode;
 /// A node that a walk visits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Visit<'a, N> {
-    /// The node's index.
+    /// Index of the node.
     pub index: usize,
-    /// The node's depth. Roots have depth 1.
+    /// Depth of the node. Roots have depth 1.
     pub depth: usize,
     /// The node.
     pub node: &'a N,
@@ -34,8 +34,8 @@ impl<'a, N: FlatNode> DepthFirst<'a, N> {
         }
     }
 
-    /// Continues after the subtree of the node visited last. Does nothing before the first visit, or when called
-    /// again without a visit between.
+    /// Continues after the subtree of the node visited last. Does nothing before the first visit, or if called a
+    /// second time after the same visit.
     pub fn skip_subtree(&mut self) {
         let Some(Visit { index, depth, .. }) = self.last.take() else {
             return;
@@ -67,7 +67,7 @@ impl<'a, N: FlatNode> Iterator for DepthFirst<'a, N> {
     }
 }
 
-/// The depth of the node after a subtree whose root has `depth`.
+/// Returns the depth of the node after a subtree whose root has depth `depth`.
 pub(super) fn depth_after(depth: usize, num_parents: usize) -> usize {
     (depth + 1).saturating_sub(num_parents)
 }

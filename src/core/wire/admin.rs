@@ -1,4 +1,4 @@
-//! Commands of operators. They have subjects of their own, so that permissions can separate them from the rest.
+//! Commands of operators. They have their own subjects, so that permissions can be given for them separately.
 //!
 //! The subject is `PREFIX.v1.admin.COMMAND`. Every daemon receives each command, and each daemon that the command
 //! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that follows the engine
@@ -14,56 +14,58 @@ worded! {
     /// A command that an operator can give a daemon or a bridge.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum AdminCommand {
-        /// Forget a holder, including its epoch and batch numbers. Its next batch begins anew.
+        /// Forget a holder, including its epoch and batch numbers. After that, its next batch is treated as that of a
+        /// new holder.
         Forget => "forget",
         /// Mark a holder as doubtful, and ask its publisher for the full state.
         Resync => "resync",
         /// Write a snapshot now.
         Snapshot => "snapshot",
-        /// Stop in good order.
+        /// Shut down in an orderly way.
         Drain => "drain",
-        /// Make an engine drop its prefix cache. Bridges carry the command out.
+        /// Make an engine drop its prefix cache. Bridges carry out this command.
         Reset => "reset",
     }
 }
 
-/// The scope of a command.
+/// Scope of a command: the daemons, bridges, engines and holders that it concerns.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct AdminRequest {
-    /// The daemon or bridge that is meant, by the name that it gives in its replies. If absent, all are meant.
+    /// Daemon or bridge that the command is for, by the name that it gives in its replies. If absent, the command is
+    /// for all.
     #[serde(default)]
     pub instance: Option<String>,
-    /// The engine that is meant, by the name of its instance or its worker.
+    /// Engine that the command is for, by the name of its instance or its worker.
     #[serde(default)]
     pub engine: Option<String>,
-    /// The holders that are meant: those of one worker.
+    /// Holders that the command is for, all of one worker.
     #[serde(default)]
     pub holder: Option<AdminHolder>,
 }
 
-/// A worker's holders: all of its ranks, or one.
+/// Holders of one worker: all its ranks, or one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminHolder {
     /// Name of the namespace.
     pub namespace: NamespaceName,
     /// Name of the worker.
     pub worker: WorkerName,
-    /// The rank that is meant. If absent, all ranks.
+    /// Rank of the holder. If absent, all ranks of the worker.
     #[serde(default)]
     pub rank: Option<Rank>,
 }
 
-/// A daemon's or a bridge's reply to a command.
+/// Reply of a daemon or a bridge to a command.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminReply {
     /// Version of the contract.
     pub v: u64,
-    /// The name of the daemon or bridge.
+    /// Name of the daemon or bridge.
     pub instance: String,
     /// Number of holders on which the command was carried out.
     #[serde(default)]
     pub holders: u64,
-    /// The reason why the command was not carried out.
+    /// Reason why the command was not carried out. Absent if it was.
     #[serde(default)]
     pub error: Option<String>,
 }

@@ -20,10 +20,10 @@ use super::writer::encode;
 
 mod usual;
 
-/// Number of events for which a batch's list has room before the first event is read.
+/// Number of events for which the list of a batch allocates room before its first event is read.
 const EVENTS_AT_FIRST: usize = 16;
 
-/// One message on an events subject: a list of changes of one holder. A holder's batches are numbered without gaps.
+/// One message on an events subject: changes of one holder, in order. A holder's batches are numbered without gaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventBatch {
     /// The publisher's incarnation. A batch of a higher epoch replaces everything that the holder had.
@@ -34,16 +34,17 @@ pub struct EventBatch {
     pub rank: Rank,
     /// Time at which the publisher made the batch, in microseconds since the Unix epoch.
     ///
-    /// Gives the lag. It also distinguishes a redelivered batch from a restart in the same epoch, after which the
-    /// publisher counts from 1 again. After a restart, the time is later than that of every earlier batch.
+    /// The daemon computes the lag from it. The time also distinguishes a redelivered batch from a restart in the
+    /// same epoch, after which the publisher counts from 1 again. After a restart, the time is later than that of
+    /// every earlier batch.
     pub time_us: Option<u64>,
-    /// The tier that the stored and removed blocks lie in. If the message has no tier, [`Tier::DEVICE`].
+    /// Tier of the stored and removed blocks. [`Tier::DEVICE`] if the message has no tier.
     pub tier: Tier,
-    /// Tokens in each of the holder's blocks, if the publisher tells the size. A publisher does so in every batch, or
-    /// in none.
+    /// Number of tokens in each of the holder's blocks, if the publisher tells it. A publisher tells it in every
+    /// batch, or in none.
     ///
-    /// A namespace that the configuration does not name takes its block size from its first batch. If the publisher does not tell the size,
-    /// its blocks have the size of the configuration.
+    /// A namespace that the configuration does not name takes its block size from its first batch. If the publisher
+    /// does not tell the size, its blocks have the size of the configuration.
     pub block_size: Option<BlockSize>,
     /// The holder's address and labels, if the batch tells them. They replace the earlier ones. A new epoch begins without any.
     pub profile: Option<Profile>,
@@ -73,7 +74,8 @@ impl EventBatch {
         Ok(Self { events, ..head })
     }
 
-    /// Decodes a payload of any length, except for its events. The result has no events, and they are not checked.
+    /// Decodes the fields of a batch without its events, from a payload of any length. The result has no events, and
+    /// the events are not checked.
     ///
     /// # Errors
     ///
@@ -92,7 +94,7 @@ impl EventBatch {
         fields.into_batch()
     }
 
-    /// Decodes as [`Self::decode`] does, but without the fast path for the usual form.
+    /// Decodes a batch as [`Self::decode`] does, but without the fast path for the usual form.
     pub(super) fn decode_any_form(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let mut fields = BatchFields::default();
@@ -120,7 +122,7 @@ impl Message for EventBatch {
     }
 }
 
-/// All fields that a batch may have, as they are read.
+/// All fields that a batch may have, filled while they are read.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct BatchFields {
@@ -191,7 +193,7 @@ fn decode_block_size(reader: &mut Reader<'_>) -> Result<Option<BlockSize>, Decod
         .transpose()
 }
 
-/// Reads the next `count` values with `decode`, which are the events of a batch.
+/// Reads the next `count` values as the events of a batch. `decode` reads each of them.
 fn decode_events<'a>(
     reader: &mut Reader<'a>,
     count: usize,

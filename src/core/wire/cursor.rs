@@ -1,9 +1,9 @@
-//! The mark of how far a holder's batches have been applied.
+//! Cursor: the last batch of a holder that has been applied.
 
-/// Name of the last batch of a holder that was applied.
+/// Epoch and number of the last applied batch of a holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct BatchCursor {
-    /// The publisher's incarnation.
+    /// Epoch of the batch: the incarnation of the publisher.
     pub epoch: u64,
     /// Number of the batch in its epoch, from 1.
     pub seq: u64,

@@ -1,7 +1,8 @@
-//! The entries of a message's map. A message lists them once, for all forms in which it is written.
+//! The entries of a message's map. A message lists its entries once, for all output forms.
 //!
-//! A message writes its entries to an [`Entries`]. Three types implement that trait: the MessagePack writer; a writer for serde (JSON, for
-//! people and for HTTP); and a counter, because MessagePack puts the number of entries in front of a map.
+//! A message writes its entries to an [`Entries`]. Three types implement that trait: the MessagePack writer; a writer
+//! for serde (JSON, for people and for HTTP); and a counter, because MessagePack puts the number of entries in front
+//! of a map.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -11,7 +12,7 @@ use serde::{Serialize, Serializer};
 
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 
-/// A message, or a part of one, that travels as a map with text keys.
+/// A message, or a part of a message, that is sent as a map with text keys.
 pub(super) trait Message {
     /// Writes the entries in their order.
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error>;
@@ -19,63 +20,63 @@ pub(super) trait Message {
 
 /// Writer that takes the entries of a map.
 pub(super) trait Entries {
-    /// Error of an entry that was not taken.
+    /// Error of an entry that could not be written.
     type Error;
 
-    /// Whether an entry is wanted even if its value is the default. Binary formats leave such entries out, to save
+    /// Whether entries are written even if their value is the default. Binary formats leave out such entries, to save
     /// bytes.
     fn wants_defaults(&self) -> bool;
 
-    /// Writes a number.
+    /// Writes an entry with a number.
     fn number(&mut self, key: &'static str, value: u64) -> Result<(), Self::Error>;
 
-    /// Writes a boolean.
+    /// Writes an entry with a boolean.
     fn flag(&mut self, key: &'static str, value: bool) -> Result<(), Self::Error>;
 
-    /// Writes a text.
+    /// Writes an entry with a text.
     fn text(&mut self, key: &'static str, value: &str) -> Result<(), Self::Error>;
 
-    /// Writes one hash.
+    /// Writes an entry with one hash.
     fn hash(&mut self, key: &'static str, value: SequenceHash) -> Result<(), Self::Error>;
 
-    /// Writes one lineage hash.
+    /// Writes an entry with one lineage hash.
     fn lineage(&mut self, key: &'static str, value: PositionalLineageHash) -> Result<(), Self::Error>;
 
-    /// Writes a list of hashes, tokens or positions. In MessagePack the list is one blob.
+    /// Writes an entry with a list of hashes, tokens or positions. In MessagePack the list is one blob.
     fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), Self::Error>;
 
-    /// Writes a list of numbers, as an array in every form.
+    /// Writes an entry with a list of numbers. The list is an array in every form.
     fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), Self::Error>;
 
-    /// Writes a list of texts.
+    /// Writes an entry with a list of texts.
     fn texts<'a>(
         &mut self,
         key: &'static str,
         texts: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), Self::Error>;
 
-    /// Writes a map of texts.
+    /// Writes an entry with a map of texts.
     fn text_map<'a>(
         &mut self,
         key: &'static str,
         map: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
     ) -> Result<(), Self::Error>;
 
-    /// Writes a list of blobs.
+    /// Writes an entry with a list of blobs.
     fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), Self::Error>;
 
-    /// Writes a map within this map.
+    /// Writes an entry with a map.
     fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), Self::Error>;
 
-    /// Writes a list of maps.
+    /// Writes an entry with a list of maps.
     fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), Self::Error>;
 
-    /// Writes a text, if there is one.
+    /// Writes an entry with a text, if there is one.
     fn optional_text(&mut self, key: &'static str, value: Option<&String>) -> Result<(), Self::Error> {
         value.map_or(Ok(()), |value| self.text(key, value))
     }
 
-    /// Writes a number, if there is one.
+    /// Writes an entry with a number, if there is one.
     fn optional_number(&mut self, key: &'static str, value: Option<u64>) -> Result<(), Self::Error> {
         value.map_or(Ok(()), |value| self.number(key, value))
     }
@@ -83,10 +84,10 @@ pub(super) trait Entries {
 
 /// An element of a list that MessagePack writes as one blob.
 pub(super) trait ListElement: Copy {
-    /// The element as serde writes it.
+    /// Type of the element in the form that serde writes.
     type Text: Serialize;
 
-    /// The element as serde writes it.
+    /// Returns the element in the form that serde writes.
     fn text(self) -> Self::Text;
 
     /// Appends the element to a blob.
@@ -298,7 +299,7 @@ impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for SerializedList<I
     }
 }
 
-/// A message within another message.
+/// A message that is a part of another message.
 #[derive(Clone, Copy)]
 struct Nested<'a, M>(&'a M);
 
@@ -319,8 +320,8 @@ macro_rules! serialize_entries {
     };
 }
 
-/// Gives messages `encode` and `decode`. They are written as their entries and read with serde. Unknown keys are passed over, as in every
-/// payload.
+/// Implements `encode` and `decode` for messages. They are written as their entries and read with serde. Unknown keys
+/// are skipped, as in every payload.
 macro_rules! coded {
     ($($message:ty),+ $(,)?) => {
         $(impl $message {
@@ -329,7 +330,7 @@ macro_rules! coded {
                 $crate::wire::writer::encode(self)
             }
 
-            /// Decodes what [`Self::encode`] wrote.
+            /// Decodes a payload that [`Self::encode`] wrote.
             ///
             /// # Errors
             ///

@@ -12,81 +12,81 @@ pub const ERROR_HEADER: &str = "Nats-Service-Error";
 /// Header that carries the number of an error reply (NATS micro convention).
 pub const ERROR_CODE_HEADER: &str = "Nats-Service-Error-Code";
 
-/// Why a payload could not be decoded. Offsets are bytes from the start of the payload.
+/// Reason why a payload could not be decoded. Offsets are bytes from the start of the payload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The payload is longer than allowed. Nothing of it was read.
+    /// The payload is longer than allowed. No part of it was read.
     #[error("the payload has {bytes} bytes; at most {max} are allowed, split it")]
     Oversized {
-        /// Length of the payload.
+        /// Length of the payload, in bytes.
         bytes: usize,
-        /// The most bytes allowed.
+        /// Maximum length, in bytes.
         max: usize,
     },
     /// The payload ends inside a value.
     #[error("the payload ends inside a value at byte {offset}; send the whole MessagePack map")]
     Truncated {
-        /// The offset from which bytes are missing: where reading needed more bytes than are left.
+        /// Offset at which bytes are missing: reading needed more bytes there than are left.
         offset: usize,
     },
-    /// Bytes follow the map.
+    /// More bytes follow after the map.
     #[error("bytes follow the MessagePack map at byte {offset}; send one map and nothing else")]
     TrailingBytes {
-        /// The offset at which the surplus bytes begin.
+        /// Offset of the first surplus byte.
         offset: usize,
     },
-    /// The payload has a byte that MessagePack reserves.
+    /// The payload has a byte that is reserved in MessagePack.
     #[error("byte {offset} is not MessagePack")]
     Reserved {
-        /// The offset of the byte.
+        /// Offset of the byte.
         offset: usize,
     },
-    /// A value has another type than its field.
+    /// The type of a value is not the type of its field.
     #[error("{field} is {found}; send {expected}")]
     WrongType {
-        /// The field's key.
+        /// Key of the field.
         field: &'static str,
-        /// The type that the field takes.
+        /// Type of the field.
         expected: &'static str,
-        /// The type that was sent.
+        /// Type of the value in the payload.
         found: &'static str,
     },
     /// A number is larger than its field allows.
     #[error("{field} is {value}; at most {max} is allowed")]
     OutOfRange {
-        /// The field's key.
+        /// Key of the field.
         field: &'static str,
-        /// The number that was sent.
+        /// Number in the payload.
         value: u64,
-        /// The largest value allowed.
+        /// Maximum value of the field.
         max: u64,
     },
     /// A list is longer than allowed.
     #[error("{field} has {count} elements; at most {max} are allowed")]
     TooLong {
-        /// The field's key.
+        /// Key of the field.
         field: &'static str,
-        /// Number of elements that the payload announces.
+        /// Number of elements that the payload gives for the list.
         count: usize,
-        /// The most elements allowed.
+        /// Maximum number of elements.
         max: usize,
     },
     /// A text is longer than allowed.
     #[error("{field} has {bytes} bytes; at most {max} are allowed")]
     TextTooLong {
-        /// The field's key.
+        /// Key of the field.
         field: &'static str,
-        /// Length of the text.
+        /// Length of the text, in bytes.
         bytes: usize,
-        /// The most bytes allowed.
+        /// Maximum length, in bytes.
         max: usize,
     },
     /// A blob's length is not a multiple of the length of an element.
     #[error("{field} has {bytes} bytes, which is not a multiple of {element}")]
     RaggedBlob {
-        /// The field's key.
+        /// Key of the field.
         field: &'static str,
-        /// Length of the blob.
+        /// Length of the blob, in bytes.
         bytes: usize,
         /// Width of an element, in bytes.
         element: usize,
@@ -109,31 +109,31 @@ pub enum DecodeError {
         /// The field's key.
         field: &'static str,
     },
-    /// Fields exclude or require each other. The text tells which.
+    /// Two fields exclude or require each other. The text tells which fields.
     #[error("{0}")]
     Combination(&'static str),
-    /// A list does not have the length that the number of blocks demands.
+    /// A list does not have as many elements as the number of blocks requires.
     #[error("{field} has {count} elements for {blocks} blocks")]
     LengthMismatch {
         /// The field's key.
         field: &'static str,
-        /// Elements in the field.
+        /// Number of elements in the field.
         count: usize,
-        /// Blocks of the event.
+        /// Number of blocks of the event.
         blocks: usize,
     },
     /// The payload has another version of the contract.
     #[error("version {version} of the contract is not spoken here; send v = 1")]
     UnsupportedVersion {
-        /// The version sent.
+        /// Version of the payload.
         version: u64,
     },
     /// A field has a word that is not one of the known words.
     #[error("{field} is not one of {expected}")]
     UnknownWord {
-        /// The field's key.
+        /// Key of the field.
         field: &'static str,
-        /// The known words.
+        /// Words that the field can have.
         expected: &'static str,
     },
     /// A name that cannot be a subject token.
@@ -141,21 +141,21 @@ pub enum DecodeError {
     Name {
         /// The field's key.
         field: &'static str,
-        /// The error in the name.
+        /// Reason why the name is not valid.
         source: NameError,
     },
-    /// A position that lineage hashes cannot carry.
+    /// A position above the maximum of lineage hashes.
     #[error(transparent)]
     Position(#[from] PositionError),
-    /// A lineage hash that no block can have.
+    /// A number that cannot be the lineage hash of any block.
     #[error("{field}: {source}")]
     Lineage {
         /// The field's key.
         field: &'static str,
-        /// The error in the hash.
+        /// Reason why the hash is not valid.
         source: LineageError,
     },
-    /// The lineage hashes of a query are not one chain that starts at position 0.
+    /// The lineage hashes of a query do not form one chain that starts at position 0.
     #[error(
         "lineage_hashes[{index}] is not the child of the one before it; send one chain that starts at position 0"
     )]
@@ -171,10 +171,10 @@ pub enum DecodeError {
     Profile(#[from] ProfileError),
 }
 
-/// Why positions do not fit the hashes beside them.
+/// Reason why the positions of a compressed chain do not fit its hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PositionsError {
-    /// The query is by tokens or block hashes, which need the whole prefix.
+    /// The query has tokens or block hashes, which need the whole prefix and so allow no positions.
     #[error("positions belong to sequence_hashes or lineage_hashes; leave them out, or send one of these")]
     NeedChain,
     /// The list of positions is empty.
@@ -183,32 +183,32 @@ pub enum PositionsError {
     /// The number of positions is not the number of hashes.
     #[error("positions has {positions} elements for {hashes} hashes; send one a hash")]
     LengthMismatch {
-        /// Positions sent.
+        /// Number of positions in the query.
         positions: usize,
-        /// Hashes sent.
+        /// Number of hashes in the query.
         hashes: usize,
     },
-    /// A position does not come after the one before it.
+    /// A position is not above the previous position.
     #[error("positions[{index}] is not above the one before it; send them in ascending order, each once")]
     NotAscending {
-        /// Index of the first such position.
+        /// Index of the first position that is not above the previous one.
         index: usize,
     },
-    /// A lineage hash has another position.
+    /// The position in a lineage hash is not the position given for it.
     #[error("lineage_hashes[{index}] is at position {found}, not at positions[{index}]; correct one of them")]
     OtherPosition {
-        /// Index of the first hash that does not agree.
+        /// Index of the first hash whose position differs.
         index: usize,
-        /// The position in the hash.
+        /// Position in the lineage hash.
         found: Position,
     },
-    /// Neighbours in the list are not parent and child.
+    /// Two hashes at consecutive positions are not parent and child.
     #[error("lineage_hashes[{index}] is not the child of the one before it; send blocks of one chain")]
     BrokenChain {
         /// Index of the first hash that does not continue the chain.
         index: usize,
     },
-    /// A position beyond what lineage hashes can carry.
+    /// A position above the maximum of lineage hashes.
     #[error(transparent)]
     OutOfRange(#[from] PositionError),
 }
@@ -220,13 +220,15 @@ worded! {
     pub enum ErrorCode {
         /// The request cannot be decoded or contradicts itself.
         BadRequest = 400 => "bad_request",
-        /// No worker of this namespace has been heard of, and the configuration does not name it.
+        /// No worker of this namespace has sent anything, and the configuration does not name the namespace.
         UnknownNamespace = 404 => "unknown_namespace",
         /// The request, or the reply to it, exceeds a limit.
         TooLarge = 413 => "too_large",
-        /// More large requests wait on the connection than are allowed. Ask again later, or for less at once.
+        /// More large requests wait on the connection than are allowed. The client should ask again later, or ask for
+        /// less.
         TooManyRequests = 429 => "too_many_requests",
-        /// The daemon is starting or draining, or drops the namespace's events. Ask again or ask another replica.
+        /// The daemon is starting or draining, or drops the namespace's events. The client should ask again, or ask
+        /// another replica.
         Unavailable = 503 => "unavailable",
         /// The request has another version of the contract.
         UnsupportedVersion = 505 => "unsupported_version",
@@ -234,7 +236,7 @@ worded! {
 }
 
 impl ErrorCode {
-    /// The number on the wire.
+    /// Returns the number of the error on the wire.
     pub fn as_u16(self) -> u16 {
         self as u16
     }
@@ -246,12 +248,12 @@ impl ErrorCode {
 pub struct WireError {
     /// The number of the error reply.
     pub code: ErrorCode,
-    /// The text, which tells the client what to change.
+    /// Text that tells the client what to change.
     pub text: String,
 }
 
 impl WireError {
-    /// An error with `code` and `text`.
+    /// Makes an error with `code` and `text`.
     pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
         Self {
             code,

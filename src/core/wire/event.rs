@@ -21,25 +21,25 @@ use super::resumable::{Resumable, ResumableBlocks};
 use fields::EventFields;
 pub(super) use fields::check_start;
 
-/// The names of stored blocks.
+/// Names of stored blocks: sequence hashes or lineage hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockNames {
     /// Sequence hashes of consecutive blocks.
     Sequence {
-        /// The sequence hash (or engine hash) of the block before the first. Absent at position 0.
+        /// The sequence hash (or engine hash) of the block before the first block. Absent at position 0.
         parent: Option<SequenceHash>,
-        /// The position of the first block. If absent, the position follows from the parent, which the holder must
-        /// hold then.
+        /// Position of the first block. If absent, the position follows from the parent, which the holder must then
+        /// have.
         position: Option<Position>,
-        /// One hash per block.
+        /// Hashes of the blocks, one for each block.
         hashes: Vec<SequenceHash>,
     },
-    /// Lineage hashes, in any order. Each contains its block's position and parent.
+    /// Lineage hashes of blocks, in any order. Each contains its block's position and parent.
     Lineage(Vec<PositionalLineageHash>),
 }
 
 impl BlockNames {
-    /// Number of blocks that are named.
+    /// Number of blocks that the names stand for.
     pub fn len(&self) -> usize {
         match self {
             Self::Sequence { hashes, .. } => hashes.len(),
@@ -47,30 +47,30 @@ impl BlockNames {
         }
     }
 
-    /// Whether no block is named.
+    /// Whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The content of stored blocks, for namespaces that recompute the chain.
+/// Content of stored blocks, for namespaces that recompute the hash chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockContent {
-    /// One block hash per block.
+    /// Block hashes, one for each block.
     BlockHashes(Vec<BlockHash>),
-    /// The tokens of all blocks, one after the other.
+    /// Tokens of all blocks in sequence.
     Tokens {
-        /// The tokens, as many as the block size times the number of blocks.
+        /// The tokens. Their number is the block size times the number of blocks.
         tokens: Vec<Token>,
         /// Name of the LoRA adapter, if any.
         lora_name: Option<String>,
-        /// Salt that keeps caches apart, if any.
+        /// Salt that separates caches, if any.
         cache_salt: Option<String>,
     },
 }
 
 impl BlockContent {
-    /// Whether the content is that of `blocks` blocks.
+    /// Whether the content has the right length for `blocks` blocks.
     pub fn is_of(&self, blocks: usize, size: BlockSize) -> bool {
         match self {
             Self::BlockHashes(hashes) => hashes.len() == blocks,
@@ -78,7 +78,7 @@ impl BlockContent {
         }
     }
 
-    /// The block hashes from block number `from` on.
+    /// Returns the block hashes from block number `from` on.
     pub fn hashes_from(&self, from: usize, size: BlockSize) -> Cow<'_, [BlockHash]> {
         match self {
             Self::BlockHashes(hashes) => Cow::Borrowed(hashes.get(from..).unwrap_or_default()),
@@ -100,43 +100,45 @@ impl BlockContent {
 pub struct StoredBlocks {
     /// The names of the blocks.
     pub names: BlockNames,
-    /// The blocks' content, if the publisher tells it.
+    /// Content of the blocks, if the publisher sends it.
     pub content: Option<BlockContent>,
-    /// The engine's names of the blocks in later removals, if these are not the sequence hashes. One per block.
+    /// Names by which later removed events give the blocks, if these are not the sequence hashes. One for each block.
     pub engine_hashes: Option<Vec<u64>>,
     /// The blocks after which a request can resume.
     pub resumable: Resumable,
 }
 
-/// Blocks that a holder has removed. Hashes of blocks that it does not hold are counted and otherwise ignored.
+/// Blocks that a holder has removed. Hashes of blocks that the holder does not have are counted and otherwise
+/// ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RemovedBlocks {
-    /// Sequence hashes. Engine hashes if the blocks were stored with engine hashes.
+    /// Hashes of the removed blocks: engine hashes if the blocks were stored with engine hashes, otherwise sequence
+    /// hashes.
     pub hashes: Vec<SequenceHash>,
-    /// Lineage hashes.
+    /// Lineage hashes of the removed blocks.
     pub lineage_hashes: Vec<PositionalLineageHash>,
 }
 
-/// One change to what a holder holds.
+/// One change of a holder's blocks or state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Blocks were stored.
     Stored(StoredBlocks),
     /// Blocks were removed.
     Removed(RemovedBlocks),
-    /// Blocks have become resumable, or have ceased to be.
+    /// Blocks became resumable, or stopped being resumable.
     Resumable(ResumableBlocks),
-    /// All blocks were removed, from every tier. The events that follow give the holder's full state, so it is exact
-    /// again.
+    /// All blocks were removed, from every tier. The following events give the holder's full state, so the holder is
+    /// exact again.
     Cleared,
-    /// The publisher's own doubts about its blocks, from now on: it has lost events on the way from the engine, or
-    /// lost sight of the engine. The set has only reasons for which [`DegradedReason::is_upstream`] holds. An empty
-    /// set ends the doubts, and so do [`Self::Cleared`] and a new epoch.
+    /// The publisher's own doubts about its blocks, from now on. It has lost events between the engine and itself, or
+    /// has lost contact with the engine. The set contains only reasons for which [`DegradedReason::is_upstream`] is
+    /// true. The doubts end with an empty set, with [`Self::Cleared`] and with a new epoch.
     Doubted(DegradedReasons),
-    /// The holder shuts down in an orderly way, and the daemon forgets it.
+    /// The holder shuts down in an orderly way. The daemon forgets it.
     Goodbye,
 }
-/// The types of events. Each is a word on the wire.
+/// Types of events, each with its word on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum EventType {
@@ -148,11 +150,12 @@ enum EventType {
     Goodbye,
 }
 
-/// The words for a publisher's own doubts, listed for error texts.
+/// Words for a publisher's own doubts, as a list for error texts.
 const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead, host_gap, disk_gap, \
     external_gap";
 
-/// Longest word that is read as a type, in bytes. A fixed limit, because the configured limit on texts may be shorter than a type.
+/// Maximum length of a word that is read as a type, in bytes. The limit is fixed, because the configured limit on
+/// texts may be shorter than the word of a type.
 const TYPE_BYTES_MAX: usize = 64;
 
 impl EventType {
@@ -220,7 +223,7 @@ impl Message for Event {
     }
 }
 
-/// Writes the entries of blocks that are named one by one.
+/// Writes the entries of an event whose blocks are named one by one.
 fn write_named<E: Entries>(
     hashes: &[SequenceHash],
     lineage_hashes: &[PositionalLineageHash],
@@ -244,7 +247,8 @@ impl<'de> Deserialize<'de> for Event {
 }
 
 impl StoredBlocks {
-    /// Stored blocks that are named by sequence hashes, without content or engine hashes. All are resumable.
+    /// Returns stored blocks that are named by sequence hashes, without content or engine hashes. All blocks are
+    /// resumable.
     pub fn by_sequence(
         parent: Option<SequenceHash>,
         position: Option<Position>,
@@ -262,7 +266,7 @@ impl StoredBlocks {
         }
     }
 
-    /// Writes the entries that follow the type.
+    /// Writes the entries of the event after its type.
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         match &self.names {
             BlockNames::Sequence {
@@ -302,7 +306,7 @@ impl StoredBlocks {
 }
 
 impl RemovedBlocks {
-    /// Removed blocks that are named by sequence or engine hashes.
+    /// Returns removed blocks that are named by sequence or engine hashes.
     pub fn by_sequence(hashes: Vec<SequenceHash>) -> Self {
         Self {
             hashes,

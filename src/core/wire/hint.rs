@@ -1,7 +1,8 @@
-//! Hints: reports of routers about the workers to which they have sent requests, before any event reports the blocks there.
+//! Hints: a router reports to which worker it has sent a request, before any event reports the blocks there.
 //!
-//! The subject is `PREFIX.v1.hint.NAMESPACE`. A hint is a prediction, and never part of what is known. A reply lists
-//! predictions separately, as [`QueryReply::predicted`](super::QueryReply::predicted), if the query asks for them.
+//! The subject is `PREFIX.v1.hint.NAMESPACE`. A hint is only a prediction, and never counts as known state. If a
+//! query asks for predictions, the reply lists them separately, as
+//! [`QueryReply::predicted`](super::QueryReply::predicted).
 
 use serde::Deserialize;
 
@@ -13,19 +14,19 @@ use super::reader::{Reader, check_version, set_once};
 use super::subject::{Rank, WorkerName};
 use super::writer::encode;
 
-/// Most hints in one report.
+/// Maximum number of hints in one report.
 pub const HINTS_MAX: usize = 64;
 
 /// A hint: a request has been sent to a worker, which will have the blocks of the request's prompt soon.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {
-    /// The worker that the request was sent to.
+    /// Worker to which the request was sent.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     #[serde(default)]
     pub rank: Rank,
-    /// The prompt, in the form of the query about it. The options of that query have no meaning here.
+    /// Prompt of the request, in the form of a query. The options of that query have no meaning here.
     pub prompt: SingleQuery,
 }
 

@@ -1,8 +1,8 @@
 //! Messages as JSON, for people and for HTTP.
 //!
-//! The keys are the same as in MessagePack. Hashes are written as hexadecimal texts; a decimal number is accepted too when a message is
-//! read. Written messages contain defaults too. A message to be read may leave them out, but must not have a key that the contract does not
-//! know: a person has probably misspelt it.
+//! The keys are the same as in MessagePack. Hashes are written as hexadecimal texts; a decimal number is also
+//! accepted when a message is read. Written messages contain default values too. A message that is read may leave
+//! them out, but must not have a key that the contract does not know: a person has probably misspelt it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,7 +14,7 @@ use super::error::DecodeError;
 
 /// Reads the fields of a map, and returns the value that `finish` makes from them.
 ///
-/// An array is refused, because serde would read it as a map whose keys come in their order.
+/// Refuses an array, because serde would read it as a map whose keys are in the order of declaration.
 pub(super) fn deserialize_fields<'de, D, Fields, T>(
     deserializer: D,
     finish: impl FnOnce(Fields) -> Result<T, DecodeError>,

@@ -1,28 +1,28 @@
 //! Limits on the content of one message.
 
-/// Limits that a decoder enforces before it takes memory.
+/// Limits that a decoder checks before it allocates memory.
 ///
 /// A query that exceeds a limit is answered with [`ErrorCode::TooLarge`](super::ErrorCode::TooLarge). An event batch
 /// that exceeds a limit is dropped and counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireLimits {
-    /// Longest payload, in bytes, of an event batch or a request.
+    /// Maximum payload of an event batch or a request, in bytes.
     pub message_bytes_max: usize,
-    /// Most events in one batch.
+    /// Maximum number of events in one batch.
     pub events_max: usize,
-    /// Most blocks in one event.
+    /// Maximum number of blocks in one event.
     pub blocks_per_event_max: usize,
-    /// Most tokens in one block. Together with the block limits, it limits lists of tokens.
+    /// Maximum number of tokens in one block. Together with the limits on blocks, it limits lists of tokens.
     pub tokens_per_block_max: usize,
-    /// Most blocks in one query.
+    /// Maximum number of blocks in one query.
     pub query_depth_max: usize,
-    /// Most queries in one request.
+    /// Maximum number of queries in one request.
     pub queries_max: usize,
-    /// Most workers a query may name in its filter.
+    /// Maximum number of workers that a query may name in its filter.
     pub filter_workers_max: usize,
-    /// Longest namespace or worker name, in bytes.
+    /// Maximum length of a namespace or worker name, in bytes.
     pub name_bytes_max: usize,
-    /// Longest LoRA name or cache salt, in bytes.
+    /// Maximum length of a LoRA name or cache salt, in bytes.
     pub text_bytes_max: usize,
 }
 

@@ -1,7 +1,7 @@
 //! The wire contract, version 1: MessagePack over NATS.
 //!
-//! `deploy/wire-contract.md` describes the same contract for people who write a publisher or a router in
-//! another language; this module is its implementation. The contract in short:
+//! `deploy/wire-contract.md` describes the same contract for people who write a publisher or a router in another
+//! language; this module is its implementation. The contract in short:
 //!
 //! | subject | who sends | payload |
 //! |---|---|---|
@@ -10,32 +10,34 @@
 //! | `PREFIX.v1.status.NAMESPACE` | anyone, request-reply | empty, answered by [`StatusReply`] |
 //! | `PREFIX.v1.status.~all` | gateway, request-reply | empty, answered by [`NamespacesReply`] |
 //! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
-//! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
+//! | `PREFIX.v1.shards.query.NAMESPACE` | gathering clients, gateways | as for queries, answered by every [`Shard`] |
+//! | `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as for status, answered by every [`Shard`] |
 //! | `PREFIX.v1.outcome.NAMESPACE` | router | one [`OutcomeReport`]; a [`ReportReply`], if the message names a subject for it |
 //! | `PREFIX.v1.hint.NAMESPACE` | router | one [`HintReport`]; a [`ReportReply`], if the message names a subject for it |
 //! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
 //!
-//! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards' subjects only, so
-//! that no request is answered twice. Every reply of a sharded daemon has the header [`SHARD_HEADER`].
+//! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards'
+//! subjects only, so no request is answered twice. Every reply of a sharded daemon has the header [`SHARD_HEADER`].
 //!
-//! Every payload is one MessagePack map with text keys. `v` names the version of the contract and may be
-//! left out (it is 1 then); a decoder rejects a version it does not know and ignores keys it does not know,
-//! so that the contract can grow. A list of hashes is either one `bin` blob (little-endian u64, or 16 bytes
-//! big-endian for a lineage hash) or an array; a list of tokens is a `bin` blob of little-endian u32, or an array.
+//! Every payload is one MessagePack map with text keys. `v` names the version of the contract and may be left out (it
+//! is 1 then); a decoder rejects a version it does not know and ignores keys it does not know, so that the contract
+//! can grow. A list of hashes is either one `bin` blob (little-endian u64, or 16 bytes big-endian for a lineage hash)
+//! or an array; a list of tokens is a `bin` blob of little-endian u32, or an array.
 //!
 //! # Compressed chains
 //!
-//! A sequence or lineage hash names its whole prefix, so a query need not send every hash of a chain. A query with `positions` sends the
-//! hashes of chosen blocks of one chain. Suppose that a holder has the chosen block at position p, but not the next chosen block, at
-//! position q. The holder then holds between p + 1 and q leading blocks: `matched_blocks` is the lower bound and `matched_blocks_max` the
-//! upper. The holder held a number within these bounds at some instant between the query's arrival and its reply. A holder without any
-//! chosen block is not in the reply. Such a holder holds at most `unseen_blocks_max` blocks, which is the first chosen position. To refine
-//! the bounds, query these workers again with positions between them, `matched_blocks` to `matched_blocks_max` − 1. With all of these
-//! positions the bounds meet.
+//! A sequence or lineage hash names its whole prefix, so a query need not send every hash of a chain. A query with
+//! `positions` sends the hashes of chosen blocks of one chain. Suppose that a holder has the chosen block at position
+//! p, but not the next chosen block, at position q. The holder then holds between p + 1 and q leading blocks:
+//! `matched_blocks` is the lower bound and `matched_blocks_max` the upper. The holder held a number within these
+//! bounds at some instant between the query's arrival and its reply. A holder without any chosen block is not in the
+//! reply. Such a holder holds at most `unseen_blocks_max` blocks, which is the first chosen position. To refine the
+//! bounds, query these workers again with positions between them, `matched_blocks` to `matched_blocks_max` − 1. With
+//! all of these positions the bounds meet.
 //!
-//! A sequence hash alone does not tell its parent. If the hash before it is not sent, it is looked up by its position and its own 64 bits.
-//! Where hashes are no chain, a block proves nothing about the blocks before it. The lower bound then ends at the first gap in the
-//! positions sent from 0 on.
+//! A sequence hash alone does not tell its parent. If the hash before it is not sent, it is looked up by its position
+//! and its own 64 bits. If hashes are not a chain, having a block proves nothing about the blocks before it. The
+//! lower bound then ends at the first gap in the sent positions, counted from position 0.
 //!
 //! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow. A length is checked
 //! against its limit and against the bytes that are left, before memory is taken for it.
@@ -105,8 +107,8 @@ pub use status::{HolderStatusReply, StatusReply};
 pub use subject::{HolderId, NameError, NamespaceName, PROBE_NAME, Rank, SubjectError, Subjects, WorkerName};
 pub use tier::{Tier, UnknownTier};
 
-/// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
+/// Version of the contract that this build uses: the `v1` in subjects and the `v` in payloads.
 pub const PROTOCOL_VERSION: u64 = 1;
 
-/// The longest silence of a publisher. After it, the publisher sends a heartbeat.
+/// Maximum silence of a publisher. After that time, the publisher sends a heartbeat.
 pub const HEARTBEAT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);

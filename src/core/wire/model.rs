@@ -31,29 +31,29 @@ use serde::{Deserialize, Serialize};
 
 use super::subject::{NameError, NamespaceName, WorkerName};
 
-/// The tenant that counts if none is named.
+/// Name of the tenant that applies if no tenant is given.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// A model's cache, as engines and gateways name it: the model, and the tenant or routing group for which the cache
-/// is kept apart.
+/// Cache of a model, in the terms of engines and gateways: the model, and the tenant or routing group whose cache is
+/// separate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelKey {
-    /// The name under which the model is served. Adapters count as their base model.
+    /// Name under which the model is served. An adapter counts as its base model.
     pub model: String,
-    /// The tenant or routing group. [`DEFAULT_TENANT`] if there is none.
+    /// Tenant or routing group. [`DEFAULT_TENANT`] if there is none.
     pub tenant: String,
-    /// The rolling hash that names the blocks. `None` for the contract's hashes.
+    /// Scheme of the rolling hash that names the blocks. `None` for the contract's hashes.
     #[serde(default)]
     pub scheme: Option<Scheme>,
 }
 
 impl ModelKey {
-    /// The cache of `model` for the default tenant.
+    /// Returns the key of the cache of `model` for the default tenant.
     pub fn new(model: impl Into<String>) -> Self {
         Self::of_tenant(model, DEFAULT_TENANT)
     }
 
-    /// The cache of `model` for `tenant`; an empty tenant is the default one.
+    /// Returns the key of the cache of `model` for `tenant`. An empty tenant is the default tenant.
     pub fn of_tenant(model: impl Into<String>, tenant: impl Into<String>) -> Self {
         let tenant: String = tenant.into();
         let is_unnamed = tenant.is_empty();
@@ -68,29 +68,29 @@ impl ModelKey {
         }
     }
 
-    /// The same cache, in the hashes of `scheme`.
+    /// Returns the key of the same cache with the hashes of `scheme`.
     #[must_use]
     pub fn speaking(self, scheme: Option<Scheme>) -> Self {
         Self { scheme, ..self }
     }
 
-    /// Tells whether both keys name the same cache, whatever their hash schemes.
+    /// Whether both keys stand for the same cache, apart from their hash schemes.
     pub fn is_same_cache(&self, other: &Self) -> bool {
         (&self.model, &self.tenant) == (&other.model, &other.tenant)
     }
 
-    /// The hash chains of the cache in its scheme. `None` if the cache uses the contract's hashes.
+    /// Returns the hash chains of the cache in its scheme. `None` if the cache uses the contract's hashes.
     pub fn chains(&self) -> Option<SchemeChains> {
         let scheme = self.scheme.clone()?;
         Some(SchemeChains::new(scheme, &self.model))
     }
 
-    /// The namespace of the cache.
+    /// Returns the name of the cache's namespace.
     ///
     /// # Errors
     ///
     /// [`NameError::Empty`] for a model without a name. [`NameError::TooLong`] if the encoded name takes more than 64
-    /// bytes; serve the model under a shorter name then.
+    /// bytes; in that case, serve the model under a shorter name.
     pub fn namespace(&self) -> Result<NamespaceName, NameError> {
         if self.model.is_empty() {
             return NamespaceName::new("");
@@ -108,7 +108,8 @@ impl ModelKey {
         NamespaceName::new(&name)
     }
 
-    /// The cache whose namespace is called `namespace`. `None` for a name that this mapping does not make.
+    /// Returns the key of the cache whose namespace is called `namespace`. `None` for a name that this mapping does
+    /// not make.
     pub fn of_namespace(namespace: &NamespaceName) -> Option<Self> {
         let (model, mut rest) = decode(namespace.as_str())?;
         let mut tenant = DEFAULT_TENANT.to_owned();
@@ -147,11 +148,11 @@ impl fmt::Display for ModelKey {
     }
 }
 
-/// The worker's name for the instance that a gateway calls `instance`, encoded by the same codes.
+/// Returns the worker's name for the instance that a gateway calls `instance`, encoded with the same codes.
 ///
 /// # Errors
 ///
-/// As [`ModelKey::namespace`].
+/// The same as of [`ModelKey::namespace`].
 pub fn worker_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     let mut name = String::with_capacity(instance.len() + 8);
     encode(instance, &mut name);
@@ -161,24 +162,25 @@ pub fn worker_of_instance(instance: &str) -> Result<WorkerName, NameError> {
 /// Prefix of the names of pools. No encoded instance name begins with it.
 const POOL_PREFIX: &str = "_p";
 
-/// The worker's name for the pool `instance`: storage that every worker of the namespace can load from.
+/// Returns the worker's name for the pool that a gateway calls `instance`. A pool is storage that every worker of the
+/// namespace can load from.
 ///
 /// # Errors
 ///
-/// As [`ModelKey::namespace`].
+/// The same as of [`ModelKey::namespace`].
 pub fn pool_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     let mut name = String::from(POOL_PREFIX);
     encode(instance, &mut name);
     WorkerName::new(&name)
 }
 
-/// Whether the name `worker` is a pool's and not a worker's.
+/// Whether `worker` is the name of a pool.
 pub fn is_pool(worker: &WorkerName) -> bool {
     worker.as_str().starts_with(POOL_PREFIX)
 }
 
-/// The gateway's name for `worker`, which may be a pool. If the name is not an encoded instance name, returns it
-/// unchanged.
+/// Returns the gateway's name for `worker`, which may be a pool. If the name is not an encoded instance name, returns
+/// it unchanged.
 pub fn instance_of_worker(worker: &WorkerName) -> String {
     let name = worker.as_str();
     match decode(name.strip_prefix(POOL_PREFIX).unwrap_or(name)) {
@@ -206,16 +208,16 @@ fn encode(text: &str, name: &mut String) {
     }
 }
 
-/// Part of a name that follows the decoded text.
+/// Rest of a name after the decoded text.
 #[derive(Debug, PartialEq, Eq)]
 enum End<'a> {
-    /// A tenant begins here; the rest of the name, still encoded.
+    /// A tenant follows. The value is the rest of the name, still encoded.
     Tenant(&'a str),
-    /// A scheme begins here; the rest of the name, still encoded.
+    /// A scheme follows. The value is the rest of the name, still encoded.
     Scheme(&'a str),
 }
 
-/// Decodes `name` up to the first tenant or scheme. Returns the text, and the part that follows it. `None` if
+/// Decodes `name` up to the first tenant or scheme. Returns the decoded text and the rest of the name. `None` if
 /// [`encode`] does not make such a name.
 fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     let mut text = Vec::with_capacity(name.len());
@@ -253,7 +255,7 @@ fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     Some((String::from_utf8(text).ok()?, end))
 }
 
-/// The byte that `_x` and `digits` stand for. `None` for a byte that has another code.
+/// Returns the byte that `_x` with `digits` stands for. `None` for a byte that has another code.
 fn other_byte(digits: &str) -> Option<u8> {
     let is_lower = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
     let byte = digits.bytes().all(is_lower).then_some(digits)?;
@@ -268,8 +270,8 @@ mod tests {
 
     use super::*;
 
-    /// Pins the mapping. The documentation and clients in other languages contain these values, so they must be kept
-    /// stable.
+    /// Checks fixed values of the mapping. The documentation and clients in other languages contain these values, so
+    /// they must not change.
     #[test]
     fn the_mapping_is_pinned() {
         for (model, tenant, namespace) in [

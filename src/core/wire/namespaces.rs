@@ -1,19 +1,19 @@
 //! The list of a daemon's namespaces. A gateway needs it to list all workers.
 //!
-//! A request for the list goes to `PREFIX.v1.status.~all`, request-reply, or to the matching subject of the shards. No
-//! namespace can be called `~all`.
+//! A request for the list is sent to `PREFIX.v1.status.~all`, or to the matching subject of the shards. No namespace
+//! can be called `~all`.
 
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 use super::subject::NamespaceName;
 
-/// The namespaces that a daemon knows.
+/// Reply with the names of all namespaces that a daemon has.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct NamespacesReply {
     /// Version of the contract.
     pub v: u64,
-    /// The namespaces' names, in no particular order.
+    /// Names of the namespaces, in no particular order.
     pub namespaces: Vec<NamespaceName>,
 }
 

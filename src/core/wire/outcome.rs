@@ -1,5 +1,5 @@
-//! Outcomes, which routers publish. An outcome compares the blocks of a prompt that an answer promised at a holder with
-//! the tokens that the request then found in the cache there.
+//! Outcomes, which routers publish. For one request, an outcome gives the blocks that an answer promised at a holder,
+//! and the tokens that the engine then found in its cache.
 //!
 //! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
 //! `usage.prompt_tokens_details.cached_tokens`.
@@ -10,23 +10,23 @@ use super::entries::{Entries, Message, coded};
 use super::reply::HolderMatch;
 use super::subject::{Rank, WorkerName};
 
-/// Most outcomes in one report.
+/// Maximum number of outcomes in one report.
 pub const OUTCOMES_MAX: usize = 256;
 
-/// The outcome of one request that was routed by an answer of the daemon.
+/// Outcome of one request that a router sent to a worker because of an answer of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Outcome {
-    /// The worker that the request went to.
+    /// Worker to which the request was sent.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     #[serde(default)]
     pub rank: Rank,
-    /// Number of blocks that a request would reuse there, according to the answer: its `usable_blocks`.
+    /// Number of blocks that the request could reuse at the worker, according to the answer: its `usable_blocks`.
     pub promised_blocks: u32,
     /// Number of the prompt's tokens that the engine found in its cache.
     pub found_tokens: u32,
-    /// Number of tokens of the prompt. An engine always computes the last token, which an answer to a query by hashes
-    /// does not know of.
+    /// Number of tokens of the prompt. An engine always computes the last token. An answer to a query by hashes does
+    /// not take this into account.
     #[serde(default)]
     pub prompt_tokens: Option<u32>,
     /// Whether the answer called the holder exact.
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub exact: bool,
 }
 
-/// Outcomes of several requests about one namespace.
+/// Report of outcomes of several requests in one namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct OutcomeReport {
     /// Version of the contract.
@@ -49,8 +49,8 @@ fn current_version() -> u64 {
 }
 
 impl Outcome {
-    /// The outcome of a request that went to the holder `promised` of an answer. The engine found `found_tokens` of
-    /// its `prompt_tokens`.
+    /// Returns the outcome of a request that was sent to the holder `promised` of an answer. The engine found
+    /// `found_tokens` of its `prompt_tokens` in its cache.
     pub fn of(promised: &HolderMatch, found_tokens: u32, prompt_tokens: u32) -> Self {
         Self {
             worker: promised.worker.clone(),
@@ -64,7 +64,7 @@ impl Outcome {
 }
 
 impl OutcomeReport {
-    /// A report of `outcomes`.
+    /// Makes a report of `outcomes`.
     pub fn new(outcomes: Vec<Outcome>) -> Self {
         Self {
             v: current_version(),

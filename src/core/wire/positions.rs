@@ -1,4 +1,4 @@
-//! Compressed chains: queries that name blocks at chosen positions only.
+//! Compressed chains: queries that give blocks only at chosen positions.
 
 use std::num::NonZeroUsize;
 
@@ -9,8 +9,8 @@ use super::query::{QueryKey, SingleQuery};
 
 /// Checks that `positions` can be the positions of the hashes of `key` in their chain.
 ///
-/// Checks as much as a chain with gaps allows: that lineage hashes are at their positions, and that neighbours are
-/// parent and child.
+/// Checks what is possible with gaps in the chain: that lineage hashes are at their positions, and that neighbours
+/// are parent and child.
 ///
 /// # Errors
 ///
@@ -56,9 +56,10 @@ fn check_lineage(hashes: &[PositionalLineageHash], positions: &[Position]) -> Re
 }
 
 impl SingleQuery {
-    /// Makes a compressed query for a whole chain: the first block, every `stride`-th block after it, and the last.
+    /// Makes a compressed query for a whole chain. The query has the first block, every `stride`-th block after it,
+    /// and the last block.
     ///
-    /// As the query has the first block, it finds every holder of any leading block.
+    /// Because the query has the first block, it finds every holder of any leading block.
     ///
     /// # Errors
     ///
@@ -85,7 +86,7 @@ impl SingleQuery {
     }
 }
 
-/// The positions 0, `stride`, 2 × `stride` and so on, and the last of `blocks` blocks.
+/// Returns the positions 0, `stride`, 2 × `stride` and so on, and the position of the last of `blocks` blocks.
 fn chosen(blocks: usize, stride: NonZeroUsize) -> Result<Vec<Position>, PositionError> {
     let Some(last) = blocks.checked_sub(1) else {
         return Ok(Vec::new());

@@ -10,31 +10,32 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Longest address, in bytes.
+/// Maximum length of an address, in bytes.
 pub(super) const ADDRESS_BYTES_MAX: usize = 256;
-/// Most labels of a holder.
+/// Maximum number of labels of a holder.
 pub(super) const LABELS_MAX: usize = 16;
-/// Longest key of a label, in bytes.
+/// Maximum length of the key of a label, in bytes.
 pub(super) const LABEL_KEY_BYTES_MAX: usize = 64;
-/// Longest value of a label, in bytes.
+/// Maximum length of the value of a label, in bytes.
 pub(super) const LABEL_VALUE_BYTES_MAX: usize = 128;
-/// Most bytes of all labels of a holder, keys and values together.
+/// Maximum number of bytes of all labels of a holder, keys and values together.
 const LABEL_BYTES_MAX: usize = 512;
-/// The label that tells which layers the holder's model has besides full attention: `windows`, `states`, or both with a
-/// plus between them.
+/// Label that tells which kinds of layers the holder's model has in addition to full attention: `windows`, `states`,
+/// or both joined by a plus.
 pub const LAYERS_LABEL: &str = "kvatlas/layers";
-/// The label in which the publisher says, for people, what keeps the holder from being exact. Absent where nothing does.
+/// Label in which the publisher tells people why the holder is not exact. Absent if the publisher has no reason to
+/// give.
 pub const TROUBLE_LABEL: &str = "kvatlas/trouble";
 /// URL schemes that an address may have.
 const SCHEMES: [&str; 4] = ["http://", "https://", "grpc://", "grpcs://"];
 
-/// Why an address or labels cannot be used.
+/// Reason why an address or labels cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
     /// The address is longer than allowed.
     #[error("address has {bytes} bytes; at most {ADDRESS_BYTES_MAX} are allowed")]
     AddressTooLong {
-        /// The address's length.
+        /// Length of the address, in bytes.
         bytes: usize,
     },
     /// The address does not have the required form.
@@ -54,12 +55,12 @@ pub enum ProfileError {
     /// All labels together are longer than allowed.
     #[error("labels has {bytes} bytes; at most {LABEL_BYTES_MAX} are allowed")]
     LabelsTooLong {
-        /// The length of all keys and values.
+        /// Length of all keys and values together, in bytes.
         bytes: usize,
     },
 }
 
-/// The address for requests to a holder: `HOST:PORT`, or a URL.
+/// Address for requests to a holder: `HOST:PORT`, or a URL.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(Arc<str>);
 
@@ -88,7 +89,7 @@ impl Address {
         }
     }
 
-    /// The address as text.
+    /// Returns the address as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -150,7 +151,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// The labels of a holder, such as its role, zone and model. Cheap to clone.
+/// Labels of a holder, such as its role, zone and model. Cloning them is cheap.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(try_from = "BTreeMap<String, String>")]
 pub struct Labels(Option<Arc<BTreeMap<String, String>>>);
@@ -159,7 +160,7 @@ impl Labels {
     /// The empty set of labels.
     pub const NONE: Self = Self(None);
 
-    /// Checks `map` and makes it labels.
+    /// Checks `map` and makes labels from it.
     ///
     /// # Errors
     ///
@@ -187,7 +188,7 @@ impl Labels {
         Ok(Self((!map.is_empty()).then(|| Arc::new(map))))
     }
 
-    /// A copy of the labels, with `key` added or changed to `value`.
+    /// Returns a copy of the labels in which `key` has the value `value`.
     ///
     /// # Errors
     ///
@@ -198,7 +199,8 @@ impl Labels {
         Self::new(map)
     }
 
-    /// Makes `text` a valid value of a label: drops what no label may have, and cuts a text that is too long.
+    /// Returns `text` as a valid value of a label: without characters that labels must not have, and cut to the
+    /// maximum length.
     pub fn value_of(text: &str) -> String {
         const CUT: &str = "...";
         let is_printable = |character: &char| *character == ' ' || character.is_ascii_graphic();
@@ -220,12 +222,12 @@ impl Labels {
         self.iter().len()
     }
 
-    /// The value of `key`.
+    /// Returns the value of the label `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// The labels as pairs of key and value, ordered by key.
+    /// Returns the labels as pairs of key and value, ordered by key.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         static EMPTY: BTreeMap<String, String> = BTreeMap::new();
         let map = self.0.as_deref().unwrap_or(&EMPTY);
@@ -258,18 +260,18 @@ impl fmt::Display for Labels {
     }
 }
 
-/// A holder's address and labels.
+/// Address and labels of a holder.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Profile {
-    /// The address for requests to the holder. `None` if it is not known.
+    /// Address for requests to the holder. `None` if it is not known.
     pub address: Option<Address>,
-    /// The holder's labels.
+    /// Labels of the holder.
     pub labels: Labels,
 }
 
 impl Profile {
-    /// Whether neither an address nor labels are known.
+    /// Whether neither an address nor any label is known.
     pub fn is_empty(&self) -> bool {
         self.address.is_none() && self.labels.is_empty()
     }

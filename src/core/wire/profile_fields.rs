@@ -1,4 +1,4 @@
-//! The fields in which batches and answers carry a profile.
+//! The fields with which batches and answers send a profile: an address and labels.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,9 @@ use super::profile::{
 use super::reader::{Reader, Value, wrong_type};
 
 impl Profile {
-    /// The profile that a batch sends in these fields. `None` if the batch has neither field. If it has one of them, the batch tells the
-    /// whole profile: an absent or empty address means no address, and absent or empty labels mean no labels.
+    /// Returns the profile that a batch sends in these fields. `None` if the batch has neither field. If it has one
+    /// of them, the fields are the whole profile: an absent or empty address means no address, and absent or empty
+    /// labels mean no labels.
     pub(super) fn told(
         address: Option<&str>,
         labels: Option<BTreeMap<String, String>>,
@@ -53,13 +54,13 @@ pub(super) fn write_profile<E: Entries>(
     }
 }
 
-/// Reads the address in a batch, or nil.
+/// Reads the address in a batch. `None` for nil.
 pub(super) fn decode_address(reader: &mut Reader<'_>) -> Result<Option<String>, DecodeError> {
     let text = reader.optional_text("address", ADDRESS_BYTES_MAX)?;
     Ok(text.map(str::to_owned))
 }
 
-/// Reads the labels in a batch, or nil.
+/// Reads the labels in a batch. `None` for nil.
 pub(super) fn decode_labels(
     reader: &mut Reader<'_>,
 ) -> Result<Option<BTreeMap<String, String>>, DecodeError> {
@@ -79,7 +80,7 @@ pub(super) fn decode_labels(
     Ok(Some(map))
 }
 
-/// Reads the address in an answer. A later version may send another form, which is read as no address.
+/// Reads the address in an answer. A later version may send another form of address. That form is read as no address.
 pub(super) fn lenient_address<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Address>, D::Error> {
@@ -87,7 +88,7 @@ pub(super) fn lenient_address<'de, D: Deserializer<'de>>(
     Ok(text.and_then(|text| Address::new(&text).ok()))
 }
 
-/// Reads the labels in an answer. As with [`lenient_address`], another form is read as no labels.
+/// Reads the labels in an answer. As with [`lenient_address`], an unknown form is read as no labels.
 pub(super) fn lenient_labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::Error> {
     let map = Option::<BTreeMap<String, String>>::deserialize(deserializer)?;
     Ok(Labels::new(map.unwrap_or_default()).unwrap_or_default())

@@ -15,31 +15,31 @@ use super::reader::{Reader, check_count, check_version, set_once};
 use super::subject::WorkerName;
 use super::writer::encode;
 
-/// The blocks that are asked for, in one of four forms. Each form gives a prefix that starts at position 0, unless
+/// Blocks that a query is about, in one of four forms. Each form gives a prefix that starts at position 0, unless
 /// [`SingleQuery::positions`] chooses blocks of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueryKey {
-    /// The prompt's tokens. The namespace's block size cuts them into blocks.
+    /// Tokens of the prompt. The namespace's block size divides them into blocks.
     Tokens {
         /// The tokens. A tail that does not fill a block is ignored.
         tokens: Vec<Token>,
         /// Name of the LoRA adapter, if any.
         lora_name: Option<String>,
-        /// Salt that keeps caches apart, if any.
+        /// Salt that separates caches, if any.
         cache_salt: Option<String>,
     },
-    /// The hash of each block's tokens.
+    /// Hash of each block's tokens.
     BlockHashes(Vec<BlockHash>),
-    /// The sequence hash of each block. Needs no hashing in the daemon.
+    /// Sequence hash of each block. Needs no hashing in the daemon.
     ///
-    /// The hashes must be one rolling chain: each names its whole prefix.
+    /// The hashes must be one rolling chain: each identifies its whole prefix.
     SequenceHashes(Vec<SequenceHash>),
-    /// The lineage hash of each block. Each is the child of the hash before it.
+    /// Lineage hash of each block. Each is the child of the previous hash.
     LineageHashes(Vec<PositionalLineageHash>),
 }
 
 impl QueryKey {
-    /// A stable word for the form, used in metrics.
+    /// Returns a stable word for the form, used in metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Tokens { .. } => "tokens",
@@ -50,17 +50,17 @@ impl QueryKey {
     }
 }
 
-/// The options of a query, which select the content of its reply.
+/// Options of a query, which select the content of its reply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QueryOptions {
-    /// The workers to answer for. If absent, all workers.
+    /// Workers whose holders the reply lists. If absent, all workers.
     pub workers: Option<Vec<WorkerName>>,
-    /// Most holders in the reply, the best first. If absent, all holders.
+    /// Maximum number of holders in the reply, the best first. If absent, all holders.
     pub limit: Option<u32>,
-    /// Fewest matched blocks of a holder in the reply. Absent or 0 counts as 1. If only bounds are known, a holder is left out if it
-    /// certainly has fewer.
+    /// Minimum number of matched blocks of a holder in the reply. Absent or 0 counts as 1. If only bounds are known,
+    /// a holder is left out if its upper bound is below this number.
     pub min_blocks: u32,
-    /// Whether the reply tells where each holder dropped out.
+    /// Whether the reply tells at which block each holder dropped out.
     pub explain: bool,
     /// Whether the reply tells how many blocks each holder has on the device, and on device and host together.
     pub tiers: bool,
@@ -72,21 +72,25 @@ pub struct QueryOptions {
 /// One query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SingleQuery {
-    /// The blocks that are asked for.
+    /// Blocks that the query is about.
     pub key: QueryKey,
-    /// For a compressed chain: the position of each hash in `key`, in ascending order. The hashes are then not a whole prefix, but chosen
-    /// blocks of one, and the reply has bounds. [`SingleQuery::check`] checks that the positions fit. Absent for whole prefixes.
+    /// Position of each hash in `key`, in ascending order, for a compressed chain. The hashes are then not a whole
+    /// prefix, but chosen blocks of one, and the reply has bounds. [`SingleQuery::check`] checks that the positions
+    /// fit. Absent for whole prefixes.
     pub positions: Option<Vec<Position>>,
-    /// Number of tokens of the prompt. A request always computes the prompt's last token, so a prompt of whole blocks cannot reuse its last
-    /// block. If absent, every block of a query by hashes counts, and the tokens of a query by tokens are the whole prompt. Beside tokens,
-    /// the number must not be less than theirs; if it is greater, the prompt continues after them.
+    /// Number of tokens of the prompt. A request always computes the prompt's last token, so a prompt of whole blocks
+    /// cannot reuse its last block.
+    ///
+    /// If absent, every block of a query by hashes counts, and the tokens of a query by tokens are the whole prompt.
+    /// In a query by tokens, the number must be at least the number of tokens. If it is greater, the prompt continues
+    /// after the tokens.
     pub token_count: Option<u64>,
-    /// The options, which select the content of the reply.
+    /// Options, which select the content of the reply.
     pub options: QueryOptions,
 }
 
 impl SingleQuery {
-    /// A query with default options.
+    /// Makes a query with default options.
     pub fn new(key: QueryKey) -> Self {
         Self {
             key,
@@ -100,9 +104,9 @@ impl SingleQuery {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain`, `tiers` or `predicted` beside positions, and for a `token_count` below the number of
-    /// tokens. [`DecodeError::Positions`] for positions that do not fit the hashes. [`DecodeError::BrokenChain`] for lineage hashes that
-    /// are not one chain from position 0.
+    /// [`DecodeError::Combination`] for `explain`, `tiers` or `predicted` together with positions, and for a
+    /// `token_count` below the number of tokens. [`DecodeError::Positions`] for positions that do not fit the hashes.
+    /// [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
         if let (Some(count), QueryKey::Tokens { tokens, .. }) = (self.token_count, &self.key)
             && count < tokens.len() as u64
@@ -128,7 +132,7 @@ impl SingleQuery {
     }
 }
 
-/// The payload of a request on a query subject.
+/// Payload of a request on a query subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueryRequest {
     /// One query, answered by a [`QueryReply`](super::QueryReply).
@@ -145,7 +149,7 @@ impl QueryRequest {
 
     /// Decodes a payload within `limits`.
     ///
-    /// The limit on depth applies to each query. The limit on the message applies to all queries together.
+    /// The limit on depth applies to each query. The limit on the message's length applies to all queries together.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let mut fields = QueryFields::default();
@@ -245,7 +249,7 @@ fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Si
         .collect()
 }
 
-/// Reads a query within another message. Errors call the query `what`.
+/// Reads a query that is a part of another message. `what` is the query's name in errors.
 pub(super) fn decode_query(
     reader: &mut Reader<'_>,
     what: &'static str,
@@ -256,28 +260,29 @@ pub(super) fn decode_query(
     fields.into_query()
 }
 
-/// A field of a query.
+/// Description of a field of a query.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryField {
-    /// The field's key.
+    /// Key of the field.
     pub key: &'static str,
-    /// The kind of the field's value.
+    /// Kind of the field's value.
     pub kind: FieldKind,
-    /// The meaning, as the page of the contract gives it.
+    /// Meaning of the field, in the words of the contract's page.
     pub meaning: &'static str,
 }
 
-/// Defines the fields of a query. Each row determines how a field is decoded, its line in the page of the contract, and how HTTP takes it.
+/// Defines the fields of a query. Each row determines how a field is decoded, its line in the contract's page, and
+/// how HTTP requests give it.
 macro_rules! query_fields {
     ($($key:ident: $type:ty, $meaning:literal;)+) => {
-        /// The fields of a query, in the order of the page of the contract.
+        /// Fields of a query, in the order of the contract's page.
         pub const QUERY_FIELDS: &[QueryField] = &[$(QueryField {
             key: stringify!($key),
             kind: <$type as FieldValue>::KIND,
             meaning: $meaning,
         }),+];
 
-        /// The fields of one query, or of a request, as they are read.
+        /// Fields of one query, or of a request, filled while they are read.
         #[derive(Debug, Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct QueryFields {
@@ -300,8 +305,8 @@ macro_rules! query_fields {
                 reader.skip()
             }
 
-            /// Takes the value of the field `key` from a map of a format for people, such as JSON. Returns false, and takes nothing, if a
-            /// query has no such field.
+            /// Takes the value of the field `key` from a map of a format for people, such as JSON. If a query has no
+            /// such field, returns `false` and takes nothing.
             ///
             /// # Errors
             ///
@@ -314,7 +319,7 @@ macro_rules! query_fields {
                 Ok(false)
             }
 
-            /// Checks each value against `limits`, and returns the bytes that the values take in a message.
+            /// Checks each value against `limits`, and returns the number of bytes that the values take in a message.
             fn checked_bytes(&self, limits: &WireLimits) -> Result<usize, DecodeError> {
                 let mut bytes = 0;
                 $(if let Some(value) = &self.$key {
@@ -351,8 +356,8 @@ impl QueryFields {
             || self.lineage_hashes.is_some()
     }
 
-    /// Refuses fields that mean nothing in a query of this form. Called for JSON only, where a person has made a mistake. MessagePack may
-    /// carry such fields, so that the contract can grow.
+    /// Refuses fields that have no meaning in a query of this form. Called only for JSON, where such a field is a
+    /// person's mistake. MessagePack may have such fields, so that the contract can grow.
     fn refuse_strays(&self) -> Result<(), DecodeError> {
         let has_content_name = self.lora_name.is_some() || self.cache_salt.is_some();
         if has_content_name && self.tokens.is_none() {
@@ -363,8 +368,8 @@ impl QueryFields {
         Ok(())
     }
 
-    /// Makes a request from these fields, the version `v`, and for a batch the `queries`. All of it must be within `limits`, like a message
-    /// with the same content.
+    /// Makes a request from these fields, the version `v`, and for a batch the `queries`. All of them together must
+    /// be within `limits`, like a message with the same content.
     ///
     /// # Errors
     ///
@@ -451,8 +456,8 @@ impl QueryFields {
     }
 }
 
-/// Checks that lineage hashes are one chain from position 0. Otherwise a match of one hash would not prove the prefix
-/// of the next.
+/// Checks that lineage hashes are one chain from position 0. In another list, a match of one hash would not prove
+/// that the holder has the prefix of the next hash.
 fn check_chain(hashes: &[PositionalLineageHash]) -> Result<(), DecodeError> {
     let mut before: Option<&PositionalLineageHash> = None;
     for (index, hash) in hashes.iter().enumerate() {

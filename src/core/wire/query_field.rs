@@ -1,4 +1,4 @@
-//! The kinds of values in a query's fields: how each kind is read from a message, and its limits.
+//! Kinds of values in a query's fields: how each kind is read from a message, and its limits.
 
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 
@@ -7,7 +7,7 @@ use super::limits::WireLimits;
 use super::reader::{Element, Reader, check_count, check_text};
 use super::subject::WorkerName;
 
-/// The kind of a query field's value.
+/// Kind of the value of a query field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
     /// A list of tokens.
@@ -20,9 +20,9 @@ pub enum FieldKind {
     Positions,
     /// A list of names.
     Names,
-    /// A text, or nothing.
+    /// A text, or no value.
     Text,
-    /// A number, or nothing.
+    /// A number, or no value.
     Number,
     /// A number of 32 bits.
     Number32,
@@ -30,14 +30,15 @@ pub enum FieldKind {
     Flag,
 }
 
-/// A type of values that a field may have.
+/// Type of the values that a query field may have.
 pub(super) trait FieldValue: Sized {
     const KIND: FieldKind;
 
-    /// Reads a value, which must be within `limits`.
+    /// Reads a value, which must be within `limits`. `key` is the field's key, for errors.
     fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError>;
 
-    /// Checks the value against `limits` as [`Self::read`] does, and returns the bytes that it takes in a message.
+    /// Checks the value against `limits` as [`Self::read`] does, and returns the number of bytes that it takes in a
+    /// message.
     fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError>;
 }
 

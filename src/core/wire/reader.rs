@@ -1,10 +1,10 @@
-//! A bounded cursor over MessagePack, without recursion.
+//! Reader of MessagePack: a bounded cursor, without recursion.
 //!
 //! Payloads come from anyone who can publish, so limits are checked before every allocation. `rmp-serde` is not used,
 //! because it decodes into owned values first, and recurses over nesting. The cursor reads the markers that the `rmp`
 //! crate defines.
 //!
-//! A list of hashes or tokens comes as one blob or as an array.
+//! A list of hashes or tokens is either one blob or an array.
 
 use rmp::Marker;
 
@@ -12,14 +12,14 @@ use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};
 
 use super::error::DecodeError;
 
-/// One value, or the beginning of an array or map whose elements follow.
+/// One value, or the head of an array or map. The elements of an array or map follow its head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
     /// The MessagePack value nil.
     Nil,
     /// A boolean.
     Bool(bool),
-    /// An integer that is not negative, in whatever encoding.
+    /// An integer that is not negative, in any of its encodings.
     Unsigned(u64),
     /// A negative integer.
     Negative(i64),
@@ -29,11 +29,11 @@ pub enum Value<'a> {
     Text(&'a [u8]),
     /// A blob.
     Blob(&'a [u8]),
-    /// The head of an array. Contains the number of values that follow.
+    /// Head of an array, with the number of values that follow.
     Array(usize),
-    /// The head of a map. Contains the number of pairs of values that follow.
+    /// Head of a map, with the number of pairs of values that follow.
     Map(usize),
-    /// An extension value, which has been passed over.
+    /// An extension value. The reader has already skipped its bytes.
     Extension,
 }
 
@@ -54,13 +54,13 @@ impl Value<'_> {
     }
 }
 
-/// The error for a value whose type is not that of its field.
+/// Returns the error for a value whose type is not the type of its field.
 pub(super) fn wrong_type(field: &'static str, expected: &'static str, found: Value<'_>) -> DecodeError {
     DecodeError::wrong_type(field, expected, found)
 }
 
 impl DecodeError {
-    /// The error for a value whose type is not that of its field.
+    /// Returns the error for a value whose type is not the type of its field.
     pub fn wrong_type(field: &'static str, expected: &'static str, found: Value<'_>) -> Self {
         Self::WrongType {
             field,
@@ -70,14 +70,14 @@ impl DecodeError {
     }
 }
 
-/// An element of a list that travels as a blob or as an array.
+/// Element of a list that is sent as a blob or as an array.
 pub(super) trait Element: Sized {
-    /// Bytes of one element within a blob.
+    /// Number of bytes of one element in a blob.
     const WIDTH: usize;
-    /// The type that the field takes, for error texts.
+    /// Type of the field, for error texts.
     const EXPECTED: &'static str;
 
-    /// The elements in a blob, whose length must be a multiple of an element's width.
+    /// Reads the elements of a blob, whose length must be a multiple of an element's width.
     fn list_from_blob(field: &'static str, bytes: &[u8]) -> Result<Vec<Self>, DecodeError>;
 
     fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError>;
@@ -153,9 +153,10 @@ impl Element for PositionalLineageHash {
     }
 }
 
-/// A cursor over one MessagePack payload. Methods that take `field` name it in their errors.
+/// Cursor over one MessagePack payload. Methods with a parameter `field` name that field in their errors.
 ///
-/// The cursor allocates no memory and does not recurse. A clone keeps its place: reading can go on from there again.
+/// The cursor allocates no memory and does not recurse. A clone keeps the cursor's place, so that reading can be
+/// repeated from there.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     input: &'a [u8],
@@ -163,7 +164,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A cursor at the start of `payload`, which must not be longer than `bytes_max`.
+    /// Makes a cursor at the start of `payload`, which must not be longer than `bytes_max` bytes.
     ///
     /// # Errors
     ///
@@ -181,7 +182,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads a map, calling `entry` with each key; `entry` must consume the value.
+    /// Reads a map, and calls `entry` with each key; `entry` must read the value.
     ///
     /// # Errors
     ///
@@ -212,7 +213,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if the value is not an array, or has more elements.
+    /// [`DecodeError`] if the value is not an array, or has more than `count_max` elements.
     pub fn array(&mut self, field: &'static str, count_max: usize) -> Result<usize, DecodeError> {
         match self.value()? {
             Value::Array(count) => self.checked_count(field, count, count_max),
@@ -239,7 +240,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if the value is not an unsigned integer, or is larger.
+    /// [`DecodeError`] if the value is not an unsigned integer, or needs more than 32 bits.
     pub fn unsigned_32(&mut self, field: &'static str) -> Result<u32, DecodeError> {
         let value = self.unsigned(field)?;
         u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
@@ -249,7 +250,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads an unsigned integer, or nil, which gives `None`.
+    /// Reads an unsigned integer, or nil. Returns `None` for nil.
     ///
     /// # Errors
     ///
@@ -285,11 +286,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a text of at most `bytes_max` bytes, or nil, which gives `None`.
+    /// Reads a text of at most `bytes_max` bytes, or nil. Returns `None` for nil.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if the value is neither, or the text is longer or not UTF-8.
+    /// [`DecodeError`] if the value is neither, or if the text is longer or not UTF-8.
     pub fn optional_text(
         &mut self,
         field: &'static str,
@@ -306,7 +307,8 @@ impl<'a> Reader<'a> {
             .map_err(|_| DecodeError::NotUtf8 { field })
     }
 
-    /// Reads a text of at most `bytes_max` bytes, or nil, into a field that must not have been sent before.
+    /// Reads a text of at most `bytes_max` bytes, or nil, and stores it in a field. The message must not have sent
+    /// this field before.
     pub(super) fn text_once(
         &mut self,
         slot: &mut Option<Option<String>>,
@@ -331,7 +333,8 @@ impl<'a> Reader<'a> {
         self.optional_text(field, bytes_max)?.ok_or(missing)
     }
 
-    /// Reads a list of at most `count_max` elements into a field that must not have been sent before.
+    /// Reads a list of at most `count_max` elements, and stores it in a field. The message must not have sent this
+    /// field before.
     pub(super) fn list_once<T: Element>(
         &mut self,
         slot: &mut Option<Vec<T>>,
@@ -377,7 +380,7 @@ impl<'a> Reader<'a> {
         self.offset
     }
 
-    /// Checks that nothing follows the top-level value.
+    /// Checks that no bytes follow the top-level value.
     ///
     /// # Errors
     ///
@@ -389,8 +392,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Checks an announced count against `count_max`, and returns it. [`Self::value`] has checked that the bytes left
-    /// can hold so many elements.
+    /// Checks that `count`, the number of elements that the payload gives for a list, is at most `count_max`, and
+    /// returns it. [`Self::value`] has already checked that the remaining bytes can contain so many elements.
     ///
     /// # Errors
     ///
@@ -414,7 +417,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Reads the next `WIDTH` bytes, a number that is known at compile time.
+    /// Reads the next `WIDTH` bytes.
     #[inline]
     fn bytes<const WIDTH: usize>(&mut self) -> Result<[u8; WIDTH], DecodeError> {
         let rest = self.input.get(self.offset..).unwrap_or_default();
@@ -442,8 +445,8 @@ impl<'a> Reader<'a> {
         usize::try_from(length).map_err(|_| DecodeError::Truncated { offset: self.offset })
     }
 
-    /// Checks the number of elements of an array or map, and returns it. There cannot be more elements than bytes
-    /// left.
+    /// Checks the number of elements of an array or map, and returns it. It must not exceed the number of remaining
+    /// bytes.
     #[inline]
     fn checked_by_bytes(&self, count: usize) -> Result<usize, DecodeError> {
         if count > self.input.len() - self.offset {
@@ -541,14 +544,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Passes over the type and the bytes of an extension value.
+    /// Skips the type and the bytes of an extension value.
     fn extension(&mut self, length: usize) -> Result<Value<'a>, DecodeError> {
         self.take(1)?;
         self.take(length).map(|_| Value::Extension)
     }
 }
 
-/// Makes a value of a signed integer, which encoders may use for a number that is not negative.
+/// Returns the value of a signed integer. Encoders may also use signed encodings for numbers that are not negative.
 #[inline]
 fn signed(value: i64) -> Value<'static> {
     match u64::try_from(value) {
@@ -573,7 +576,7 @@ pub(super) fn check_text(field: &'static str, bytes: usize, max: usize) -> Resul
     }
 }
 
-/// Puts `value` into a field that must not have been sent before.
+/// Stores `value` in a field. The message must not have sent this field before.
 pub(super) fn set_once<T>(slot: &mut Option<T>, field: &'static str, value: T) -> Result<(), DecodeError> {
     match slot {
         Some(_) => Err(DecodeError::Repeated { field }),
@@ -584,7 +587,7 @@ pub(super) fn set_once<T>(slot: &mut Option<T>, field: &'static str, value: T) -
     }
 }
 
-/// Checks that the contract's version is known. A version that is left out is 1.
+/// Checks that the contract's version is known. An absent version means 1.
 pub(super) fn check_version(version: Option<u64>) -> Result<(), DecodeError> {
     match version {
         None | Some(super::PROTOCOL_VERSION) => Ok(()),

@@ -1,4 +1,4 @@
-//! Reasons for which a holder's state is not certain, as replies and metrics give them.
+//! Reasons why a holder's state is not certain, as replies and metrics give them.
 
 use std::fmt;
 
@@ -10,70 +10,71 @@ use super::query::QueryKey;
 use super::tier::Tier;
 use crate::worded;
 
-/// Whether a text enters the hashes: it is there and not empty.
+/// Whether a text, such as a salt, changes the hashes: it is given and not empty.
 fn is_named(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
 
 worded! {
-    /// Reason for which a holder's state is not certain. The words are part of the wire contract.
+    /// Reason why a holder's state is not certain. The words are part of the wire contract.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[repr(u32)]
     pub enum DegradedReason {
-        /// Batches were lost: numbers are missing.
+        /// Batches were lost, because batch numbers are missing.
         Gap = 1 << 0 => "gap",
         /// A batch could not be decoded.
         Undecodable = 1 << 1 => "undecodable",
-        /// An event could not be applied (a position out of range, no content in a namespace that recomputes).
+        /// An event could not be applied. For example, a position is out of range, or an event has no content in a
+        /// namespace that recomputes hashes.
         Rejected = 1 << 2 => "rejected",
-        /// Stored blocks were dropped because their parent never came.
+        /// Stored blocks were dropped because their parent never arrived.
         UnknownParent = 1 << 3 => "unknown_parent",
         /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the
         /// reported blocks.
         Capacity = 1 << 4 => "capacity",
-        /// Batches may have been lost since the last batch that continued the count. The connection broke, messages were
-        /// dropped, or the state comes from a snapshot.
+        /// Batches may have been lost since the last batch with the expected number. The connection broke, messages
+        /// were dropped, or the state comes from a snapshot.
         Unverified = 1 << 5 => "unverified",
         /// The publisher has been asked for the missing batches, and the answer is not applied yet.
         Resyncing = 1 << 6 => "resyncing",
-        /// Nothing has been heard of the holder for a while, not even a heartbeat.
+        /// The holder's publisher has sent nothing for a while, not even a heartbeat.
         Stale = 1 << 7 => "stale",
-        /// The publisher itself has missed events of the engine, and cannot get them again. The reason stays until the
+        /// The publisher has missed events of the engine, and cannot get them again. The reason stays until the
         /// engine clears its cache or restarts.
         UpstreamGap = 1 << 8 => "upstream_gap",
-        /// The publisher itself has lost sight of the engine: the connection broke, or the engine is silent.
+        /// The publisher has lost contact with the engine: the connection broke, or the engine is silent.
         UpstreamLost = 1 << 9 => "upstream_lost",
-        /// Events that have been received, or that may have been sent, are not applied yet. The oldest of them has waited
-        /// for a long time.
+        /// Events that have been received, or that may have been sent, have not been applied yet. The oldest of them
+        /// has waited for a long time.
         Behind = 1 << 10 => "behind",
-        /// A batch that must be seen whole was being applied while the query was answered.
+        /// During the query, a batch that must be seen as a whole was being applied.
         Changing = 1 << 11 => "changing",
-        /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the holder
-        /// has.
+        /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the
+        /// reported blocks are.
         Contested = 1 << 12 => "contested",
         /// The publisher does not know all groups of layers of the engine. It knows which blocks full attention has,
         /// but not how many of them a request can reuse.
         UnknownGroups = 1 << 13 => "unknown_groups",
-        /// The engine's events do not tell salts, so nothing is certain for a query with a salt.
+        /// The engine's events do not contain salts, so nothing is certain for a query with a salt.
         UntoldSalts = 1 << 14 => "untold_salts",
-        /// The engine's events do not tell for certain which adapter a block belongs to. So nothing is certain for a
+        /// The engine's events do not reliably tell which adapter a block belongs to. So nothing is certain for a
         /// query with an adapter.
         UntoldAdapters = 1 << 15 => "untold_adapters",
         /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by
         /// hashes find them only if the hashes are computed in the same way.
         LooksAhead = 1 << 16 => "looks_ahead",
-        /// The publisher does not know everything that the engine has on the host. It knows what the device has.
+        /// The publisher does not know all blocks that the engine has on the host. It knows the blocks on the device.
         HostGap = 1 << 17 => "host_gap",
-        /// Like [`Self::HostGap`], for a local disk. What the device and the host have is known.
+        /// Like [`Self::HostGap`], for a local disk. The blocks on the device and the host are known.
         DiskGap = 1 << 18 => "disk_gap",
-        /// Like [`Self::HostGap`], for remote storage. What nearer tiers have is known.
+        /// Like [`Self::HostGap`], for remote storage. The blocks in nearer tiers are known.
         ExternalGap = 1 << 19 => "external_gap",
     }
 }
 
 impl DegradedReason {
-    /// Whether the reason is a fact about the blocks. Such a reason outlives a restart; all other reasons describe
-    /// the moment.
+    /// Whether the reason is a fact about the blocks. Such a reason stays after a restart; all other reasons describe
+    /// only the moment.
     pub fn is_lasting(self) -> bool {
         !self.is_of_the_moment()
             && !matches!(
@@ -82,33 +83,33 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync can remove the reason. It cannot in three cases: a holder at its capacity stays full; a silent
-    /// publisher does not answer; a publisher that doubts its own state learns nothing from being asked.
+    /// Whether a resync can remove the reason. It cannot in three cases: a holder at its capacity stays full; a
+    /// silent publisher does not answer; a publisher with its own doubts cannot resolve them by answering.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
             && !matches!(self, Self::Capacity | Self::Resyncing | Self::Stale)
     }
 
-    /// Whether the reason is only about the moment of the query, and not about the holder.
+    /// Whether the reason concerns only the moment of the query, and not the holder.
     fn is_of_the_moment(self) -> bool {
         matches!(self, Self::Behind | Self::Changing)
     }
 
-    /// Whether the doubt is the publisher's own, which it reports in an event and withdraws in another.
+    /// Whether the doubt is the publisher's own. The publisher reports it in one event and withdraws it in another.
     pub fn is_upstream(self) -> bool {
         let is_of_all = matches!(self, Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups);
         is_of_all || self.is_of_some_queries()
     }
 
-    /// Whether the reason counts for some queries only. For all other queries, what the holder has is certain.
+    /// Whether the reason counts only for some queries. For all other queries, the holder's blocks are certain.
     pub fn is_of_some_queries(self) -> bool {
         let is_of_a_form = matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead);
         is_of_a_form || self.tier().is_some()
     }
 
-    /// The tier in which the holder's blocks are in doubt, for a reason about a tier beyond the device. Such a reason
-    /// does not count for a query whose blocks are all in nearer tiers.
+    /// Returns the tier in which the holder's blocks are in doubt, for a reason about a tier beyond the device. Such
+    /// a reason does not count for a query whose blocks are all in nearer tiers.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),
@@ -118,13 +119,13 @@ impl DegradedReason {
         }
     }
 
-    /// The reason for a doubt about `tier` alone. `None` for a tier without such a reason: the device, about whose
-    /// blocks there are other reasons, and the tiers above [`Tier::EXTERNAL`].
+    /// Returns the reason for a doubt about only `tier`. `None` for a tier without such a reason: the device, whose
+    /// blocks have other reasons, and the tiers above [`Tier::EXTERNAL`].
     pub fn of_tier(tier: Tier) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.tier() == Some(tier))
     }
 
-    /// Whether the reason counts for a query by `key`. `is_listed` tells whether the query's answer lists the holder.
+    /// Whether the reason counts for a query by `key`. `is_listed` says whether the query's answer lists the holder.
     fn concerns(self, key: &QueryKey, is_listed: bool) -> bool {
         let (has_salt, has_adapter, is_by_tokens) = match key {
             QueryKey::Tokens {
@@ -144,29 +145,29 @@ impl DegradedReason {
     }
 }
 
-/// A set of reasons. Empty if the state is certain. On the wire it is an array of words.
+/// Set of reasons. It is empty if the state is certain. On the wire it is an array of words.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct DegradedReasons(u32);
 
 impl DegradedReasons {
-    /// The set with every reason.
+    /// Returns the set with every reason.
     pub fn all() -> Self {
         DegradedReason::ALL.into_iter().fold(Self::default(), Self::with)
     }
 
-    /// The set with one reason.
+    /// Returns the set with one reason.
     pub fn of(reason: DegradedReason) -> Self {
         Self(reason as u32)
     }
 
-    /// Whether there is no reason, that is, whether the state is certain.
+    /// Whether the set is empty, that is, whether the state is certain.
     // serde's `skip_serializing_if` passes a reference.
     #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
     pub fn is_empty(&self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the set has reasons, and all of them are only about the moment of the query.
+    /// Whether the set has reasons, and all of them concern only the moment of the query.
     pub fn are_of_the_moment(self) -> bool {
         !self.is_empty() && self.iter().all(DegradedReason::is_of_the_moment)
     }
@@ -176,20 +177,20 @@ impl DegradedReasons {
         self.0 & reason as u32 != 0
     }
 
-    /// The reasons in the set that count for all queries.
+    /// Returns the reasons in the set that count for all queries.
     #[must_use]
     pub fn of_all_queries(self) -> Self {
         self.filtered(|reason| !reason.is_of_some_queries())
     }
 
-    /// The reasons in the set that count for some queries only.
+    /// Returns the reasons in the set that count only for some queries.
     #[must_use]
     pub fn of_some_queries(self) -> Self {
         self.filtered(DegradedReason::is_of_some_queries)
     }
 
-    /// The reasons in the set that count for a query by `key`. `is_listed` tells whether the query's answer lists the
-    /// holder.
+    /// Returns the reasons in the set that count for a query by `key`. `is_listed` says whether the query's answer
+    /// lists the holder.
     #[must_use]
     pub fn for_query(self, key: &QueryKey, is_listed: bool) -> Self {
         // Most holders have no reason.
@@ -199,38 +200,38 @@ impl DegradedReasons {
         }
     }
 
-    /// The reasons in the set that concern `tier` or nearer tiers. If there are none, everything in these tiers is
-    /// known for certain.
+    /// Returns the reasons in the set that concern `tier` or nearer tiers. If there are none, the blocks in these
+    /// tiers are certain.
     #[must_use]
     pub fn up_to(self, tier: Tier) -> Self {
         self.filtered(|reason| reason.tier().is_none_or(|doubted| doubted <= tier))
     }
 
-    /// The reasons that are the publisher's own doubts.
+    /// Returns the reasons in the set that are the publisher's own doubts.
     #[must_use]
     pub fn upstream(self) -> Self {
         self.filtered(DegradedReason::is_upstream)
     }
 
-    /// The set with all reasons of `others` added.
+    /// Returns the set with all reasons of `others` added.
     #[must_use]
     pub fn union(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// The set with `reason` added.
+    /// Returns the set with `reason` added.
     #[must_use]
     pub fn with(self, reason: DegradedReason) -> Self {
         Self(self.0 | reason as u32)
     }
 
-    /// The set with `reason` removed.
+    /// Returns the set with `reason` removed.
     #[must_use]
     pub fn without(self, reason: DegradedReason) -> Self {
         Self(self.0 & !(reason as u32))
     }
 
-    /// The reasons in the set for which `is_wanted` holds.
+    /// Returns the reasons in the set that satisfy `is_wanted`.
     #[must_use]
     pub fn filtered(self, is_wanted: impl Fn(DegradedReason) -> bool) -> Self {
         self.iter()
@@ -238,19 +239,19 @@ impl DegradedReasons {
             .fold(Self::default(), Self::with)
     }
 
-    /// The reasons, in a fixed order.
+    /// Returns the reasons in the set, in a fixed order.
     pub fn iter(self) -> impl Iterator<Item = DegradedReason> {
         DegradedReason::ALL
             .into_iter()
             .filter(move |reason| self.contains(*reason))
     }
 
-    /// The set as a number, for a snapshot. Bit values must be kept stable.
+    /// Returns the set as a number, for a snapshot. Bit values must be kept stable.
     pub fn bits(self) -> u32 {
         self.0
     }
 
-    /// The set from a number. Bits without a meaning are dropped.
+    /// Returns the set of a number. Bits without a meaning are dropped.
     pub fn from_bits(bits: u32) -> Self {
         Self(
             DegradedReason::ALL

@@ -17,31 +17,31 @@ use super::subject::{Rank, WorkerName};
 use super::tier::Tier;
 use super::writer::{encode, encode_into};
 
-/// The point at which a holder dropped out of a query.
+/// Point at which a holder dropped out of a query: the first block that the holder lacks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct DropOut {
     /// Position of the first block that the holder does not have.
     pub position: u32,
-    /// The block's lineage hash.
+    /// Lineage hash of the block at `position`.
     pub lineage_hash: PositionalLineageHash,
-    /// Number of other holders that have the block.
+    /// Number of other holders that have the block at `position`.
     pub other_holders: u32,
 }
 
 worded! {
-    /// The reason why a request can reuse no more blocks of a holder.
+    /// Reason why a request cannot reuse more blocks of a holder.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Limit {
-        /// Full attention: the holder lacks the next block.
+        /// Full attention needs the next block, which the holder does not have.
         FullAttention => "full_attention",
-        /// A sliding window, whose blocks at that place are gone.
+        /// A sliding window needs blocks that the holder no longer has.
         Window => "window",
-        /// A recurrent state, which the holder does not have at that place.
+        /// A recurrent layer needs its state, which the holder does not have after this block.
         State => "state",
-        /// A sliding window or a recurrent state: the model has both, or its layers are not known.
+        /// A sliding window or a recurrent state is missing. The model has both, or its layers are not known.
         WindowOrState => "window_or_state",
-        /// The last token of the prompt, which a request always computes.
+        /// The next block contains the last token of the prompt, which a request always computes.
         LastToken => "last_token",
         /// A reason that this release does not know.
         #[serde(other)]
@@ -49,7 +49,7 @@ worded! {
     }
 }
 
-/// One holder of a prefix of the query.
+/// A holder of a prefix of the query, as a reply lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderMatch {
     /// Name of the worker.
@@ -59,42 +59,45 @@ pub struct HolderMatch {
     /// Number of leading blocks of the query that the holder has, without a hole. For a compressed chain this is the
     /// lower bound.
     pub matched_blocks: u32,
-    /// The upper bound for a compressed chain. Absent if it equals `matched_blocks`.
+    /// Upper bound on the matched blocks, for a compressed chain. Absent if it equals `matched_blocks`.
     #[serde(default)]
     pub matched_blocks_max: Option<u32>,
-    /// Number of leading blocks that a request can reuse: up to the last resumable block within `matched_blocks` that
-    /// ends before the prompt's last token. Absent if it equals `matched_blocks`. For a compressed chain this is a
-    /// lower bound.
+    /// Number of leading blocks that a request can reuse. It counts the blocks up to the last resumable one within
+    /// `matched_blocks` that ends before the prompt's last token. Absent if it equals `matched_blocks`. For a
+    /// compressed chain this is a lower bound.
     #[serde(default)]
     pub usable_blocks: Option<u32>,
-    /// Number of the `matched_blocks` that the holder has on the device, up to the first block that is elsewhere.
-    /// Only with `tiers`.
+    /// Number of leading blocks that the holder has on the device. The count stops at the first block that is
+    /// elsewhere. Only with the option `tiers`.
     #[serde(default)]
     pub device_blocks: Option<u32>,
-    /// The same as `device_blocks`, for device and host together.
+    /// Number of leading blocks that the holder has on the device or the host. The count stops at the first block
+    /// that is elsewhere. Only with the option `tiers`.
     #[serde(default)]
     pub host_blocks: Option<u32>,
-    /// Number of the `device_blocks` that a request can reuse, as `usable_blocks`. Absent if it equals
+    /// Number of the `device_blocks` that a request can reuse, counted like `usable_blocks`. Absent if it equals
     /// `device_blocks`.
     #[serde(default)]
     pub device_usable_blocks: Option<u32>,
-    /// Number of the `host_blocks` that a request can reuse, as `usable_blocks`. Absent if it equals `host_blocks`.
+    /// Number of the `host_blocks` that a request can reuse, counted like `usable_blocks`. Absent if it equals
+    /// `host_blocks`.
     #[serde(default)]
     pub host_usable_blocks: Option<u32>,
     /// Whether `matched_blocks` and the other facts about the holder are known for certain. If not, `degraded` gives
     /// the reasons. A reason about a tier beyond the device leaves the facts about nearer tiers certain: see
     /// [`Self::is_exact_up_to`].
     pub exact: bool,
-    /// The reasons for which the state is not certain. Absent if the state is certain.
+    /// Reasons why the state is not certain. Absent if the state is certain.
     #[serde(default)]
     pub degraded: DegradedReasons,
-    /// The point at which the holder dropped out. Only with `explain`, and absent if the holder has the whole query.
+    /// Point at which the holder dropped out. Only with the option `explain`. Absent if the holder has the whole
+    /// query.
     #[serde(default)]
     pub dropped_out: Option<DropOut>,
-    /// The reason why no more blocks are usable. Only with `explain`, and absent if the whole query is usable.
+    /// Reason why no more blocks are usable. Only with the option `explain`. Absent if the whole query is usable.
     #[serde(default)]
     pub limited_by: Option<Limit>,
-    /// The address for requests to the holder. Absent if it is not known.
+    /// Address for requests to the holder. Absent if it is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
     /// The holder's labels.
@@ -102,19 +105,20 @@ pub struct HolderMatch {
     pub labels: Labels,
 }
 
-/// The shards that a reply was gathered from. Only in replies that a gateway or a gathering client put together.
+/// Shards whose replies were combined into a reply. Only in replies that a gateway or a gathering client has
+/// combined.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Gathered {
     /// Number of shards.
     pub shards: u32,
-    /// The shards, numbered from 0, that did not answer in time. Nothing is known of their workers. Absent if all
+    /// Numbers, from 0, of the shards that did not answer in time. Nothing is known of their workers. Absent if all
     /// answered.
     #[serde(default)]
     pub missing: Vec<u32>,
 }
 
 impl Gathered {
-    /// The missing shards in words: `shard 2 of 3`, or `shards 0 and 2 of 3`.
+    /// Returns the missing shards in words: `shard 2 of 3`, or `shards 0 and 2 of 3`.
     pub fn missing_in_words(&self) -> String {
         let shards = self.shards;
         match self.missing.as_slice() {
@@ -128,70 +132,72 @@ impl Gathered {
     }
 }
 
-/// The answer to one query.
+/// Answer to one query.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct QueryReply {
     /// Version of the contract.
     pub v: u64,
-    /// Number of blocks that were asked for. For a compressed chain, the number of blocks that it stands for.
+    /// Number of blocks in the query. For a compressed chain, it is the number of blocks up to the last chosen one.
     pub query_blocks: u32,
-    /// Tokens in a block of the namespace. 0 or absent if the daemon does not tell it.
+    /// Number of tokens in a block of the namespace. 0 or absent if the daemon does not tell it.
     #[serde(default)]
     pub block_size: u32,
     /// The holders, in the order of [`ReplyOrder`].
     pub holders: Vec<HolderMatch>,
-    /// Number of holders that matched before `limit` cut the list.
+    /// Number of holders that matched, including those that `limit` cut off.
     pub holders_total: u32,
-    /// Number of holders of the namespace that a query in this form cannot find, because their engines' hashes are not
-    /// the contract's chain. Query by the engine's own hashes, or set the namespace to `recompute`. Absent if it is 0.
+    /// Number of holders of the namespace that a query in this form cannot find, because their engines' hashes are
+    /// not the contract's chain. To find them, query by the engine's own hashes, or set the namespace to `recompute`.
+    /// Absent if it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// Number of the holders asked about that are not in `holders`, but may hold more of the query than is known. Their
-    /// state is not certain, or their batches are dropped. If it is 0 or absent, every holder that is not in the list
-    /// certainly belongs after the list.
+    /// Number of holders that the query asked about and that are not in `holders`, but may have more of the query
+    /// than is known. Their state is not certain, or their batches are dropped. If it is 0 or absent, every holder
+    /// that is not in the list certainly belongs after the list.
     #[serde(default)]
     pub doubtful_holders: u32,
-    /// The shards that the reply was gathered from. Absent in a daemon's own reply.
+    /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// The first chosen position of a compressed chain. A holder without any chosen block is not found, and holds at
-    /// most this number of leading blocks. Absent if it is 0.
+    /// First chosen position of a compressed chain. A holder without any chosen block is not found, and has at most
+    /// this number of leading blocks. Absent if it is 0.
     #[serde(default)]
     pub unseen_blocks_max: u32,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
+    /// Age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
     /// absent if all events are applied.
     #[serde(default)]
     pub behind_us: u64,
-    /// Holders that will soon have more of the prompt than is known of them, according to hints from routers. Only with
-    /// `predicted`. The holder with the most blocks comes first. The list changes nothing in the rest of the reply.
+    /// Holders that will soon have more of the prompt than is known of them, according to hints from routers. Only
+    /// with the option `predicted`. The holder with the most blocks comes first. The list does not change the rest of
+    /// the reply.
     #[serde(default)]
     pub predicted: Vec<PredictedHolder>,
 }
 
-/// A holder to which a router has sent a request that begins with the same blocks. No event has reported these blocks
-/// yet. Never exact.
+/// A predicted holder: a router has sent it a request that begins with the blocks of the query. No event has reported
+/// these blocks yet. A predicted holder is never exact.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PredictedHolder {
     /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
-    /// Number of leading blocks of the query that the holder should have soon.
+    /// Number of leading blocks of the query that the holder will probably have soon.
     pub blocks: u32,
-    /// The address for requests to the holder. Absent if it is not known.
+    /// Address for requests to the holder. Absent if it is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
 }
 
 impl PredictedHolder {
-    /// Sort key for the order in a reply; the least comes first.
+    /// Returns the sort key for the order in a reply. The smallest key comes first.
     pub fn order(&self) -> (Reverse<u32>, &WorkerName, Rank) {
         (Reverse(self.blocks), &self.worker, self.rank)
     }
 }
 
 impl QueryReply {
-    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may hold more than is
+    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may have more than is
     /// known. The query's form can find every holder, and every shard has answered.
     pub fn is_exact(&self) -> bool {
         self.foreign_holders == 0
@@ -205,8 +211,8 @@ impl QueryReply {
 }
 
 impl HolderMatch {
-    /// A holder whose state is certain, with `matched_blocks` blocks that are all usable. Nothing else is known of
-    /// it.
+    /// Makes a holder whose state is certain, with `matched_blocks` blocks that are all usable. All other fields are
+    /// empty.
     pub fn new(worker: WorkerName, rank: Rank, matched_blocks: u32) -> Self {
         Self {
             worker,
@@ -227,7 +233,7 @@ impl HolderMatch {
         }
     }
 
-    /// The same holder, with the address and labels of `profile`.
+    /// Returns the same holder, with the address and labels of `profile`.
     #[must_use]
     pub fn with_profile(self, profile: Profile) -> Self {
         let Profile { address, labels } = profile;
@@ -238,8 +244,8 @@ impl HolderMatch {
         }
     }
 
-    /// The reason why no more of the query's `query_blocks` blocks are usable, if at most `usable_max` can be. `None`
-    /// if all are usable.
+    /// Returns the reason why no more of the query's `query_blocks` blocks are usable. At most `usable_max` blocks
+    /// can be usable. `None` if all blocks are usable.
     pub fn limit(&self, query_blocks: u32, usable_max: u32) -> Option<Limit> {
         let usable = self.usable();
         if usable < self.matched_blocks.min(usable_max) {
@@ -260,7 +266,8 @@ impl HolderMatch {
         self.usable_blocks.unwrap_or(self.matched_blocks)
     }
 
-    /// Upper bound on the leading blocks that the holder has. Equals `matched_blocks` if that number is exact.
+    /// Returns the upper bound on the leading blocks that the holder has. Equals `matched_blocks` if that number is
+    /// exact.
     pub fn blocks_max(&self) -> u32 {
         self.matched_blocks_max.unwrap_or(self.matched_blocks)
     }
@@ -271,28 +278,28 @@ impl HolderMatch {
         self.exact || !self.degraded.is_empty() && self.degraded.up_to(tier).is_empty()
     }
 
-    /// Sort key of the holder among the holders of a reply.
+    /// Returns the sort key of the holder among the holders of a reply.
     pub fn order(&self) -> ReplyOrder<'_> {
         let blocks = [self.usable(), self.matched_blocks, self.blocks_max()];
         ReplyOrder::new(blocks, &self.worker, self.rank)
     }
 }
 
-/// Sort key of a holder among the holders of a reply. The least comes first.
+/// Sort key of a holder among the holders of a reply. The smallest key comes first.
 ///
-/// The order is: most usable blocks first, then most matched blocks, then the highest upper bound, then worker and
-/// rank.
+/// Holders with the most usable blocks come first, then those with the most matched blocks, then those with the
+/// highest upper bound. Ties are ordered by worker and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplyOrder<'a> {
-    /// Number of usable blocks, of matched blocks, and the upper bound on matched blocks.
+    /// Number of usable blocks, number of matched blocks, and upper bound on matched blocks.
     blocks: Reverse<[u32; 3]>,
     worker: &'a WorkerName,
     rank: Rank,
 }
 
 impl<'a> ReplyOrder<'a> {
-    /// The sort key of a holder. `blocks` are its usable blocks, its matched blocks, and the upper bound on matched
-    /// blocks.
+    /// Makes the sort key of a holder. `blocks` are its number of usable blocks, its number of matched blocks, and
+    /// the upper bound on matched blocks.
     pub fn new(blocks: [u32; 3], worker: &'a WorkerName, rank: Rank) -> Self {
         Self {
             blocks: Reverse(blocks),
@@ -302,12 +309,12 @@ impl<'a> ReplyOrder<'a> {
     }
 }
 
-/// An error within a reply.
+/// Error in place of one answer of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ErrorBody {
-    /// The number; see [`ErrorCode`](super::ErrorCode).
+    /// Number of the error; see [`ErrorCode`](super::ErrorCode).
     pub code: u16,
-    /// The text, which tells the client what to change.
+    /// Text that tells the client what to change.
     pub text: String,
 }
 
@@ -320,22 +327,22 @@ impl From<&WireError> for ErrorBody {
     }
 }
 
-/// The answer to one query of a batch.
+/// Result of one query of a batch: an answer or an error.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueryResult {
     /// The answer to the query.
     Reply(QueryReply),
-    /// The error in place of an answer.
+    /// Error in place of the answer.
     Error(ErrorBody),
 }
 
-/// The answers to a batch of queries, in their order.
+/// Results of a batch of queries, in the order of the queries.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct BatchReply {
     /// Version of the contract.
     pub v: u64,
-    /// One answer per query.
+    /// Results of the queries, one for each query.
     pub results: Vec<QueryResult>,
 }
 
@@ -491,7 +498,7 @@ serialize_entries!(
     BatchReply,
 );
 
-/// Approximate size of a holder in a reply, in bytes.
+/// Approximate number of bytes of a holder in a reply.
 pub(super) const HOLDER_BYTES: usize = 80;
 
 impl QueryReply {
@@ -517,7 +524,7 @@ impl BatchReply {
         encode(self)
     }
 
-    /// Decodes a reply, and repeats each holder's address and labels in every result.
+    /// Decodes a reply, and copies each holder's address and labels to every result that has the holder.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! The reply to a report of outcomes or hints. A report gets a reply only if its message names a subject for it. A
-//! gateway learns from the replies what the shards have taken.
+//! The reply to a report of outcomes or hints. A report gets a reply only if its message has a reply subject. From
+//! the replies, a gateway learns how many outcomes or hints the shards have accepted.
 
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 
-/// How much of a report a daemon has taken.
+/// Reply that tells how much of a report a daemon has accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ReportReply {
     /// Version of the contract.

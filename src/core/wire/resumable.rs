@@ -1,4 +1,4 @@
-//! Marks on the blocks of an event: which of them a request can resume after.
+//! Marks on the blocks of an event that tell after which blocks a request can resume.
 
 use std::ops::Range;
 
@@ -8,31 +8,32 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::error::DecodeError;
 
-/// Tells which blocks of a list are resumable. A request can continue after a resumable block, because every group of
-/// layers still has the state that it needs there.
+/// Marks that tell which blocks of a list are resumable. A request can continue after a resumable block, because
+/// every group of layers still has the state that is needed there.
 ///
-/// By default all blocks are resumable. Otherwise the value is a list of run lengths. Runs alternate, and the first is of blocks that are
-/// not resumable. Blocks after the last run are not resumable. Examples: of 1,000 blocks only the last is `[999, 1]`, and no block at all
-/// is `[]`.
+/// By default all blocks are resumable. Otherwise the value is a list of run lengths. Runs alternate, and the first
+/// run counts blocks that are not resumable. Blocks after the last run are not resumable. Examples for 1,000 blocks:
+/// `[999, 1]` if only the last is resumable, and `[]` if none is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Resumable(Option<Vec<u32>>);
 
 impl Resumable {
-    /// All blocks are resumable.
+    /// Marks according to which all blocks are resumable.
     pub const ALL: Self = Self(None);
 
-    /// No block is resumable.
+    /// Returns marks according to which no block is resumable.
     pub fn none() -> Self {
         Self(Some(Vec::new()))
     }
 
-    /// Takes run lengths from the wire. Together they count at most `blocks` blocks, and only the first may be 0.
+    /// Makes marks from the run lengths of a message. Together the runs must count at most `blocks` blocks, and only
+    /// the first run may be 0.
     ///
     /// # Errors
     ///
-    /// [`DecodeError::LengthMismatch`] if they count more blocks. [`DecodeError::Combination`] for an empty run after
-    /// the first.
+    /// [`DecodeError::LengthMismatch`] if the runs count more blocks. [`DecodeError::Combination`] for an empty run
+    /// after the first.
     pub fn from_runs(runs: Vec<u32>, blocks: usize) -> Result<Self, DecodeError> {
         if runs.iter().skip(1).any(|run| *run == 0) {
             return Err(DecodeError::Combination(
@@ -49,25 +50,25 @@ impl Resumable {
         Ok(Self(Some(runs)))
     }
 
-    /// Takes one flag per block, in the blocks' order.
+    /// Makes marks from one flag for each block, in the blocks' order.
     pub fn from_flags(flags: impl IntoIterator<Item = bool>) -> Self {
         let mut runs = Runs::default();
         flags.into_iter().for_each(|flag| runs.push(flag, 1));
         runs.finish()
     }
 
-    /// Whether all blocks are resumable, however many there are.
+    /// Whether all blocks are resumable, for any number of blocks.
     pub fn is_all(&self) -> bool {
         self.0.is_none()
     }
 
-    /// The run lengths for the wire. `None` if all blocks are resumable.
+    /// Returns the run lengths for a message. `None` if all blocks are resumable.
     pub fn runs(&self) -> Option<&[u32]> {
         self.0.as_deref()
     }
 
-    /// The ranges of equal blocks, resumable or not. Together they cover `blocks` blocks, in order and without a gap.
-    /// The flag tells whether a range's blocks are resumable.
+    /// Returns the ranges of blocks that are alike, each with a flag: whether its blocks are resumable. Together the
+    /// ranges cover `blocks` blocks, in order and without a gap.
     pub fn stretches(&self, blocks: usize) -> impl Iterator<Item = (Range<usize>, bool)> + '_ {
         let (mut runs, mut next, mut flag) = (self.0.as_deref().map(|runs| runs.iter()), 0, true);
         std::iter::from_fn(move || {
@@ -94,7 +95,8 @@ impl Resumable {
         })
     }
 
-    /// The marks of the range `part` of `blocks` blocks. In the result, blocks are counted from the range's first.
+    /// Returns the marks of the blocks in the range `part` of `blocks` blocks. In the result, blocks are counted from
+    /// the first block of the range.
     #[must_use]
     pub fn part(&self, part: Range<usize>, blocks: usize) -> Self {
         if self.is_all() {
@@ -109,7 +111,7 @@ impl Resumable {
     }
 }
 
-/// Builder of run lengths.
+/// Builder of a list of run lengths.
 #[derive(Default)]
 struct Runs {
     lengths: Vec<u32>,
@@ -145,19 +147,20 @@ impl Runs {
     }
 }
 
-/// Blocks that have become resumable, or have ceased to be, in the batch's tier. Blocks that the holder does not have there are ignored.
+/// Blocks that became resumable, or stopped being resumable, in the batch's tier. Blocks that the holder does not
+/// have in that tier are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ResumableBlocks {
-    /// Sequence hashes. Engine hashes if the blocks were stored with engine hashes.
+    /// Hashes of the blocks: engine hashes if the blocks were stored with engine hashes, otherwise sequence hashes.
     pub hashes: Vec<SequenceHash>,
-    /// Lineage hashes.
+    /// Lineage hashes of the blocks.
     pub lineage_hashes: Vec<PositionalLineageHash>,
     /// Whether the blocks are resumable from now on.
     pub resumable: bool,
 }
 
 impl ResumableBlocks {
-    /// Blocks that are named by sequence or engine hashes.
+    /// Returns an event's blocks that are named by sequence or engine hashes.
     pub fn by_sequence(hashes: Vec<SequenceHash>, resumable: bool) -> Self {
         Self {
             hashes,

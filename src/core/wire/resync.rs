@@ -1,9 +1,10 @@
 //! Resynchronisation: a daemon asks a publisher for the batches that it has missed.
 //!
-//! The daemon sends a [`ResyncRequest`] with its cursor: the batch up to which it has applied everything. The publisher answers, on the
-//! request's reply subject, with one or more [`ResyncChunk`]s. They are numbered from 0, and the last one is marked. Together they are
-//! either the batches after that cursor, as they were published, or the holder's full state. Every chunk repeats the cursor that the daemon
-//! has reached when it has applied them all.
+//! The daemon sends a [`ResyncRequest`] with its cursor: the batch up to which it has applied everything. The
+//! publisher answers, on the request's reply subject, with one or more [`ResyncChunk`]s. The chunks are numbered from
+//! 0, and the last chunk is marked. Together they contain either the batches after that cursor, as they were
+//! published, or the holder's full state. Every chunk also has the cursor that the daemon reaches by applying all
+//! chunks.
 //!
 //! A publisher that cannot answer now replies with the contract's error headers instead.
 
@@ -17,15 +18,16 @@ use super::subject::Rank;
 use super::writer::encode;
 use crate::worded;
 
-/// A daemon's request for everything that has come after `cursor`.
+/// A daemon's request for all events after `cursor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResyncRequest {
-    /// The rank that the request is about. The subject names it too.
+    /// Rank that the request is about. The request's subject contains it too.
     pub rank: Rank,
-    /// The batch up to which the daemon has applied everything. Number 0 of epoch 0 means that it has applied
-    /// nothing.
+    /// Last batch that the daemon has applied, together with all batches before it. Number 0 of epoch 0 means that
+    /// the daemon has applied no batch.
     pub cursor: BatchCursor,
-    /// Whether only the full state helps, because the daemon's state is too damaged.
+    /// Whether the publisher must send the full state, because the daemon's state of the holder is too damaged for
+    /// the missed batches to repair it.
     pub full: bool,
 }
 
@@ -72,12 +74,14 @@ impl Message for ResyncRequest {
 }
 
 worded! {
-    /// The kind of an answer, that is, of all its chunks together.
+    /// Kind of a publisher's answer, which is the same for all its chunks.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum ResyncAnswerKind {
-        /// The batches after the request's cursor, in order. No batches if the daemon has missed nothing.
+        /// The answer is the batches after the request's cursor, in order. There are none if the daemon has missed
+        /// nothing.
         Missing => "missing",
-        /// The holder's full state, parents before children. It replaces the state that the daemon had.
+        /// The answer is the holder's full state, parents before children. It replaces the daemon's state of the
+        /// holder.
         Full => "full",
     }
 }
@@ -86,31 +90,32 @@ impl ResyncAnswerKind {
     const EXPECTED: &'static str = "missing, full";
 }
 
-/// A part of a publisher's answer.
+/// Chunk: a part of a publisher's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResyncChunk {
-    /// The rank that the answer is about.
+    /// Rank that the answer is about.
     pub rank: Rank,
-    /// The daemon's cursor after it has applied the whole answer. The same in every chunk.
+    /// Cursor of the daemon after it has applied the whole answer. The same in every chunk.
     pub cursor: BatchCursor,
-    /// The kind of the answer. The same in every chunk.
+    /// Kind of the answer. The same in every chunk.
     pub kind: ResyncAnswerKind,
     /// Number of the chunk, from 0 without a gap.
     pub number: u32,
     /// Whether the chunk is the last one.
     pub is_last: bool,
-    /// Time at which the batch at `cursor` was made, as that batch tells it. The time classifies batches with lower numbers. A batch made
-    /// later comes from a publisher that restarted in the same epoch. A batch made earlier is a redelivery.
+    /// Time at which the batch at `cursor` was made, from that batch. The time helps to classify batches with lower
+    /// numbers. A batch made later comes from a publisher that restarted in the same epoch. A batch made earlier is a
+    /// redelivery.
     pub time_us: Option<u64>,
-    /// The block size with which the publisher has computed the sequence hashes of a full state from the blocks' content. Absent if the
-    /// hashes are the names in its events.
+    /// Block size with which the publisher computed the sequence hashes of a full state from the blocks' content.
+    /// Absent if the hashes are the names in its events.
     pub recomputed_block_size: Option<u32>,
-    /// Encoded event batches. In a full state they contain [`stored`](super::Event::Stored) events only, and their
+    /// Encoded event batches. In a full state they contain only [`stored`](super::Event::Stored) events, and their
     /// `seq` has no meaning.
     pub batches: Vec<Vec<u8>>,
 }
 
-/// Longest word that is read as a `kind`, in bytes.
+/// Maximum length of a word that is read as a `kind`, in bytes.
 const KIND_BYTES_MAX: usize = 64;
 
 impl ResyncChunk {
@@ -205,7 +210,7 @@ fn decode_blobs(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Vec<
         .collect()
 }
 
-/// The cursor that a message gives. Both of its numbers are required.
+/// Returns the cursor in a message. Both of its numbers are required.
 fn given_cursor(epoch: Option<u64>, seq: Option<u64>) -> Result<BatchCursor, DecodeError> {
     Ok(BatchCursor {
         epoch: epoch.ok_or(DecodeError::Missing { field: "epoch" })?,

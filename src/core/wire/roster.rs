@@ -1,27 +1,27 @@
-//! Rosters: lists of the holders that a serving replica knows. A starting replica asks for the roster, to learn when
+//! Rosters: lists of the holders that a serving replica knows. A starting replica requests the roster, to learn when
 //! it has caught up.
 //!
 //! The subject is `PREFIX.v1.roster.GROUP`, request-reply, where `GROUP` is the queue group of the queries. Only
-//! daemons that take queries subscribe to it, so the error "no responders" means that no replica serves. A roster comes
-//! in pages of holders, in their order; the next page begins after the last holder of the page before.
+//! daemons that answer queries subscribe to it. So the error "no responders" means that no replica serves. A roster
+//! is sent in pages of holders, in order. The next page begins after the last holder of the previous page.
 
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 use super::subject::{NamespaceName, Rank, WorkerName};
 
-/// Most holders in one page. Keeps a page far below the largest message that a NATS server takes.
+/// Maximum number of holders in one page. It keeps a page far smaller than the maximum message of a NATS server.
 pub const ROSTER_PAGE_MAX: usize = 2048;
 
 /// Request for one page of the roster.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct RosterRequest {
-    /// The last holder of the page before. If absent, the first page is requested.
+    /// Last holder of the previous page. If absent, the first page is requested.
     #[serde(default)]
     pub after: Option<RosterKey>,
 }
 
-/// A holder's place in the order of a roster.
+/// Key of a holder, which determines its place in a roster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct RosterKey {
     /// Name of the namespace.
@@ -35,9 +35,9 @@ pub struct RosterKey {
 /// A holder that a serving replica knows.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RosterHolder {
-    /// The holder's key.
+    /// Key of the holder.
     pub key: RosterKey,
-    /// Whether the holder's state is certain in the serving replica.
+    /// Whether the serving replica is certain of the holder's state.
     pub exact: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct RosterHolder {
 pub struct RosterReply {
     /// Version of the contract.
     pub v: u64,
-    /// The holders, in their order.
+    /// Holders of the page, in the order of their keys.
     pub holders: Vec<RosterHolder>,
     /// Whether another page follows.
     pub more: bool,

@@ -1,5 +1,5 @@
-//! Profiles in replies to several queries. Each profile is written once, and copied to the other results when the
-//! reply is read.
+//! Profiles in replies to several queries. Each profile is written once in a reply, and copied to the other results
+//! when the reply is read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use super::reply::{BatchReply, HolderMatch, QueryReply, QueryResult};
 use super::status::StatusReply;
 
 impl HolderMatch {
-    /// The holder's address and labels.
+    /// Returns the holder's address and labels.
     pub fn profile(&self) -> Profile {
         Profile {
             address: self.address.clone(),
@@ -26,14 +26,14 @@ impl HolderMatch {
 }
 
 impl QueryReply {
-    /// Removes all addresses and labels from the reply. For a reply that is too large with them.
+    /// Removes all addresses and labels from the reply, so that a reply that is too large becomes smaller.
     pub fn drop_profiles(&mut self) {
         self.holders.iter_mut().for_each(HolderMatch::drop_profile);
     }
 }
 
 impl StatusReply {
-    /// Removes all addresses and labels from the reply. For a reply that is too large with them.
+    /// Removes all addresses and labels from the reply, so that a reply that is too large becomes smaller.
     pub fn drop_profiles(&mut self) {
         for holder in &mut self.holders {
             (holder.address, holder.labels) = (None, Labels::NONE);
@@ -50,12 +50,12 @@ impl BatchReply {
         replies.flat_map(|reply| &mut reply.holders)
     }
 
-    /// Removes all addresses and labels from the reply. For a reply that is too large with them.
+    /// Removes all addresses and labels from the reply, so that a reply that is too large becomes smaller.
     pub fn drop_profiles(&mut self) {
         self.holders_mut().for_each(HolderMatch::drop_profile);
     }
 
-    /// Removes a holder's profile from every result except the first that has the holder's profile.
+    /// Removes a holder's profile from every result except the first one that has it.
     pub fn say_profiles_once(&mut self) {
         let mut said = HashSet::new();
         for holder in self.holders_mut().filter(|holder| holder.has_profile()) {

@@ -10,26 +10,27 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::subject::WorkerName;
 
-/// Header of every reply of a sharded daemon, errors included: its [`Shard`] as text, such as `0/3`.
+/// Header of every reply of a sharded daemon, including errors. Its value is the daemon's [`Shard`] as text, such as
+/// `0/3`.
 pub const SHARD_HEADER: &str = "Kvatlas-Shard";
 
-/// Most shards that the workers can be divided into.
+/// Maximum number of shards.
 pub const SHARDS_MAX: u32 = 256;
 
-/// Seed of the hash that assigns a worker to a shard; the same as that of block hashes.
+/// Seed of the hash that assigns a worker to a shard. It is the same as the seed of block hashes.
 const SHARD_SEED: u64 = 1337;
 
-/// Why a text does not name a shard.
+/// Error for a text that does not name a shard.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a shard; write its index, from 0, and how many there are, at most {SHARDS_MAX}: 0/3"
 )]
 pub struct ShardError {
-    /// The text as given, shortened.
+    /// The refused text, shortened.
     text: String,
 }
 
-/// One of the parts into which the workers are divided: the `index`th, from 0, of `count`.
+/// Shard: one of the `count` parts into which the workers are divided. Its number is `index`, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shard {
     index: u32,
@@ -37,17 +38,18 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Shard `index`, from 0, of `count`. `None` unless `index` is below `count` and `count` at most [`SHARDS_MAX`].
+    /// Returns shard number `index`, from 0, of `count` shards. `None` unless `index` is below `count` and `count` is
+    /// at most [`SHARDS_MAX`].
     pub fn new(index: u32, count: u32) -> Option<Self> {
         (index < count && count <= SHARDS_MAX).then_some(Self { index, count })
     }
 
-    /// The shard's index, from 0.
+    /// Number of the shard, from 0.
     pub fn index(self) -> u32 {
         self.index
     }
 
-    /// Number of shards, at least 1.
+    /// Number of all shards, at least 1.
     pub fn count(self) -> u32 {
         self.count
     }
@@ -116,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Pins the assignment. The documentation contains these values, so they must be kept stable.
+    /// Checks fixed values of the assignment. The documentation contains these values, so they must not change.
     #[test]
     fn the_assignment_is_pinned() {
         let shard_of = |name: &str| {

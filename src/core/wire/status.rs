@@ -10,16 +10,16 @@ use super::reply::{Gathered, HOLDER_BYTES, write_age, write_reasons};
 use super::subject::{Rank, WorkerName};
 use super::writer::encode_into;
 
-/// The state of one holder: how far the daemon has applied its events, and whether it is certain.
+/// Status of one holder: how far the daemon has applied its events, and whether its state is certain.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderStatusReply {
     /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
-    /// Epoch of the last batch applied.
+    /// Epoch of the last applied batch.
     pub epoch: u64,
-    /// Number of the last batch applied.
+    /// Number of the last applied batch.
     pub seq: u64,
     /// Number of blocks that the holder has.
     pub blocks: u64,
@@ -28,20 +28,20 @@ pub struct HolderStatusReply {
     /// Whether the engine's hashes are not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// Seconds by which the epoch is ahead of the daemon's clock. 0 or absent if it is not ahead, or by no more than
-    /// clocks may differ.
+    /// Number of seconds by which the epoch is ahead of the daemon's clock. 0 or absent if the epoch is not ahead, or
+    /// by no more than clocks may differ.
     #[serde(default)]
     pub epoch_ahead_s: u64,
     /// Whether the holder's state is certain.
     pub exact: bool,
-    /// The reasons for which the state is not certain. Absent if the state is certain.
+    /// Reasons why the state is not certain. Absent if the state is certain.
     #[serde(default)]
     pub degraded: DegradedReasons,
-    /// Time from which the state has not been certain, in microseconds since the Unix epoch. Absent if the state is
-    /// certain, or the time is not known.
+    /// Time since which the state has not been certain, in microseconds since the Unix epoch. Absent if the state is
+    /// certain, or if the time is not known.
     #[serde(default)]
     pub since_us: Option<u64>,
-    /// The address for requests to the holder. Absent if it is not known.
+    /// Address for requests to the holder. Absent if it is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
     /// The holder's labels.
@@ -49,31 +49,32 @@ pub struct HolderStatusReply {
     pub labels: Labels,
 }
 
-/// The answer on a status subject.
+/// Reply to a status request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct StatusReply {
     /// Version of the contract.
     pub v: u64,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// Number of distinct blocks in the index: the blocks that some holder has, and the missing blocks in the holes
-    /// before them.
+    /// Number of distinct blocks in the index that some holder has. Missing blocks in holes before such blocks count,
+    /// too.
     pub distinct_blocks: u64,
     /// Number of batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
-    /// Number of holders whose block size is not known; their blocks may have other than `block_size` tokens. Their
-    /// publishers do not tell the size, and the configuration does not name the namespace. Absent if it is 0.
+    /// Number of holders whose block size is not known. Their blocks may have a number of tokens other than
+    /// `block_size`. The holders' publishers do not tell the size, and the configuration does not name the namespace.
+    /// Absent if it is 0.
     #[serde(default)]
     pub unsized_holders: u32,
-    /// Number of holders that are left out, because there was no place for them. Absent if it is 0.
+    /// Number of holders that the daemon could not register, because there was no place for them. Absent if it is 0.
     #[serde(default)]
     pub refused_holders: u32,
-    /// All holders, by worker and rank.
+    /// All holders, ordered by worker and rank.
     pub holders: Vec<HolderStatusReply>,
-    /// The shards that the reply was gathered from. Absent in a daemon's own reply.
+    /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
+    /// Age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
     /// absent if all events are applied.
     #[serde(default)]
     pub behind_us: u64,
@@ -97,7 +98,7 @@ impl StatusReply {
 }
 
 impl StatusReply {
-    /// Whether the state of every holder is certain, no holder is left out, and no shard is missing.
+    /// Whether the state of every holder is certain, all holders are registered, and no shard is missing.
     pub fn is_exact(&self) -> bool {
         let is_whole = |gathered: &Gathered| gathered.missing.is_empty();
         self.refused_holders == 0

@@ -1,5 +1,5 @@
-//! The subjects of the contract, under a configurable prefix, and the names that are tokens in them: namespaces and
-//! workers. A worker and a rank together name a holder.
+//! The subjects of the contract, under a configurable prefix, and the names that are tokens in subjects: namespaces
+//! and workers. A worker and a rank together name a holder.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::admin::AdminCommand;
 
-/// Why a text cannot be a name.
+/// Reason why a text cannot be a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// The text has no characters.
+    /// The text is empty.
     #[error("a name must not be empty; use 1 to {max} characters out of A-Z a-z 0-9 _ -")]
     Empty {
-        /// The longest name allowed, in bytes.
+        /// Maximum length of a name, in bytes.
         max: usize,
     },
     /// The text is longer than allowed.
     #[error("a name of {bytes} bytes is too long; use at most {max}")]
     TooLong {
-        /// Length of the text.
+        /// Length of the text, in bytes.
         bytes: usize,
-        /// The longest name allowed, in bytes.
+        /// Maximum length of a name, in bytes.
         max: usize,
     },
     /// The text has a character outside `[A-Za-z0-9_-]`.
@@ -33,11 +33,11 @@ pub enum NameError {
     },
 }
 
-/// Longest name that any configuration can allow, in bytes.
+/// Maximum length of a name under any configuration, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Name of the namespace, and of the worker in it, with which `kvatlas doctor` probes a deployment. A daemon forgets
-/// the namespace as soon as it is empty, and bounds it by itself: it exists beside the limits on namespaces.
+/// Name of the namespace that `kvatlas doctor` uses to probe a deployment, and of the worker in it. A daemon forgets
+/// the namespace as soon as it is empty. The limits on namespaces do not count it, and it has small bounds of its own.
 pub const PROBE_NAME: &str = "kvatlas-doctor";
 
 fn check(text: &str, max: usize) -> Result<(), NameError> {
@@ -70,13 +70,13 @@ macro_rules! name_type {
                 Self::bounded(text, NAME_BYTES_MAX)
             }
 
-            /// Checks as [`Self::new`] does, with a lower limit on the length, in bytes.
+            /// Checks a text as [`Self::new`] does, with a lower limit on its length, in bytes.
             pub fn bounded(text: &str, bytes_max: usize) -> Result<Self, NameError> {
                 check(text, bytes_max)?;
                 Ok(Self(Arc::from(text)))
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -127,17 +127,17 @@ name_type! {
     WorkerName
 }
 
-/// A data-parallel rank within a worker.
+/// Data-parallel rank within a worker.
 pub type Rank = u32;
 
-/// A holder of blocks: a worker and one of its data-parallel ranks.
+/// Holder of blocks: a worker and one of its data-parallel ranks.
 ///
-/// Ordered by worker, then by rank. Replies break ties in this order.
+/// Ordered by worker, then by rank. Replies use this order for ties.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderId {
     /// Name of the worker.
     pub worker: WorkerName,
-    /// The data-parallel rank. 0 if the engine has only one.
+    /// Data-parallel rank. 0 if the engine has only one.
     pub rank: Rank,
 }
 
@@ -147,7 +147,7 @@ impl fmt::Display for HolderId {
     }
 }
 
-/// Why a subject or a prefix does not fit the contract.
+/// Reason why a subject or a prefix does not fit the contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     /// The subject does not have the contract's shape.
@@ -163,7 +163,7 @@ pub enum SubjectError {
     Name {
         /// The subject as received.
         subject: String,
-        /// The error in the token.
+        /// Reason why the token is not a name.
         source: NameError,
     },
     /// The prefix cannot be part of a subject.
@@ -186,11 +186,12 @@ pub struct Subjects {
     hint: String,
 }
 
-/// Token that stands for all namespaces. It is not a valid name, so no namespace is called that.
+/// Token that stands for all namespaces. It is not a valid name, so no namespace can have it as its name.
 const ALL_NAMESPACES: &str = "~all";
 
 impl Subjects {
-    /// The subjects under `prefix`: tokens out of `[A-Za-z0-9_-]` joined by dots, at most 64 bytes.
+    /// Makes the subjects under `prefix`. The prefix consists of tokens of the characters `[A-Za-z0-9_-]` joined by
+    /// dots, at most 64 bytes in all.
     pub fn new(prefix: &str) -> Result<Self, SubjectError> {
         let is_sound = prefix.len() <= 64 && prefix.split('.').all(|token| NamespaceName::new(token).is_ok());
         if !is_sound {
@@ -209,8 +210,8 @@ impl Subjects {
         })
     }
 
-    /// The same subjects, except that queries and status requests have the shards' subjects. Every shard answers a
-    /// request on a shards' subject; one daemon answers a request on a plain subject.
+    /// Returns the same subjects, but with the shards' subjects for queries and status requests. Every shard answers
+    /// a request on a shards' subject; one daemon answers a request on a plain subject.
     #[must_use]
     pub fn of_shards(&self) -> Self {
         Self {
@@ -220,127 +221,129 @@ impl Subjects {
         }
     }
 
-    /// The subject on which daemons report which namespaces they know.
+    /// Returns the subject on which daemons report their namespaces.
     pub fn namespaces(&self) -> String {
         format!("{}{ALL_NAMESPACES}", self.status)
     }
 
-    /// Whether a status subject asks which namespaces are known.
+    /// Whether `subject` is a status subject that asks for the known namespaces.
     pub fn is_about_namespaces(&self, subject: &str) -> bool {
         subject.strip_prefix(&self.status) == Some(ALL_NAMESPACES)
     }
 
-    /// The subject of rosters, where replicas that answer in `queue_group` report which holders they know.
+    /// Returns the subject of rosters, on which replicas that answer in `queue_group` report their holders.
     pub fn roster(&self, queue_group: &str) -> String {
         format!("{}roster.{queue_group}", self.root)
     }
 
-    /// The subject on which bridges of `group` report the holders for which they publish.
+    /// Returns the subject on which bridges of `group` report the holders for which they publish.
     pub fn bridges(&self, group: &str) -> String {
         format!("{}bridges.{group}", self.root)
     }
 
-    /// The subject to which operators send `command`.
+    /// Returns the subject to which operators send `command`.
     pub fn admin(&self, command: AdminCommand) -> String {
         format!("{}admin.{}", self.root, command.as_str())
     }
 
-    /// Pattern of all subjects of commands.
+    /// Returns the pattern of all command subjects.
     pub fn all_admin(&self) -> String {
         format!("{}admin.*", self.root)
     }
 
-    /// The command that `subject` is for. `None` if it is not a subject of a command.
+    /// Returns the command of a command subject. `None` if `subject` is not a command subject.
     pub fn parse_admin(&self, subject: &str) -> Option<AdminCommand> {
         let token = subject.strip_prefix(&self.root)?.strip_prefix("admin.")?;
         AdminCommand::of_word(token)
     }
 
-    /// The subject on which `worker` publishes its batches for `namespace`.
+    /// Returns the subject on which `worker` publishes its batches for `namespace`.
     pub fn events(&self, namespace: &NamespaceName, worker: &WorkerName) -> String {
         format!("{}{namespace}.{worker}", self.events)
     }
 
-    /// Pattern of all events subjects.
+    /// Returns the pattern of all events subjects.
     pub fn all_events(&self) -> String {
         format!("{}>", self.events)
     }
 
-    /// The subject on which a daemon asks the publisher of one rank of `worker` for the batches that it has missed.
+    /// Returns the subject on which a daemon asks the publisher of one rank of `worker` for missed batches.
     pub fn resync(&self, namespace: &NamespaceName, worker: &WorkerName, rank: Rank) -> String {
         format!("{}{namespace}.{worker}.{rank}", self.resync)
     }
 
-    /// The subject of queries about `namespace`.
+    /// Returns the subject of queries about `namespace`.
     pub fn query(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.query)
     }
 
-    /// The subject on which routers report the outcomes of their requests about `namespace`.
+    /// Returns the subject on which routers report the outcomes of their requests in `namespace`.
     pub fn outcome(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.outcome)
     }
 
-    /// Pattern of all subjects of outcomes.
+    /// Returns the pattern of all outcome subjects.
     pub fn all_outcomes(&self) -> String {
         format!("{}*", self.outcome)
     }
 
-    /// The namespace in an outcome's subject.
+    /// Returns the namespace in an outcome subject.
     pub fn parse_outcome(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.outcome, subject, name_bytes_max)
     }
 
-    /// The subject on which routers report to which workers they have sent requests about `namespace`.
+    /// Returns the subject of hints in `namespace`, on which routers report the workers to which they have sent
+    /// requests.
     pub fn hint(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.hint)
     }
 
-    /// Pattern of all subjects of hints.
+    /// Returns the pattern of all hint subjects.
     pub fn all_hints(&self) -> String {
         format!("{}*", self.hint)
     }
 
-    /// The namespace in a hint's subject.
+    /// Returns the namespace in a hint subject.
     pub fn parse_hint(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.hint, subject, name_bytes_max)
     }
 
-    /// Pattern of all query subjects. Ends in `>`, so that a malformed subject is answered with an error, not with
-    /// silence.
+    /// Returns the pattern of all query subjects. It ends in `>`, so that a request on a malformed subject gets an
+    /// error and not silence.
     pub fn all_queries(&self) -> String {
         format!("{}>", self.query)
     }
 
-    /// A subject within [`Self::all_queries`] that carries no request, as no name contains `~`. A daemon that leaves
-    /// its queue group publishes filler messages there, and daemons ignore them.
+    /// Returns a subject within [`Self::all_queries`] on which no request can come, because no name contains `~`. A
+    /// daemon that leaves its queue group publishes filler messages on it, and daemons ignore them.
     pub fn query_filler(&self) -> String {
         format!("{}~", self.query)
     }
 
-    /// The same as [`Self::query_filler`], within [`Self::all_statuses`].
+    /// Returns the same as [`Self::query_filler`], but within [`Self::all_statuses`].
     pub fn status_filler(&self) -> String {
         format!("{}~", self.status)
     }
 
-    /// The subject of status requests about `namespace`.
+    /// Returns the subject of status requests about `namespace`.
     pub fn status(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.status)
     }
 
-    /// Pattern of all status subjects.
+    /// Returns the pattern of all status subjects.
     pub fn all_statuses(&self) -> String {
         format!("{}>", self.status)
     }
 
-    /// Whether a reply may go to `subject`, which the asker has chosen. The reply is published with the rights of the
-    /// answering process, and the asker must not gain them. So `subject` may be neither a subject of this contract nor
-    /// one of the server's own, which begin with `$`.
+    /// Whether a reply may be sent to `subject`, which the sender of the request has chosen. The answering process
+    /// publishes the reply with its own permissions, and the sender of the request must not gain these. So `subject`
+    /// must not be a subject of this contract. It must not be a subject of the server either, that is, begin with
+    /// `$`.
     pub fn may_reply_to(&self, subject: &str) -> bool {
         !subject.starts_with('$') && !subject.starts_with(&self.root)
     }
 
-    /// The namespace and the worker in an events subject.
+    /// Returns the namespace and the worker in an events subject.
     pub fn parse_events(
         &self,
         subject: &str,
@@ -364,12 +367,12 @@ impl Subjects {
         ))
     }
 
-    /// The namespace in a query's subject.
+    /// Returns the namespace in a query subject.
     pub fn parse_query(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.query, subject, name_bytes_max)
     }
 
-    /// The namespace in a status request's subject.
+    /// Returns the namespace in the subject of a status request.
     pub fn parse_status(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.status, subject, name_bytes_max)
     }

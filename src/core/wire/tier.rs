@@ -1,14 +1,15 @@
-//! Tiers: the levels of a worker's memory that blocks lie in.
+//! Tiers: the levels of a worker's memory in which blocks are stored.
 
 use serde::{Deserialize, Serialize};
 
 use super::error::DecodeError;
 use super::reader::Reader;
 
-/// The level of a worker's memory hierarchy at which a block lies. A holder holds a block as long as any tier has it.
+/// Level of a worker's memory hierarchy in which a block is stored. A holder has a block as long as the block is in
+/// any tier.
 ///
-/// 0 is the accelerator's memory, 1 the host's memory, 2 a local disk, 3 remote storage. A publisher may use 4 to 7
-/// as it likes.
+/// Tier 0 is the accelerator's memory, 1 the host's memory, 2 a local disk, 3 remote storage. A publisher may choose
+/// the meaning of 4 to 7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Tier(u8);
@@ -44,12 +45,12 @@ impl Tier {
     /// Number of tiers.
     pub const COUNT: u8 = 8;
 
-    /// Tier `number`. `None` if `number` is not below [`Self::COUNT`].
+    /// Returns the tier with this number. `None` if `number` is not below [`Self::COUNT`].
     pub fn new(number: u8) -> Option<Self> {
         (number < Self::COUNT).then_some(Self(number))
     }
 
-    /// The number on the wire.
+    /// Number of the tier on the wire.
     pub fn as_u8(self) -> u8 {
         self.0
     }

@@ -8,7 +8,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::entries::{Entries, ListElement, Message, count_entries};
 
-/// Texts with fewer bytes than this have their length in their marker.
+/// Length in bytes from which on the length of a text does not fit in the text's marker.
 const SHORT_TEXT: u8 = 32;
 
 /// Encodes a message as MessagePack.
@@ -16,15 +16,15 @@ pub(super) fn encode(message: &impl Message) -> Vec<u8> {
     encode_into(Vec::new(), message)
 }
 
-/// Encodes as [`encode`] does, and appends to `bytes`. A caller that knows the length passes a vector with that
-/// capacity.
+/// Encodes a message as [`encode`] does, but appends it to `bytes`. A caller that knows the length passes a vector
+/// with that capacity.
 pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
     let mut writer = Writer { bytes };
     writer.message(message);
     writer.bytes
 }
 
-/// Writes values to memory, one after the other. That cannot fail, so the results of `rmp` are dropped.
+/// Writer of consecutive values to memory. Writing to memory cannot fail, so the results of `rmp` are dropped.
 struct Writer {
     bytes: Vec<u8>,
 }
@@ -36,7 +36,7 @@ impl Writer {
         let _ = encode::write_array_len(&mut self.bytes, elements);
     }
 
-    /// Writes a text. Keys and names are short, so their length is in the marker.
+    /// Writes a key or a name as a text. Such a text is short, so its length is in its marker.
     #[inline]
     fn word(&mut self, text: &str) {
         match u8::try_from(text.len()) {

@@ -1,4 +1,5 @@
-//! Answers to the questions of Dynamo's routers: looks up a prompt's holders, and writes them in Dynamo's format.
+//! Answers to the questions of Dynamo's routers. An answer lists the workers that hold leading blocks of a prompt, in
+//! Dynamo's format.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +15,7 @@ use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::messages::Question;
 
-/// Answers the questions of Dynamo's routers.
+/// Answerer of the questions of Dynamo's routers.
 pub(super) struct Indexer {
     pub(super) source: Arc<Source>,
     pub(super) readiness: Arc<Readiness>,
@@ -24,8 +25,8 @@ pub(super) struct Indexer {
 }
 
 impl Indexer {
-    /// Returns the answer to `question`, in Dynamo's format. It lists the workers of a tenant whose state is certain. Each comes
-    /// with the number of the prompt's leading blocks that it has.
+    /// Returns the answer to `question`, in Dynamo's format. It lists the workers of the tenant `tenant` whose state is
+    /// certain, each with the number of leading blocks of the prompt that the worker has.
     pub(super) async fn answer(&self, question: &Question, tenant: &str) -> Value {
         let found = self.find(question, tenant).await;
         let holders = found.as_ref().map_or(&[][..], |found| &found.holders);
@@ -67,11 +68,11 @@ impl Indexer {
     }
 }
 
-/// Returns the holders in Dynamo's format. `scores` count leading blocks on the device. `hits` of a lower tier count the blocks
-/// that follow the blocks of the tiers before it.
+/// Returns the holders in Dynamo's format. A score counts a prompt's leading blocks on the device. The `hits` of host
+/// or disk count the blocks that follow the leading blocks of the nearer tiers.
 ///
-/// Only certain numbers are given: a worker whose far tiers are in doubt is listed with its nearer tiers. Workers whose names are
-/// not numbers are left out, because Dynamo does not know them.
+/// Only certain numbers are given: if a far tier of a worker is in doubt, the worker is listed with its nearer tiers
+/// only. Workers whose names are not numbers are left out, because Dynamo does not know them.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());

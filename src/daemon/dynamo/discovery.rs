@@ -1,4 +1,5 @@
-//! Discovery of this daemon by Dynamo's routers: keeps an instance's record in etcd (under a lease), or in a folder of files.
+//! Discovery of this daemon by Dynamo's routers. A record of each instance (an endpoint of this daemon) is kept in
+//! etcd, under a lease, or in a folder of files.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -14,16 +15,16 @@ use kvatlas_telemetry::LogGate;
 use super::messages::{Instance, RequestTransport};
 use kvatlas_process::dynamo::{EtcdError, ask_etcd};
 
-/// Seconds for which etcd keeps the record of a process that is gone.
+/// Seconds for which etcd keeps the record of a process that has ended.
 const LEASE_SECONDS: i64 = 10;
-/// Time between two looks at a record. Several looks fit into one lease.
+/// Time between two checks of a record. Several checks fit into one lease.
 const REFRESH: Duration = Duration::from_secs(2);
-/// Longest answer of etcd, in bytes.
+/// Maximum length of an answer of etcd, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 static FAILED_GATE: LogGate = LogGate::new();
 
-/// Why a record could not be written.
+/// Reason why a discovery record could not be written.
 #[derive(Debug, thiserror::Error)]
 enum DiscoveryError {
     #[error("{0}")]
@@ -66,8 +67,8 @@ pub(super) async fn keep_record(
     }
 }
 
-/// The record of an instance. Routers take every write of a record for news of the instance. So a record that is there is not
-/// written again.
+/// Discovery record of an instance. Routers take every write of a record for news of the instance, so an existing
+/// record is not written again.
 struct Record {
     discovery: Discovery,
     key: String,
@@ -77,7 +78,8 @@ struct Record {
 }
 
 impl Record {
-    /// Writes the record if it is missing. Otherwise renews the sign that its owner lives: the lease in etcd, or the file's time.
+    /// Writes the record if it is missing. Otherwise renews the sign that the record's owner lives: the lease in etcd,
+    /// or the file's modification time.
     async fn keep(&mut self) -> Result<(), DiscoveryError> {
         match &self.discovery {
             Discovery::Files(folder) => keep_file(folder, &file_of(folder, &self.key), &self.text),
@@ -85,7 +87,7 @@ impl Record {
         }
     }
 
-    /// Removes the record, which no other replica shares.
+    /// Removes the record. Called only for records that no other replica shares.
     async fn remove(self) -> Result<(), DiscoveryError> {
         match &self.discovery {
             Discovery::Files(folder) => Ok(std::fs::remove_file(file_of(folder, &self.key))?),
@@ -112,8 +114,8 @@ fn file_of(folder: &Path, key: &str) -> PathBuf {
 
 /// Writes a record to the file at `path`, below `folder`.
 ///
-/// A file that has this text already only gets a new time, because Dynamo removes files whose time is old. A new file is made in
-/// `folder` and then moved: Dynamo watches the file's own folder for instances.
+/// A file that already has this text only gets a new modification time, because Dynamo removes files with an old one. A
+/// new file is made in `folder` and then moved: Dynamo watches the file's own folder for instances.
 fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryError> {
     if std::fs::read_to_string(path).is_ok_and(|kept| kept == text) {
         let file = std::fs::File::options().write(true).open(path)?;
@@ -126,8 +128,8 @@ fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryErro
     Ok(())
 }
 
-/// Writes a record to etcd under `lease`. The lease is renewed first. If there is none or it has ended, a new lease is made. A
-/// record that is there under a lease that its owner renews stays as it is.
+/// Writes a record to etcd under `lease`. Renews the lease first, or makes a new one if there is none or it has ended.
+/// A record that exists already under another lease, which its owner still renews, stays unchanged.
 async fn keep_key(
     authority: &str,
     key: &str,
@@ -166,7 +168,7 @@ async fn keep_alive(authority: &str, id: &str) -> Result<bool, EtcdError> {
     Ok(left.is_some_and(|left| left != "0"))
 }
 
-/// Returns the seconds that a lease has left. A lease that has ended has none.
+/// Returns the seconds that are left of a lease: 0 or less if the lease has ended.
 async fn seconds_left(authority: &str, id: &str) -> Result<i64, EtcdError> {
     let told = post(authority, "lease/timetolive", &json!({"ID": id})).await?;
     let left = told.get("TTL").and_then(Value::as_str);

@@ -7,23 +7,23 @@ use serde_json::json;
 use kvatlas_config::DynamoComponent;
 use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 
-/// The endpoint that routers ask.
+/// Endpoint that Dynamo's routers ask.
 const ENDPOINT: &str = "kv_indexer_query";
 
-/// Way by which requests reach an instance.
+/// Transport by which requests reach an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RequestTransport {
-    /// A subject of NATS.
+    /// Requests come on a NATS subject.
     Nats,
-    /// A listener at `HOST:PORT`.
+    /// Requests come over TCP to a listener at `HOST:PORT`.
     Tcp(String),
 }
 
-/// An instance of the endpoint, as routers find it.
+/// Instance of the endpoint: one daemon that serves one component of Dynamo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) component: DynamoComponent,
-    /// Number by which routers tell instances of one endpoint apart.
+    /// Number that distinguishes instances of one endpoint.
     pub(super) id: u64,
 }
 
@@ -38,19 +38,19 @@ impl Instance {
         format!("{namespace}/{name}/{ENDPOINT}/{:x}", self.id)
     }
 
-    /// Subject of NATS on which routers ask the instance.
+    /// NATS subject on which routers ask the instance.
     pub(super) fn subject(&self) -> String {
         let DynamoComponent { namespace, name, .. } = &self.component;
         format!("{namespace}_{name}.{ENDPOINT}-{:x}", self.id)
     }
 
-    /// Path with which routers ask the instance over TCP.
+    /// Path in the TCP requests by which routers ask the instance.
     pub(super) fn tcp_path(&self) -> String {
         let DynamoComponent { namespace, name, .. } = &self.component;
         format!("{:x}/{namespace}/{name}/{ENDPOINT}", self.id)
     }
 
-    /// The record that routers find under [`Self::key`].
+    /// Discovery record that routers find under [`Self::key`].
     pub(super) fn record(&self, transport: &RequestTransport) -> String {
         let transport = match transport {
             RequestTransport::Nats => json!({"nats_tcp": self.subject()}),
@@ -73,21 +73,21 @@ impl Instance {
 /// Errors of reading a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
-    /// The message is shorter than the lengths in its head.
+    /// Message is shorter than the lengths in its head say.
     #[error("a message of two parts is cut off")]
     Cut,
-    /// The checksum does not fit the message.
+    /// Checksum in the message does not match the message's content.
     #[error("the checksum of a message of two parts is another")]
     Checksum,
-    /// A part is not valid JSON of the expected form.
+    /// Part of the message is not valid JSON of the expected form.
     #[error("{part} cannot be read: {source}")]
     Json {
-        /// The part's name.
+        /// Name of the part that is not valid.
         part: &'static str,
-        /// The parser's error.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
-    /// The answer cannot be sent in the way that the request names.
+    /// Answer cannot be sent over the transport that the request names.
     #[error("answers go over {0:?}, which is not known here")]
     Transport(String),
 }
@@ -109,28 +109,29 @@ fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     }
 }
 
-/// Destination of an answer.
+/// Destination of an answer to a router.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct ReplyTo {
-    /// `HOST:PORT` at which the router takes answers.
+    /// Address `HOST:PORT` at which the router takes answers.
     pub(super) address: String,
-    /// Name by which the router knows the request.
+    /// Name by which the router recognizes the answer's request.
     pub(super) subject: String,
 }
 
-/// A question of a router.
+/// Question of a router: the workers that hold leading blocks of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Question {
-    /// Name of the model.
+    /// Name of the model that the question is about.
     pub(super) model_name: String,
     /// The prompt's block hashes, as the query contract defines them.
     pub(super) block_hashes: Vec<u64>,
-    /// Whether only blocks on the device count.
+    /// Whether only blocks on the device are counted.
     #[serde(default)]
     pub(super) device_only: bool,
 }
 
-/// A request: the destination of its answer, and the question, or the error if the question cannot be read.
+/// Request of a router: the destination of its answer, and the question. Has an error in place of a question that
+/// cannot be read.
 #[derive(Debug)]
 pub(super) struct DynamoRequest {
     pub(super) reply_to: ReplyTo,
@@ -167,8 +168,8 @@ pub(super) fn read_request(message: &[u8]) -> Result<DynamoRequest, MessageError
     })
 }
 
-/// Returns all bytes that are sent to the router for `answer`. They are five messages: the request's subject, the note that there
-/// is no error, the answer, and two marks of the end.
+/// Returns all bytes that are sent to the router for `answer`. The bytes are five messages: the request's subject, a
+/// note that there is no error, the answer, and two end marks.
 pub(super) fn response(reply_to: &ReplyTo, answer: &serde_json::Value) -> Bytes {
     let hello = json!({"subject": reply_to.subject, "stream_type": "response"}).to_string();
     let data = json!({"data": answer, "complete_final": false}).to_string();
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(record["transport"], json!({"tcp": path}));
     }
 
-    /// A router's request.
+    /// Returns an encoded request of a router.
     fn request(transport: &str, body: &str) -> Bytes {
         let info =
             json!({"address": "127.0.0.1:9", "subject": "s", "context": "c", "stream_type": "response"});

@@ -8,13 +8,14 @@
 //!    └─────── answer, over a connection to the address in the request ──▶
 //! ```
 //!
-//! The router has no fallback: without an answer its requests fail. So every request gets an answer. A worker whose state is in
-//! doubt is left out, and an unknown model has no workers. A daemon that is not ready answers with no workers at all. A replica
-//! that starts has no record and no subscription until it knows as much as the others. So routers do not ask it before.
+//! The router has no fallback: without an answer its requests fail. So every request gets an answer. A worker whose
+//! state is in doubt is left out, and an unknown model has no workers. A daemon that is not ready answers with no
+//! workers at all. A starting replica makes neither a record nor a subscription until it knows as much as the other
+//! replicas. So routers do not ask it earlier.
 //!
 //! | file | what |
 //! |---|---|
-//! | `messages` | the two-part messages, and the record of discovery |
+//! | `messages` | the two-part messages, and the discovery record |
 //! | `answer` | from a question to its answer |
 //! | `discovery` | keeping the record where routers look for it |
 //! | `serve` | taking requests, and giving answers back |

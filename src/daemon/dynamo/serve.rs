@@ -33,49 +33,50 @@ use super::answer::Indexer;
 use super::discovery::keep_record;
 use super::messages::{Instance, MessageError, ReplyTo, RequestTransport, read_request, response};
 
-/// Longest request, in bytes. A hash in JSON takes about twenty bytes.
+/// Maximum length of a request, in bytes. A hash in JSON takes about twenty bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
-/// Maximum number of requests whose answers are made at the same time; further requests wait.
+/// Maximum number of requests that are answered at the same time. Further requests wait.
 const ANSWERS_MAX: usize = 256;
-/// Maximum number of answers that are sent at the same time. While there are so many, no further answer is made.
+/// Maximum number of answers that are sent at the same time. At this number, no further answer is made.
 const SENDINGS_MAX: usize = 1024;
-/// Maximum number of connections on which an answer has been sent, and that wait for the router to end them.
+/// Maximum number of connections that have sent their answer and wait for the router to end them.
 const ENDINGS_MAX: usize = 1024;
-/// Time for which a connection, and an answer under way, may go on after the stop.
+/// Time for which connections and unsent answers may go on after the daemon is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time without a request after which a connection ends after the stop. By then routers have seen that the record is gone.
+/// Time without a request after which a connection is ended, once the daemon stops. By then routers have seen that the
+/// discovery record is gone.
 const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
-/// Bound on the path and headers of a request, in bytes. Paths have a smaller bound, [`PATH_BYTES_MAX`].
+/// Maximum length of a request's path and headers, in bytes. Paths have a smaller bound, [`PATH_BYTES_MAX`].
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Time for a router to end the connection of an answer, before this side ends it.
+/// Time that a router gets to end the connection of an answer. After this time, the daemon ends the connection.
 const END_PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes for which one permit of the semaphore `Service::room` stands.
+/// Number of bytes for which one permit of the semaphore `Service::room` stands.
 const ROOM_BYTES: usize = 1 << 10;
-/// Time between two looks at the readiness, while this replica does not take queries yet.
+/// Time between two checks of the readiness, while this replica does not take queries yet.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Longest path of a request over TCP, in bytes. A path is `ID/NAMESPACE/COMPONENT/ENDPOINT`.
+/// Maximum length of a path in a TCP request, in bytes. A path is `ID/NAMESPACE/COMPONENT/ENDPOINT`.
 const PATH_BYTES_MAX: u16 = 4 << 10;
-/// Most messages that may wait on the connection to NATS.
+/// Maximum number of messages that wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
 static UNANSWERED_GATE: LogGate = LogGate::new();
 
-/// Why Dynamo's routers cannot be served.
+/// Reason why Dynamo's routers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum DynamoError {
-    /// NATS cannot be connected to.
+    /// Connecting to NATS failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The shards cannot be asked.
+    /// Asking the shards failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The listener for routers cannot be opened.
+    /// Opening the listener for routers failed.
     #[error("cannot listen on {address} for Dynamo's routers: {source}")]
     Listen {
-        /// The address.
+        /// Address of the listener.
         address: SocketAddr,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -161,30 +162,30 @@ fn instance(component: &DynamoComponent, seed: &str) -> Instance {
     }
 }
 
-/// State that all requests share, over NATS and over TCP.
+/// State that all requests of Dynamo's routers share, over NATS and over TCP.
 struct Service {
-    /// Tenant of each component that has one, by [`tenant_key`].
+    /// Tenant of each component that has one. The keys come from [`tenant_key`].
     tenants: HashMap<String, String>,
-    /// Subjects of the contract, to which no acknowledgement goes.
+    /// Subjects of the wire contract. No acknowledgement is sent to such a subject.
     subjects: Subjects,
     indexer: Indexer,
     answers: Arc<Semaphore>,
     sendings: Semaphore,
     endings: Semaphore,
-    /// Memory for requests over TCP until they are answered: one permit for each `ROOM_BYTES`.
+    /// Memory for requests over TCP, reserved until they are answered: one permit for each `ROOM_BYTES`.
     room: Arc<Semaphore>,
     idle_timeout: Duration,
-    /// Most time for a request to arrive, and for the router to take its answer.
+    /// Maximum time for a request to arrive. Also the maximum time for the router to take its answer.
     request_timeout: Duration,
     metrics: DynamoMetrics,
     stop: CancellationToken,
-    /// Tasks that answer requests. The stop waits for them.
+    /// Tasks that answer requests. The daemon's stop waits for them.
     tasks: TaskTracker,
 }
 
 impl Service {
-    /// Answers a request to the component with the key `component`, in a task of its own. First waits until fewer than
-    /// `ANSWERS_MAX` answers are being made. `room` is the memory reserved for the message.
+    /// Answers a request to the component with the key `component`, in a task of its own. Before that, waits until
+    /// fewer than `ANSWERS_MAX` requests are being answered. `room` is the memory reserved for the message.
     async fn take(self: &Arc<Self>, message: Bytes, room: Option<OwnedSemaphorePermit>, component: &str) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
@@ -204,8 +205,8 @@ impl Service {
         });
     }
 
-    /// Returns the answer to a request, its destination, and the outcome if the router takes it. `None` if the request does not
-    /// tell where its answer goes.
+    /// Returns the answer to a request, the answer's destination, and the outcome to count if the router takes the
+    /// answer. `None` if the request does not tell its answer's destination.
     async fn make_answer(&self, message: Bytes, tenant: &str) -> Option<(ReplyTo, Bytes, DynamoOutcome)> {
         let asked = read_request(&message).inspect_err(log_unreadable).ok()?;
         drop(message);
@@ -224,9 +225,11 @@ impl Service {
         Some((asked.reply_to, answer, outcome))
     }
 
-    /// Sends an answer. Returns `outcome` if the router has taken it, or else [`DynamoOutcome::NotTaken`]. `None` if the router has
-    /// not taken the answer within [`DRAIN_TIMEOUT`] after the daemon's stop. Gives `permit` back once the answer is under way,
-    /// so that slow routers keep nobody from getting answers.
+    /// Sends an answer. Returns `outcome` if the router has taken the answer, or else [`DynamoOutcome::NotTaken`].
+    /// `None` if the router has not taken the answer within [`DRAIN_TIMEOUT`] after the daemon's stop.
+    ///
+    /// `permit` allows the making of one answer. It is given back once the answer is being sent, so that slow routers
+    /// do not delay further answers.
     async fn send(
         &self,
         reply_to: &ReplyTo,
@@ -258,7 +261,7 @@ impl Service {
         Some(DynamoOutcome::NotTaken)
     }
 
-    /// Waits for the stop, and then for `time`.
+    /// Waits until the daemon is told to stop, and then for `time`.
     async fn stopped_for(&self, time: Duration) {
         self.stop.cancelled().await;
         tokio::time::sleep(time).await;
@@ -288,11 +291,13 @@ async fn write(reply_to: &ReplyTo, answer: Bytes) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Waits until the router ends the connection of its answer. Ends it after [`END_PATIENCE`], and fails if the router does not follow
-/// within the same time.
+/// Waits until the router ends the connection of its answer. If the router does not within [`END_PATIENCE`], ends the
+/// connection and waits as long again.
 ///
-/// The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side would run out of
-/// ports. So the router, which knows the last message, gets time to end the connection.
+/// Fails if the router has not ended the connection by then.
+///
+/// The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side
+/// would run out of ports. So the router, which can tell the last message, gets time to end the connection.
 async fn end(stream: &mut TcpStream) -> io::Result<()> {
     if let Ok(ended) = timeout(END_PATIENCE, read_to_end(stream)).await {
         return ended;
@@ -301,21 +306,22 @@ async fn end(stream: &mut TcpStream) -> io::Result<()> {
     timeout(END_PATIENCE, read_to_end(stream)).await?
 }
 
-/// Reads until the router ends the connection, and discards what was read. The router sends at most requests to end the stream,
-/// which ends anyway.
+/// Reads until the router ends the connection, and discards what was read. The router sends nothing but requests to end
+/// the stream, which ends in any case.
 async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())
 }
 
-/// Returns the key of a component: `NAMESPACE/NAME`, the part of its TCP path that all its instances share.
+/// Returns the key of a component: `NAMESPACE/NAME`. All instances of the component share this part of their TCP paths.
 fn tenant_key(component: &DynamoComponent) -> String {
     let DynamoComponent { namespace, name, .. } = component;
     format!("{namespace}/{name}")
 }
 
-/// Waits until this replica takes queries. Before that, other replicas answer better. Returns false if the stop comes first.
+/// Waits until this replica takes queries. Until then, other replicas answer better. Returns false if the daemon stops
+/// first.
 async fn settled(service: &Service) -> bool {
     let mut looks = interval(LOOK_EVERY);
     let takes_queries = || {
@@ -330,9 +336,9 @@ async fn settled(service: &Service) -> bool {
     service.stop.run_until_cancelled(settling).await.is_some()
 }
 
-/// Serves the requests to an instance over NATS, once this replica takes queries. Replicas form a queue group, so each request
-/// reaches one of them. At the stop, the requests that NATS has already sent here are still answered, because the router has no
-/// fallback.
+/// Serves the requests to an instance over NATS, once this replica takes queries. Replicas form a queue group, so each
+/// request reaches one of them. When the daemon stops, requests that NATS has already sent here are still answered,
+/// because routers have no fallback.
 async fn serve_subject(client: Client, instance: Instance, group: String, service: Arc<Service>) {
     if !settled(&service).await {
         return;
@@ -352,9 +358,9 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
     let _ = client.flush().await;
 }
 
-/// Acknowledges a request over NATS, and answers it. The router waits for the acknowledgement before it waits for the answer. If
-/// a connection is lost, its requests go to another replica. Drops the request if the acknowledgement could reach others than the
-/// router.
+/// Acknowledges a request over NATS, and answers it. The router waits first for the acknowledgement, then for the
+/// answer. If a connection is lost, its requests go to another replica. Drops the request if its acknowledgement could
+/// reach anyone but the router.
 async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
         if !service.subjects.may_reply_to(&reply) {
@@ -365,7 +371,7 @@ async fn take_message(client: &Client, message: Message, component: &str, servic
     service.take(message.payload, None, component).await;
 }
 
-/// Opens the TCP listener for routers. Returns the address for the discovery record.
+/// Opens the TCP listener for routers. Returns its address for the discovery record.
 async fn listen(
     address: SocketAddr,
     config: &DynamoConfig,
@@ -395,8 +401,8 @@ async fn listen(
     Ok(told)
 }
 
-/// Returns the address that routers are told: the host `advertise`, or else the address of the listener. IPv6 addresses are in
-/// brackets.
+/// Returns the address that routers get from discovery: the host `advertise`, or else the address of the listener. IPv6
+/// addresses are in brackets.
 fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
     let Some(host) = advertise else {
         return SocketAddr::new(listens, port).to_string();
@@ -419,8 +425,8 @@ async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Serv
     }
 }
 
-/// Takes the requests of one connection, until none comes for [`QUIET_TIMEOUT`] after the stop. A request is a path, headers and
-/// a payload. The length of each comes before it.
+/// Takes the requests of one connection until the connection ends. After the stop, also ends when no request comes for
+/// [`QUIET_TIMEOUT`]. A request is a path, headers and a payload. Each part comes after its length.
 async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
         let path = tokio::select! {
@@ -430,7 +436,7 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
         let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
         place.note_waits(false);
         stream.write_u32(0).await?;
-        let Received {
+        let TcpRequest {
             component,
             payload,
             room,
@@ -441,16 +447,16 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
 }
 
 /// A request over TCP.
-struct TcpRequest<'s> {
+struct TcpRequest {
     /// Key of the component that is asked.
     component: String,
     payload: Bytes,
-    /// The memory reserved for the payload.
+    /// Memory reserved for the payload.
     room: OwnedSemaphorePermit,
 }
 
 /// Receives a request of which only the first field has been read: `path`, the length of its path in bytes.
-async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<TcpRequest<'s>> {
+async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<TcpRequest> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }

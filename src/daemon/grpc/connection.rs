@@ -1,4 +1,4 @@
-//! One connection of HTTP/2, within limits.
+//! One HTTP/2 connection of a client, within limits.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,26 +22,27 @@ use kvatlas_process::listener::{Peer, Place};
 
 use super::service::Door;
 
-/// Most bytes of the headers of one request.
+/// Maximum size of the headers of one request, in bytes.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Most bytes that may arrive unread (HTTP/2 flow control): of one question, and of all questions of one connection.
+/// Maximum number of bytes that may arrive without being read (HTTP/2 flow control). The first number is for one
+/// question, the second for all questions of one connection.
 const UNREAD_BYTES_MAX: [u32; 2] = [64 << 10, 256 << 10];
 
-/// Bounds on one client.
+/// Limits on one client connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Most requests of one connection at once.
+    /// Maximum number of requests that one connection may have open at the same time.
     pub(super) streams_max: u32,
     /// Time without a request after which the connection is closed.
     pub(super) idle_timeout: Duration,
-    /// Time between two pings, and most time for the client to answer one.
+    /// Time between two pings. Also the maximum time for the client to answer a ping.
     pub(super) ping_timeout: Duration,
-    /// Time for which a request in progress may go on after the stop.
+    /// Time for which a request in progress may go on after the daemon is told to stop.
     pub(super) drain_timeout: Duration,
 }
 
-/// Counts the requests of a connection that are being answered. While the count is 0, the connection counts as waiting for its
-/// client. Then it may have to give way to a new connection.
+/// Count of the requests on a connection that are being answered. While the count is 0, the connection counts as
+/// waiting for its client, and may have to give way to a new connection.
 pub(super) struct Activity {
     place: Place,
     requests: Mutex<usize>,
@@ -73,7 +74,7 @@ impl Activity {
         self.changed.notify_one();
     }
 
-    /// Waits until no request has been in progress for `idle_timeout`.
+    /// Waits until `idle_timeout` has passed without a request in progress.
     async fn idle_for(&self, idle_timeout: Duration) {
         loop {
             let changed = self.changed.notified();

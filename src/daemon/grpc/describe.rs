@@ -7,9 +7,9 @@ use prost_types::{
     FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto, ServiceDescriptorProto,
 };
 
-/// The package of the messages.
+/// Package name of the messages.
 const PACKAGE: &str = "kv_indexer.v1";
-/// The service's name within the package.
+/// Name of the service within the package.
 const SERVICE: &str = "KVIndexer";
 
 /// A field: its name, number and type, the name of its message or enumeration, and whether it may come several times.
@@ -183,7 +183,7 @@ fn named(name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Returns a name with its package, in the form in which descriptors refer to it.
+/// Returns `name` preceded by its package, in the form in which descriptors refer to a name.
 fn within(name: &str) -> Option<String> {
     Some(format!(".{PACKAGE}.{name}"))
 }
@@ -262,7 +262,7 @@ mod tests {
     use super::super::messages::*;
     use super::*;
 
-    /// Returns the numbers of the fields that an encoded message has, each with its wire type.
+    /// Returns the numbers of the fields in an encoded message, each with its wire type.
     fn written(message: &impl Message) -> Vec<(i32, WireType)> {
         let bytes = message.encode_to_vec();
         let (mut rest, mut fields) = (bytes.as_slice(), Vec::new());

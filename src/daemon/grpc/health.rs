@@ -15,7 +15,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use kvatlas_process::admin::Readiness;
 
-/// Time between two looks at the readiness, for a client that watches it.
+/// Time between two checks of the readiness, for a client that watches it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Health service that tells whether the daemon is ready.
@@ -29,7 +29,7 @@ struct HealthWatch {
     readiness: Arc<Readiness>,
     stopping: CancellationToken,
     looks: Interval,
-    /// Status that the client was sent last.
+    /// Status that was sent to the client last.
     told: Option<i32>,
 }
 
@@ -41,7 +41,8 @@ fn status_of(readiness: &Readiness) -> i32 {
 }
 
 impl HealthWatch {
-    /// Waits for a status that differs from the last one sent. Returns it with the stream's next state, or `None` at the stop.
+    /// Waits for a status that differs from the one sent last. Returns the new status with the stream's next state, or
+    /// `None` when the daemon stops.
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         let stopping = self.stopping.clone();
         loop {
@@ -54,7 +55,8 @@ impl HealthWatch {
     }
 }
 
-/// Refuses the name of a service that this server does not have. The empty name stands for the whole server.
+/// Returns an error if the request names a service that this server does not have. The empty name stands for the whole
+/// server.
 fn check_name(request: &Request<HealthCheckRequest>) -> Result<(), Status> {
     match request.get_ref().service.as_str() {
         "" | super::service::KV_INDEXER => Ok(()),

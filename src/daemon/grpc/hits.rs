@@ -1,4 +1,4 @@
-//! Counts of how often blocks were looked up.
+//! Hit counts: the number of look-ups of each block.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -9,10 +9,11 @@ use kvatlas_telemetry::GrpcHitMetrics;
 
 use super::messages::HitCountEntry;
 
-/// Approximate bytes that one count takes, in the map and in the queue together.
+/// Approximate size of one count, in bytes, in the map and in the queue together.
 const COUNT_BYTES: usize = 64;
 
-/// Hit counts by hash, in bounded memory. If there is no room, the oldest count is dropped.
+/// Number of look-ups (hits) of each block hash, in bounded memory. If there is no room for a new hash, the oldest
+/// count is dropped.
 pub(super) struct Hits {
     kept: Mutex<LookUpCounts>,
     counts_max: usize,
@@ -22,7 +23,7 @@ pub(super) struct Hits {
 #[derive(Default)]
 struct LookUpCounts {
     counts: HashMap<i64, u64>,
-    /// The hashes that have a count, in the order of their first look-up.
+    /// Hashes that have a count, in the order of their first look-up.
     order: VecDeque<i64>,
 }
 
@@ -35,7 +36,7 @@ impl Hits {
         }
     }
 
-    /// Adds one look-up to the count of each hash.
+    /// Adds one look-up to the count of each of `hashes`.
     pub(super) fn count(&self, hashes: impl IntoIterator<Item = i64>) {
         let mut kept = self.kept.lock();
         let mut dropped = 0;
@@ -57,7 +58,7 @@ impl Hits {
         self.metrics.kept(kept.counts.len(), dropped);
     }
 
-    /// Returns the counts of `hashes`, in their order. A hash without a count is left out.
+    /// Returns the counts of `hashes`, in the order of `hashes`. A hash without a count is left out.
     pub(super) fn of(&self, hashes: &[i64]) -> Vec<HitCountEntry> {
         let kept = self.kept.lock();
         let entry = |hash: &i64| {

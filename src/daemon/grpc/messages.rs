@@ -1,25 +1,25 @@
 //! Questions, reports and answers of `kv_indexer.v1`. Fields that kvatlas does not need are not declared; decoding skips them.
 
-/// The tier in which a block lies.
+/// Tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum TierType {
-    /// Not known.
+    /// Tier is not known.
     Unknown = 0,
-    /// On the device.
+    /// Device memory.
     Hbm = 1,
-    /// In the host's memory.
+    /// Memory of the host.
     Dram = 2,
-    /// On a disk, or beyond.
+    /// Disk, or storage beyond the disk.
     Ssd = 3,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MatchExternalKvPrefixRequest {
-    /// The prompt's blocks, from the first on.
+    /// Hashes of the prompt's blocks, from the first block on.
     #[prost(sfixed64, repeated, tag = "1")]
     pub(super) hashes: Vec<i64>,
-    /// Most leading blocks of `hashes` that are looked at; 0 for all.
+    /// Maximum number of leading blocks of `hashes` that are looked for. 0 means all.
     #[prost(uint32, tag = "2")]
     pub(super) max_blocks: u32,
 }
@@ -36,22 +36,22 @@ pub(super) struct ExternalKvPrefixMatch {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MatchExternalKvPrefixResponse {
-    /// The workers found, the deepest first.
+    /// Workers that have leading blocks of the prompt. The worker with the largest number of blocks comes first.
     #[prost(message, repeated, tag = "1")]
     pub(super) matches: Vec<ExternalKvPrefixMatch>,
     #[prost(uint32, tag = "2")]
     pub(super) best_prefix_blocks: u32,
-    /// Blocks of the question that were looked for.
+    /// Number of blocks of the question that were looked for.
     #[prost(uint32, tag = "3")]
     pub(super) blocks_read: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MatchExternalKvRequest {
-    /// The prompt's blocks, from the first on.
+    /// Hashes of the prompt's blocks, from the first block on.
     #[prost(sfixed64, repeated, tag = "1")]
     pub(super) hashes: Vec<i64>,
-    /// Whether the blocks that are found count as hits.
+    /// Whether this look-up is added to the hit counts of the blocks that are found.
     #[prost(bool, tag = "2")]
     pub(super) count_as_hit: bool,
 }
@@ -62,10 +62,10 @@ pub(super) struct TierHashes {
     pub(super) tier: i32,
     #[prost(sfixed64, repeated, tag = "2")]
     pub(super) hashes: Vec<i64>,
-    /// Components of the cache for each of `hashes`, as bits. Empty if they are not told.
+    /// Components of the cache for each of `hashes`, as bits. Empty if the sender does not name components.
     #[prost(uint32, repeated, tag = "3")]
     pub(super) component_masks: Vec<u32>,
-    /// Number of tokens of each of `hashes`. Empty if it is not told.
+    /// Number of tokens in the block of each of `hashes`. Empty if the sender does not tell the numbers.
     #[prost(uint32, repeated, tag = "4")]
     pub(super) block_sizes: Vec<u32>,
 }
@@ -86,7 +86,7 @@ pub(super) struct MatchExternalKvResponse {
     pub(super) matches: Vec<ExternalKvNodeMatch>,
 }
 
-/// The components of a worker's cache, and what their rules need.
+/// Components of a worker's cache, with the settings that the rules of each component need.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct WorkerCacheSpec {
     #[prost(uint32, tag = "1")]
@@ -95,8 +95,8 @@ pub(super) struct WorkerCacheSpec {
     pub(super) components: u32,
     #[prost(uint32, tag = "3")]
     pub(super) swa_window_tokens: u32,
-    /// Tiers from which full attention is served, as bits `1 << tier`. The two masks below have the same form, for windows and
-    /// for recurrent states.
+    /// Tiers from which full attention can reuse blocks, as bits `1 << tier`. The two masks below have the same form,
+    /// for windows and for recurrent states.
     #[prost(uint32, tag = "4")]
     pub(super) full_tier_mask: u32,
     #[prost(uint32, tag = "5")]
@@ -105,17 +105,17 @@ pub(super) struct WorkerCacheSpec {
     pub(super) mamba_tier_mask: u32,
 }
 
-/// The kind of a change.
+/// Kind of a change of a tier's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum ExternalKvActionType {
-    /// Not known.
+    /// Kind is not known.
     Unknown = 0,
-    /// The tier has these blocks now.
+    /// Tier has the action's blocks from now on.
     Report = 1,
-    /// The tier has these blocks no longer.
+    /// Tier no longer has the action's blocks.
     Revoke = 2,
-    /// The tier has no blocks any more.
+    /// Tier no longer has any blocks.
     ClearAllAtTier = 3,
 }
 

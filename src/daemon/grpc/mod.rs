@@ -4,18 +4,18 @@
 //! router ──MatchExternalKvPrefix: hashes of a prompt's pages──▶ service ──▶ question ──▶ one search of each namespace
 //! ```
 //!
-//! The router asks by SGLang's own hashes of pages, and names no model. So all namespaces with the hash scheme `sglang` are searched, or
-//! only the one that `grpc.namespace` names. An answer names workers by their address, which has to be the URL by which the router knows
-//! them. A worker whose state is in doubt is left out.
+//! The router asks by SGLang's own hashes of pages, and names no model. So all namespaces with the hash scheme `sglang`
+//! are searched, or only the one that `grpc.namespace` names. An answer names workers by their address, which has to be
+//! the URL under which the router knows the worker. A worker whose state is in doubt is left out.
 //!
-//! Some status codes make that router choose by load instead. All other codes fail the user's request. So a question that cannot be
-//! answered gets a code of the first kind:
+//! Some status codes make that router choose by load instead. All other codes fail the user's request. So a question
+//! that cannot be answered gets a code of the first kind:
 //!
 //! | code | when |
 //! |---|---|
 //! | `UNAVAILABLE` | the daemon is not ready, or nothing is known of the namespace |
-//! | `DEADLINE_EXCEEDED` | the question's time was over, or it did not come in time |
-//! | `RESOURCE_EXHAUSTED` | too many questions are there, or the answer would be too long |
+//! | `DEADLINE_EXCEEDED` | the question did not arrive in time, or its time for an answer is over |
+//! | `RESOURCE_EXHAUSTED` | too many questions wait, or the answer would be too long |
 //! | `OUT_OF_RANGE` | the question is too long |
 //!
 //! An answer has the header `x-kvatlas-exact`, as over HTTP. It tells a certain empty answer from an uncertain one.

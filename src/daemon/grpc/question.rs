@@ -25,24 +25,24 @@ use super::messages::{
 };
 use super::reports::{BlockReports, Coverage, ReportedMatch};
 
-/// Most namespaces that are searched for one prompt.
+/// Maximum number of namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
-/// Most blocks of all workers in one answer about tiers: about a megabyte. Each request of a slow client can keep that much in
-/// memory.
+/// Maximum number of blocks, of all workers together, in one answer that lists tiers: about a megabyte. Each request of
+/// a slow client can keep that much in memory.
 const BLOCKS_MAX: u32 = 64 << 10;
 
 /// The tiers of an answer, the nearest first. Blocks beyond the disk count as blocks on the disk.
 const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
-/// Answers the questions of SGLang's routers.
+/// Answerer of the questions of SGLang's routers.
 pub(super) struct Questions {
     pub(super) source: Arc<Source>,
-    /// The namespace that is searched. `None` searches all namespaces with SGLang's hashes.
+    /// Namespace that is searched. `None` means all namespaces with SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
     /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
     pub(super) reports: Option<Arc<BlockReports>>,
     pub(super) hits: Hits,
-    /// Depth that answers tell: blocks that a request can reuse, or blocks that full attention has.
+    /// Kind of depth that answers tell: blocks that a request can reuse, or blocks that full attention has.
     pub(super) depth: Depth,
     pub(super) readiness: Arc<Readiness>,
     pub(super) heavy_turns: Arc<HeavyTurns>,
@@ -52,8 +52,8 @@ pub(super) struct Questions {
     pub(super) misses: Misses,
 }
 
-/// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about
-/// holders.
+/// Answer, with a note whether the state of all holders concerned is certain. `is_exact` is `None` if the answer is not
+/// about holders.
 #[derive(Debug, PartialEq)]
 pub(super) struct AnswerWithCertainty<T> {
     pub(super) answer: T,
@@ -63,20 +63,20 @@ pub(super) struct AnswerWithCertainty<T> {
 /// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers of the namespaces, each with the depth of its deepest rank.
+    /// Workers of the searched namespaces, each with the depth of its deepest rank.
     workers: Vec<FoundHolder>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
     is_exact: bool,
-    /// Blocks that were looked for.
+    /// Number of blocks of the prompt that were looked for.
     asked: u32,
-    /// A namespace that was searched.
+    /// One of the namespaces that were searched.
     namespace: Option<NamespaceName>,
 }
 
 impl Certain {
-    /// Adds the holders of one namespace, each with the tiers whose state is certain. Pools (caches that workers share) are left
-    /// out, because no request can be sent to them.
+    /// Adds the holders of one namespace, each with the tiers whose state is certain. Pools (caches that workers share)
+    /// are left out, because no request can be sent to a pool.
     fn add(&mut self, found: &Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.asked_blocks);
@@ -93,8 +93,8 @@ impl Certain {
         }
     }
 
-    /// Returns each address once, with the deepest worker at that address. The deepest worker comes first. Workers without an
-    /// address are left out, and counted in `metrics`.
+    /// Returns each address once, with the worker at that address that has the largest number of leading blocks. The
+    /// deepest worker comes first. Workers without an address are left out, and counted in `metrics`.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
@@ -127,8 +127,8 @@ impl Certain {
     }
 }
 
-/// Returns the URL by which a router knows the worker. A bare `HOST:PORT` gets the scheme `http`. Empty if the worker has no
-/// address.
+/// Returns the URL under which a router knows the worker. A bare `HOST:PORT` gets the scheme `http`. Empty if the
+/// worker has no address.
 fn url_of(worker: &FoundHolder) -> String {
     let address = worker.address.as_ref().map(Address::as_str);
     match address.unwrap_or_default() {
@@ -148,7 +148,7 @@ fn join_ranks(worker: &mut FoundHolder, rank: FoundHolder) {
 }
 
 impl Questions {
-    /// Returns the workers that have leading blocks of a prompt.
+    /// Returns the workers that have leading blocks of a prompt, each with the number of these blocks.
     pub(super) async fn prefix(
         &self,
         question: MatchExternalKvPrefixRequest,
@@ -176,8 +176,9 @@ impl Questions {
         })
     }
 
-    /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier whose depth
-    /// reaches it. Blocks of reported workers are listed under every tier that has them.
+    /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier
+    /// whose depth reaches the block. Blocks of workers that report over gRPC are listed under every tier that has
+    /// them.
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,
@@ -223,7 +224,8 @@ impl Questions {
         })
     }
 
-    /// Returns the tiers in which the reported workers have `hashes`, and how certain the state of these workers is.
+    /// Returns the tiers in which workers that report over gRPC have `hashes`, and how certain the state of these
+    /// workers is.
     async fn placements(&self, hashes: &[i64]) -> Result<(Vec<ExternalKvNodeMatch>, Coverage), Status> {
         let Some(reports) = &self.reports else {
             return Ok(Default::default());
@@ -234,8 +236,8 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// Returns a place in the queue of the namespace's large answers, if this answer is large. Refuses an answer with more than
-    /// `BLOCKS_MAX` blocks.
+    /// Registers this answer to wait for its turn, if it is one of the namespace's large answers. Refuses an answer
+    /// with more than `BLOCKS_MAX` blocks.
     fn heavy(
         &self,
         certain: &Certain,
@@ -254,7 +256,8 @@ impl Questions {
         entered.map_err(|error| self.refused(&error))
     }
 
-    /// Searches the namespaces for a prompt's blocks. `reports` says how certain the state of the reported workers is.
+    /// Searches the namespaces for a prompt's blocks. `reports` says how certain the state of the workers is that
+    /// report over gRPC.
     async fn ask(&self, hashes: &[i64], reports: Coverage) -> Result<Certain, Status> {
         if !self.readiness.may_answer() {
             let reasons = self.readiness.report().reasons().join("; ");
@@ -307,7 +310,7 @@ impl Questions {
         Err(self.refused(&refusal.unwrap_or_else(unknown)))
     }
 
-    /// Returns the names of the namespaces to search.
+    /// Returns the names of the namespaces that must be searched.
     fn asked(&self) -> Vec<NamespaceName> {
         match (&self.namespace, &*self.source) {
             (Some(name), _) => vec![name.clone()],

@@ -25,41 +25,41 @@ use super::connection::Activity;
 use super::question::{AnswerWithCertainty, Questions};
 use super::reports::{BlockReportError, BlockReports};
 
-/// The service's name.
+/// Full name of the gRPC service.
 pub(super) const KV_INDEXER: &str = "kv_indexer.v1.KVIndexer";
 /// Header that tells whether the state of all holders is certain.
 const EXACT: &str = "x-kvatlas-exact";
-/// Header with the time within which the client wants its answer.
+/// Header with the time within which the client wants an answer.
 static TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 type ResponseFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 /// A service that gRPC itself defines: health, or reflection (the server's description of its methods).
 pub(super) type BuiltInService = Arc<dyn Fn(Request<Body>) -> ResponseFuture + Send + Sync>;
 
-/// Everything that the requests of all connections share.
+/// State that the requests of all connections share.
 pub(super) struct Door {
     pub(super) questions: Questions,
     pub(super) bodies: Bodies,
     pub(super) token: Option<Secret>,
-    /// Handling of reports. `None` if reports are not taken.
+    /// Settings for reports about workers' blocks. `None` if reports are not taken.
     pub(super) writing: Option<Writing>,
-    /// Longest question, in bytes.
+    /// Maximum length of a question, in bytes.
     pub(super) message_bytes_max: usize,
-    /// Most time for a question to arrive and to be answered.
+    /// Maximum time for a question to arrive and to be answered.
     pub(super) request_timeout: Duration,
     pub(super) health: BuiltInService,
     /// Reflection: the server's description of its methods, in the protocol's versions `v1` and `v1alpha`.
     pub(super) reflection: [BuiltInService; 2],
 }
 
-/// Handling of reports about workers' blocks.
+/// Reported blocks of workers, and the token that reports need.
 pub(super) struct Writing {
     pub(super) reports: Arc<BlockReports>,
     /// Token that reports need. `None` if reports need the same token as questions.
     pub(super) token: Option<Secret>,
 }
 
-/// Wraps a service of any type as an [`BuiltInService`].
+/// Turns a service of any type into a [`BuiltInService`].
 pub(super) fn other<S>(service: S) -> BuiltInService
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
@@ -98,7 +98,7 @@ where
 }
 
 impl Door {
-    /// Answers a request, and counts it.
+    /// Answers a gRPC request, and counts it.
     pub(super) async fn serve(
         self: Arc<Self>,
         request: Request<AxumBody>,
@@ -226,7 +226,7 @@ impl Door {
         }
     }
 
-    /// Returns the reported workers, or an error if reports are not taken.
+    /// Returns the blocks that workers have reported, or an error if reports are not taken.
     fn reports(&self) -> Result<&BlockReports, Status> {
         let writing = self.writing.as_ref();
         writing
@@ -270,7 +270,8 @@ fn unimplemented(text: &str) -> Response<Body> {
     Status::unimplemented(text).into_http()
 }
 
-/// Status for a question that did not come whole. With these codes the router chooses by load, and may ask again.
+/// Returns the status for a question that did not arrive in full. With these codes the router chooses a worker by load,
+/// and may ask again.
 fn not_received(error: &HttpRefusal) -> Status {
     match error {
         HttpRefusal::BodyTooLarge { .. } => {
@@ -286,7 +287,7 @@ fn not_received(error: &HttpRefusal) -> Status {
     }
 }
 
-/// Returns the time within which the client wants its answer. `None` if the header is absent or not in gRPC's format.
+/// Returns the time within which the client wants an answer. `None` if the header is absent or not in gRPC's format.
 fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(&TIMEOUT)?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -26,39 +26,40 @@ use super::question::Questions;
 use super::reports::{BlockReports, ReportLimits};
 use super::service::{BuiltInService, Door, Writing, other};
 
-/// Time for which a request in progress may go on after the stop.
+/// Time for which a request in progress may go on after the daemon is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes of a question to a service that gRPC itself defines (health, reflection).
+/// Maximum size of a question to a service that gRPC itself defines (health, reflection), in bytes.
 const OTHER_BYTES_MAX: usize = 4 << 10;
-/// Bytes before each message: whether it is compressed, and its length.
+/// Number of bytes before each message. They tell whether the message is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 
-/// Why SGLang's routers cannot be served.
+/// Reason why SGLang's routers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum GrpcStartError {
-    /// The listener cannot be opened.
+    /// Opening the listener failed.
     #[error("cannot listen on {address} (grpc.listen): {source}")]
     Listen {
-        /// The address.
+        /// Address of the listener.
         address: SocketAddr,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A token file cannot be read.
+    /// Reading a token file failed.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The shards cannot be asked.
+    /// Asking the shards failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The configured namespace is not a valid name.
+    /// Configured namespace is not a valid name.
     #[error("grpc.namespace: {0}")]
     Namespace(#[from] NameError),
-    /// The server's description of its methods cannot be made.
+    /// Making the server's description of its methods failed.
     #[error("the description of gRPC's methods: {0}")]
     Description(#[from] ReflectionError),
 }
 
-/// Serves SGLang's routers as tasks of `stage`. Returns the address that the listener is bound to, or `None` if none is configured.
+/// Serves SGLang's routers as tasks of `stage`. Returns the address to which the listener is bound, or `None` if no
+/// listener is configured.
 pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<SocketAddr>, GrpcStartError> {
     let config = &shared.config.grpc;
     let Some(address) = config.listen else {
@@ -91,7 +92,7 @@ pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
     Ok(Some(local_addr))
 }
 
-/// Builds everything that the requests of all connections share.
+/// Builds the state that the requests of all connections share.
 fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
     let config = &shared.config.grpc;
     let token = config.token_file.as_deref();

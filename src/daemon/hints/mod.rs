@@ -1,9 +1,10 @@
-//! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between a router's
-//! decision and the first event of the engine that shows it. A hint is fulfilled once the index has shown all its blocks. From
-//! then on only the index counts, because the engine may evict the blocks again.
+//! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between
+//! a router's decision and the first event of the engine that shows it. A hint is fulfilled once the index has shown
+//! all its blocks. From then on only the index counts, because the engine may evict the blocks later.
 //!
-//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints gets
-//! them in a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
+//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for
+//! hints gets them in a list of their own. All memory is bounded. A router that lies makes predictions wrong, and
+//! nothing else.
 
 mod table;
 
@@ -23,9 +24,9 @@ use kvatlas_telemetry::labels::HintDrop;
 pub(crate) use table::KeptHint;
 use table::{HintTable, cost};
 
-/// The hints of all namespaces.
+/// Hints of all namespaces. A hint says that a router has sent a request to a holder.
 pub(crate) struct Hints {
-    /// The daemon's shard, if it has one. Hints about workers of other shards are ignored.
+    /// Shard of the daemon, if it has one. Hints about workers of other shards are ignored.
     shard: Option<Shard>,
     time_to_live: Duration,
     bytes_max: usize,
@@ -52,19 +53,19 @@ impl Hints {
         }
     }
 
-    /// Counts a report of hints that cannot be decoded.
+    /// Counts a report of hints that could not be decoded.
     pub(crate) fn undecodable(&self, error: &dyn std::fmt::Display) {
         self.metrics.dropped(HintDrop::Undecodable, 1, error);
     }
 
-    /// Counts hints about a namespace that is not known.
+    /// Counts hints for a namespace that the daemon does not know.
     pub(crate) fn unknown_namespace(&self, name: &NamespaceName, hints: usize) {
         self.metrics
             .dropped(HintDrop::UnknownNamespace, hints as u64, name);
     }
 
-    /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint is not kept
-    /// if it has no blocks, is about another shard's worker, or is larger than all room.
+    /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint is
+    /// not kept if it has no blocks, is about a worker of another shard, or is larger than the whole memory for hints.
     pub(crate) fn add(
         &self,
         name: &NamespaceName,
@@ -91,8 +92,8 @@ impl Hints {
         true
     }
 
-    /// Returns the holders that should soon have leading blocks of a prompt. Each comes with its number of blocks, the most
-    /// blocks first.
+    /// Returns the holders that should soon have leading blocks of a prompt, each with the number of these blocks. The
+    /// largest number comes first.
     pub(crate) fn find(
         &self,
         name: &NamespaceName,
@@ -110,8 +111,8 @@ impl Hints {
         })
     }
 
-    /// Looks at up to `max` unfulfilled hints of each namespace. Asks `has_all` for each whether the holder has all blocks of the
-    /// hint. If so, the hint becomes fulfilled: it predicts nothing any more.
+    /// Checks up to `max` unfulfilled hints of each namespace. `has_all` says whether the hint's holder has all blocks
+    /// of the hint. If so, the hint becomes fulfilled, and no longer predicts anything.
     pub(crate) fn look(
         &self,
         max: usize,
@@ -146,7 +147,8 @@ impl Hints {
         }
     }
 
-    /// Forgets hints until `wanted` bytes fit. Each time, the namespace that takes the most memory loses its oldest hint.
+    /// Forgets hints until `wanted` more bytes fit. Each time, the namespace whose hints take the most memory loses its
+    /// oldest hint.
     fn make_room(&self, tables: &mut HashMap<NamespaceName, HintTable>, wanted: usize) {
         let room = self.bytes_max.saturating_sub(wanted);
         while tables.values().map(HintTable::bytes).sum::<usize>() > room {

@@ -8,23 +8,23 @@ use std::time::Instant;
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{HolderId, QueryKey};
 
-/// Approximate bytes of one block of a hint, in the map and in the hint's own list together.
+/// Approximate size of one block of a hint, in bytes, in the map and in the hint's own list together.
 const BLOCK_BYTES: usize = 160;
-/// Approximate bytes of a hint beside its blocks.
+/// Approximate size of a hint without its blocks, in bytes.
 const HINT_BYTES: usize = 256;
-/// Most holders that are kept for a block, and listed in a reply. The latest holders are kept.
+/// Maximum number of holders that are kept for a block, and listed in a reply. The latest holders are kept.
 pub(super) const HOLDERS_MAX: usize = 64;
 
-/// Returns the approximate bytes of a hint with this number of blocks.
+/// Returns the approximate size in bytes of a hint with `blocks` blocks.
 pub(super) fn cost(blocks: usize) -> usize {
     HINT_BYTES + blocks.saturating_mul(BLOCK_BYTES)
 }
 
-/// A hint that is kept: a holder that should soon have all blocks of a prompt.
+/// Kept hint: the expectation that a holder should soon have all blocks of a prompt.
 #[derive(Debug)]
 pub(crate) struct KeptHint {
     pub(crate) holder: HolderId,
-    /// The prompt's blocks, as lineage hashes.
+    /// Hashes of the prompt's blocks, as lineage hashes.
     pub(crate) prompt: QueryKey,
     ends: Instant,
     /// Number of the hint; later hints have higher numbers.
@@ -33,17 +33,18 @@ pub(crate) struct KeptHint {
 }
 
 impl KeptHint {
-    /// Number of the prompt's blocks.
+    /// Returns the number of blocks in the hint's prompt.
     pub(crate) fn len(&self) -> usize {
         self.blocks().len()
     }
 
-    /// Notes that the holder has had all blocks. From now on the index alone says what the holder has.
+    /// Marks the hint as fulfilled: the holder has had all blocks. From now on only the index says what the holder
+    /// has.
     pub(crate) fn fulfil(&self) {
         self.is_fulfilled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the holder has had all blocks.
+    /// Whether the hint is fulfilled, that is, whether the holder has had all blocks.
     pub(super) fn is_fulfilled(&self) -> bool {
         self.is_fulfilled.load(Ordering::Relaxed)
     }
@@ -67,25 +68,25 @@ pub(super) struct HintTable {
     /// Claims of each block: the latest hint of each holder that should have the block, in the order of the hints.
     claims: HashMap<PositionalLineageHash, Vec<Arc<KeptHint>>>,
     hints: VecDeque<Arc<KeptHint>>,
-    /// The number of the next hint.
+    /// Number that the next hint gets.
     next: u64,
-    /// The number of the hint at which the next look begins.
+    /// Number of the hint with which the next call of [`Self::look`] begins.
     looked: u64,
     bytes: usize,
 }
 
 impl HintTable {
-    /// Approximate bytes of all hints.
+    /// Returns the approximate size of all hints, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Number of hints.
+    /// Returns the number of hints.
     pub(super) fn len(&self) -> usize {
         self.hints.len()
     }
 
-    /// Keeps a hint until `ends`.
+    /// Keeps a hint until the time `ends`.
     pub(super) fn add(&mut self, holder: HolderId, blocks: Vec<PositionalLineageHash>, ends: Instant) {
         self.bytes += cost(blocks.len());
         let hint = Arc::new(KeptHint {
@@ -108,7 +109,7 @@ impl HintTable {
         self.hints.push_back(hint);
     }
 
-    /// Forgets hints that have ended by `now`. Returns how many of them were not fulfilled.
+    /// Forgets hints that have ended by `now`. Returns how many of the forgotten hints were not fulfilled.
     pub(super) fn expire(&mut self, now: Instant) -> u64 {
         let mut unfulfilled = 0;
         while self.hints.front().is_some_and(|first| first.ends <= now) {
@@ -133,8 +134,8 @@ impl HintTable {
         Some(oldest)
     }
 
-    /// Returns at most `max` hints that are not fulfilled. The next call continues behind them. After the last hint, calls begin
-    /// again with the first.
+    /// Returns at most `max` hints that are not fulfilled. The next call continues after them. When the last hint has
+    /// been returned, the next call begins with the first.
     pub(super) fn look(&mut self, max: usize) -> Vec<Arc<KeptHint>> {
         let first = self.hints.partition_point(|hint| hint.number < self.looked);
         let behind = self.hints.range(first..).chain(self.hints.range(..first));
@@ -144,8 +145,8 @@ impl HintTable {
         looked
     }
 
-    /// Returns the holders that should soon have leading blocks of a prompt, each with its number of blocks. The largest number
-    /// comes first. The prompt has `len` blocks, and `block` returns the hash of each.
+    /// Returns the holders that should soon have leading blocks of a prompt, each with the number of these blocks. The
+    /// largest number comes first. The prompt has `len` blocks, and `block` returns the hash of each block.
     pub(super) fn find(
         &self,
         len: usize,
@@ -283,7 +284,7 @@ mod tests {
             steps in prop::collection::vec((0_u32..6, 0_u64..4, 0_usize..9, 0_u64..5), 1..60),
             asked in (0_u64..4, 0_usize..12),
         ) {
-            /// Number of leading blocks that all branches share.
+            /// Number of leading blocks that the prompts of all branches share.
             const SHARED: usize = 3;
             let begun = Instant::now();
             let (mut table, mut now, ttl) = (HintTable::default(), begun, Duration::from_secs(10));

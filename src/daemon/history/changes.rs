@@ -1,24 +1,24 @@
-//! The changes of one holder's state.
+//! Changes of one holder's state over time.
 
 use std::collections::VecDeque;
 
 use kvatlas_core::wire::DegradedReasons;
 
-/// Age in seconds up to which changes are kept by the second.
+/// Age in seconds up to which changes are kept to the second.
 const BY_SECOND_S: u64 = 60 * 60;
-/// Age in seconds up to which changes are kept by the minute.
+/// Age in seconds up to which changes are kept to the minute.
 const BY_MINUTE_S: u64 = 24 * 60 * 60;
-/// Most changes of a holder. The history of a holder that changes all the time reaches back less far.
+/// Maximum number of changes kept for a holder. If a holder changes often, its history covers a shorter time.
 const CHANGES_MAX: usize = 256;
 
-/// A holder's state.
+/// State of a holder at one time, for the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HistoryState {
-    /// The reasons for doubt; exact if there is none.
+    /// Holder exists, with these reasons for doubt. No reason means exact.
     Known(DegradedReasons),
-    /// The holder was removed.
+    /// Holder was removed.
     Gone,
-    /// No daemon was running to look.
+    /// No daemon was running, so the state is not known.
     Unwatched,
 }
 
@@ -48,14 +48,14 @@ impl HistoryState {
     }
 }
 
-/// A state, and the time from which the holder had it, in seconds since the Unix epoch.
+/// State of a holder, and the time from which the holder had it, in seconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StateChange {
     pub(crate) at_s: u64,
     pub(crate) state: HistoryState,
 }
 
-/// A holder's changes, the oldest first.
+/// Changes of one holder's state, the oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Changes(VecDeque<StateChange>);
 
@@ -68,7 +68,8 @@ impl Changes {
         self.0.back().copied()
     }
 
-    /// Notes the state at a time. Returns by how much the number of changes has grown; negative if old changes have gone.
+    /// Notes the holder's state at a time. Returns the growth of the number of changes. The growth is negative if old
+    /// changes were dropped.
     pub(super) fn note(&mut self, at_s: u64, state: HistoryState) -> isize {
         if self.last().is_some_and(|last| last.state == state) {
             return 0;
@@ -86,8 +87,8 @@ impl Changes {
         self.0.pop_front();
     }
 
-    /// Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. `None` if its last state is
-    /// not one of doubt. A time in which no daemon looked does not interrupt the doubt.
+    /// Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. `None` if the
+    /// holder's last state is not one of doubt. A time without a running daemon does not interrupt the doubt.
     pub(super) fn inexact_since_s(&self) -> Option<u64> {
         let mut since = None;
         for change in self.0.iter().rev() {
@@ -100,8 +101,8 @@ impl Changes {
         self.last().filter(|last| last.state.is_inexact()).and(since)
     }
 
-    /// Makes old changes coarser. Of changes older than an hour, the last of each minute stays. Of changes older than a day, only
-    /// the last stays: it says how the day began.
+    /// Makes old changes coarser. Of the changes older than an hour, the last one of each minute is kept. Of the
+    /// changes older than a day, only the last one is kept: it gives the state at the start of the last 24 hours.
     fn compact(&mut self, now_s: u64) {
         let (by_minute, forgotten) = (
             now_s.saturating_sub(BY_SECOND_S),

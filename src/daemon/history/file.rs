@@ -1,7 +1,7 @@
-//! The history in a file, so that it outlives the daemon.
+//! File that keeps the history of holders' states, so that the history outlives the daemon.
 //!
-//! The file has a MessagePack value, and behind it the value's xxh3 hash, little-endian. A file that cannot be read is reported
-//! and ignored, because a start must not fail for its history.
+//! The file has a MessagePack value, followed by the value's xxh3 hash, little-endian. A file that cannot be read is
+//! reported and ignored, because a start must not fail for a history.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -11,29 +11,29 @@ use kvatlas_core::wire::{HolderId, NamespaceName, Rank, WorkerName};
 use super::History;
 use super::changes::HistoryState;
 
-/// The version of the file's form.
+/// Version of the file format.
 const VERSION: u64 = 1;
-/// Bytes of the hash.
+/// Length of the hash after the history, in bytes.
 const HASH_BYTES: usize = 8;
-/// Longest file that is read, in bytes. The bounds on the history allow no longer file.
+/// Maximum length of a file that is read, in bytes. The bounds on the history allow no longer file.
 pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Why a file's history cannot be used.
+/// Reason why the history in a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HistoryError {
-    /// The file is cut off, or damaged.
+    /// File is cut off, or damaged.
     #[error("its hash is not that of its content")]
     Damaged,
-    /// The file has another form than this version writes.
+    /// File has another format than this version writes.
     #[error("it is none that this version writes: {0}")]
     Form(String),
 }
 
-/// A history in the form that a file keeps.
+/// History in the form in which a file keeps it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory {
     v: u64,
-    /// When it was saved, in seconds since the Unix epoch.
+    /// Time at which the history was saved, in seconds since the Unix epoch.
     saved_s: u64,
     holders: Vec<SavedHolder>,
 }
@@ -43,19 +43,19 @@ struct SavedHolder {
     namespace: NamespaceName,
     worker: WorkerName,
     rank: Rank,
-    /// Pairs of a time in seconds since the Unix epoch and the state as a number.
+    /// Changes of a holder. Each is a time in seconds since the Unix epoch, and a state as a number.
     changes: Vec<(u64, u32)>,
 }
 
 impl SavedHistory {
-    /// Returns the content of a file with this history.
+    /// Returns the content of a file that keeps this history.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, HistoryError> {
         let mut bytes = rmp_serde::to_vec(self).map_err(|error| HistoryError::Form(error.to_string()))?;
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
         Ok(bytes)
     }
 
-    /// Reads the history in a file's content.
+    /// Reads the history from a file's content.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, HistoryError> {
         let (content, hash) = bytes
             .split_last_chunk::<HASH_BYTES>()
@@ -73,7 +73,7 @@ impl SavedHistory {
 }
 
 impl History {
-    /// Returns the history as it is now.
+    /// Returns the present history in the form in which a file keeps it.
     pub(crate) fn save(&self, now_s: u64) -> SavedHistory {
         let book = self.book.lock();
         let holders = book.holders.iter().flat_map(|(namespace, holders)| {
@@ -95,7 +95,8 @@ impl History {
         }
     }
 
-    /// Takes over a saved history. From the time of saving on, its holders count as unwatched, except holders that were gone.
+    /// Takes over a saved history. From the time of saving on, its holders count as unwatched, except holders that were
+    /// removed before.
     pub(crate) fn restore(&self, saved: SavedHistory) {
         let mut book = self.book.lock();
         for SavedHolder {

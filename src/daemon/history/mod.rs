@@ -1,11 +1,11 @@
-//! History of states: when holders were exact, and when and why they were not. The last hour is kept by the second, the last day
-//! by the minute.
+//! History of holders' states: when each holder was exact, and when and why it was not. The last hour is kept to the
+//! second, the last day to the minute.
 //!
-//! A look at all holders each second notes the states that have changed. With a snapshot directory, a file there keeps the
-//! history, so that it outlives the daemon.
+//! Each second all holders are checked, and the states that have changed are noted. With a snapshot directory, a file
+//! there keeps the history, so that it outlives the daemon.
 //!
-//! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A holder that
-//! finds no room is counted, and has no history.
+//! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A
+//! holder for which there is no room is counted, and has no history.
 
 mod changes;
 mod file;
@@ -26,14 +26,14 @@ pub(crate) use file::{FILE_BYTES_MAX, SavedHistory};
 
 use changes::{Changes, HistoryState, StateChange};
 
-/// Most holders that have a history, including those that have gone.
+/// Maximum number of holders that have a history, including removed holders.
 const HOLDERS_MAX: usize = 65_536;
-/// Most changes of all holders together: 16 MiB.
+/// Maximum number of changes of all holders together; they take 16 MiB.
 const CHANGES_MAX: usize = 1 << 20;
-/// Seconds after which a holder that has gone is forgotten.
+/// Seconds after its removal for which a holder's history is kept.
 const GONE_S: u64 = 24 * 60 * 60;
 
-/// The history of all holders.
+/// History of the states of all holders.
 pub(crate) struct History {
     book: Mutex<HistoryBook>,
     metrics: HistoryMetrics,
@@ -50,11 +50,11 @@ struct HistoryBook {
 #[derive(Debug, Default)]
 struct HolderHistory {
     changes: Changes,
-    /// Number of the last look that has seen the holder.
+    /// Number of the last check of all holders that has seen this holder.
     seen: u64,
 }
 
-/// A change of state, as the admin listener shows it.
+/// Change of a holder's state, as the admin listener shows it.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShownChange {
     at_us: u64,
@@ -92,7 +92,7 @@ impl History {
         })
     }
 
-    /// Begins a look at all holders at `now_s`, in seconds since the Unix epoch.
+    /// Begins a check of all holders at `now_s`, in seconds since the Unix epoch.
     pub(crate) fn look(&self, now_s: u64) -> Look<'_> {
         let mut book = self.book.lock();
         book.look += 1;
@@ -104,12 +104,12 @@ impl History {
         }
     }
 
-    /// Counts a file that could not be written or read.
+    /// Counts a history file that could not be written or read.
     pub(crate) fn file_failed(&self, error: &dyn fmt::Display) {
         self.metrics.file_failed(error);
     }
 
-    /// Returns the changes of a holder, the oldest first.
+    /// Returns the changes of a holder's state, the oldest first.
     pub(crate) fn of(&self, namespace: &NamespaceName, holder: &HolderId) -> Vec<ShownChange> {
         let book = self.book.lock();
         let entry = book
@@ -121,7 +121,7 @@ impl History {
     }
 }
 
-/// One look at all holders.
+/// One check of the states of all holders.
 pub(crate) struct Look<'h> {
     book: MutexGuard<'h, HistoryBook>,
     now_s: u64,
@@ -130,8 +130,8 @@ pub(crate) struct Look<'h> {
 }
 
 impl Look<'_> {
-    /// Notes a holder that exists, with its reasons for doubt: none if it is exact. Stores the time since which it has been in
-    /// doubt in its status; 0 if it is exact.
+    /// Notes the state of an existing holder: its reasons for doubt, or none if it is exact. Stores in the holder's
+    /// status the time since which it has been in doubt. That time is 0 if the holder is exact.
     pub(crate) fn saw(&mut self, namespace: &NamespaceName, record: &HolderRecord, reasons: DegradedReasons) {
         let noted = self
             .book
@@ -141,7 +141,7 @@ impl Look<'_> {
         record.status.inexact_since_us.store(since_us);
     }
 
-    /// Ends the look, in which all holders that exist have been seen.
+    /// Ends the check of all holders. Every existing holder must have been noted before.
     pub(crate) fn end(mut self) {
         self.book.end_look(self.now_s);
         self.metrics.dropped(self.dropped);
@@ -183,7 +183,8 @@ impl HistoryBook {
         Some(entry.changes.inexact_since_s())
     }
 
-    /// Notes the holders that have gone, and forgets holders that went [`GONE_S`] ago.
+    /// Marks holders that were not seen in this check as removed. Forgets holders that were removed at least [`GONE_S`]
+    /// ago.
     fn end_look(&mut self, now_s: u64) {
         let Self {
             holders,

@@ -7,31 +7,31 @@ use axum::http::{HeaderMap, HeaderValue};
 
 use kvatlas_config::Secret;
 
-/// Longest token in a file, in bytes.
+/// Maximum length of a token in a file, in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
 
-/// Why no token can be read from a file.
+/// Reason why no token can be read from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The file cannot be read.
+    /// Reading the file failed.
     #[error("cannot read {setting} {}: {source}", path.display())]
     Read {
-        /// The setting that names the file.
+        /// Name of the setting that names the file.
         setting: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The file's content is no token.
+    /// Content of the file is not a token.
     #[error(
         "{setting} {} must have one line of 1 to {TOKEN_BYTES_MAX} visible ASCII characters",
         path.display()
     )]
     NoToken {
-        /// The setting that names the file.
+        /// Name of the setting that names the file.
         setting: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
@@ -59,10 +59,10 @@ pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenErr
     Ok(Secret::new(token.to_owned()))
 }
 
-/// The scheme before the token, in letters of either case (RFC 9110, 11.1).
+/// Scheme that stands before the token, compared without regard to case (RFC 9110, 11.1).
 const SCHEME: &[u8] = b"Bearer ";
 
-/// Whether a request has the token, if one is needed.
+/// Whether a request has the right token. Always true if `token` is `None`, since no token is needed then.
 pub(crate) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
     let Some(token) = token else {
         return true;

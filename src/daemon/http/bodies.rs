@@ -2,7 +2,7 @@
 //!
 //! | a client can | the bound |
 //! |---|---|
-//! | announce a long body and send little of it | room is taken for bytes that have come, not for announced ones |
+//! | announce a long body and send little of it | room is reserved for bytes that have come, not for announced ones |
 //! | send many long bodies without their ends | at the bound, the source with the most bytes loses its oldest unfinished body |
 //! | send slowly | the time for a body (`http.request_timeout_ms`) |
 //! | send in small pieces | each piece is copied into the body, so no piece keeps the buffer in which it came |
@@ -25,57 +25,57 @@ use kvatlas_telemetry::HttpBodyMetrics;
 
 use super::error::HttpRefusal;
 
-/// Most bytes that are read and thrown away of a refused request's body.
+/// Maximum number of bytes that are read and discarded from the body of a refused request.
 const DRAINED_BYTES_MAX: usize = 64 << 10;
-/// Least room that a body takes once its first bytes have come, in bytes.
+/// Minimum room that is reserved for a body once its first bytes have come, in bytes.
 const ROOM_MIN: usize = 1 << 10;
 
-/// The bodies of one listener.
+/// Store of the request bodies of one listener.
 pub(crate) struct Bodies {
     held: Arc<Mutex<BodyReservations>>,
     limits: BodyLimits,
     metrics: HttpBodyMetrics,
 }
 
-/// Bounds on bodies.
+/// Bounds on request bodies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimits {
-    /// Most bytes of all bodies together. At least twice the longest body is always allowed.
+    /// Maximum size of all bodies together, in bytes. At least twice the longest body is always allowed.
     pub(crate) all_bytes_max: usize,
-    /// Most bytes of one body.
+    /// Maximum size of one body, in bytes.
     pub(crate) body_bytes_max: usize,
-    /// Time within which a body has to come.
+    /// Maximum time for a body to arrive.
     pub(crate) timeout: Duration,
     /// Name of the setting of `all_bytes_max`, for the log.
     pub(crate) setting: &'static str,
 }
 
-/// The bodies that take room now.
+/// Bodies for which room is reserved at present.
 #[derive(Default)]
 struct BodyReservations {
     bytes: usize,
     received: u64,
-    /// The bodies by number: the oldest first.
+    /// Bodies by number, which grows with each new body: the oldest first.
     bodies: BTreeMap<u64, HeldBody>,
 }
 
 struct HeldBody {
-    /// Address that the body comes from. `None` if it is not known.
+    /// Address from which the body comes. `None` if the address is not known.
     source: Option<IpAddr>,
     bytes: usize,
-    /// Whether the body is still coming.
+    /// Whether the body is still arriving.
     is_coming: bool,
     given_up: CancellationToken,
 }
 
-/// Guard of one body's room. Dropping it frees the room.
+/// Guard of the room that is reserved for one body. Dropping it frees the room.
 struct BodyRoom {
     held: Arc<Mutex<BodyReservations>>,
     number: u64,
     given_up: CancellationToken,
 }
 
-/// A body that has come whole, and its room.
+/// Body that has arrived in full, and its reserved room.
 pub(crate) struct ReceivedBody {
     pub(crate) bytes: Bytes,
     _room: BodyRoom,
@@ -190,7 +190,8 @@ impl Bodies {
         }
     }
 
-    /// Gives a body `more` bytes of room. If there is not enough, other unfinished bodies are given up, or this one is.
+    /// Reserves `more` bytes of room for a body. If there is not enough room, other unfinished bodies are given up, or
+    /// this body is.
     fn grow(&self, room: &BodyRoom, more: usize) -> Result<(), HttpRefusal> {
         let mut held = self.held.lock();
         while held.bytes.saturating_add(more) > self.limits.all_bytes_max {
@@ -213,8 +214,8 @@ impl Bodies {
 }
 
 impl BodyReservations {
-    /// Returns the oldest unfinished body of the source with the most bytes. The `more` bytes that body number `wanting` asks for
-    /// count for its source.
+    /// Returns the number of the oldest unfinished body of the source with the most bytes. The `more` bytes that body
+    /// number `wanting` asks for count as bytes of its source.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
         let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for (number, body) in &self.bodies {
@@ -239,7 +240,7 @@ impl BodyReservations {
 }
 
 impl BodyRoom {
-    /// Notes that the body has come whole. From now on it is not given up.
+    /// Marks the body as arrived in full. From now on the body is not given up.
     fn is_whole(&self) {
         if let Some(body) = self.held.lock().bodies.get_mut(&self.number) {
             body.is_coming = false;

@@ -1,11 +1,12 @@
-//! Check of callers that want to change which engines are followed.
+//! Check of clients (callers) that want to change which engines the bridge follows.
 //!
-//! A browser sends a request to any address that a web page names, this machine included. So three kinds of requests are refused:
+//! A browser sends a request to any address that a web page names, this machine included. So three kinds of requests
+//! are refused:
 //!
-//! - The body's type is not JSON. A page of another site can send such a body without asking.
+//! - The body's type is not JSON. A page of another site can send a body of another type without the browser's check.
 //! - The header `Origin` or `Sec-Fetch-Site` shows that a page has sent the request.
-//! - A request from this machine has a `Host` that is neither an address nor `localhost`. An attacker's name that resolves to
-//!   this machine shows there.
+//! - A request from this machine has a `Host` that is neither an address nor `localhost`. So a name of an attacker that
+//!   resolves to this machine is noticed.
 //!
 //! If every request needs the token of `http.token_file`, no page can send one, and only the body's type is checked.
 //!
@@ -32,9 +33,10 @@ use super::auth;
 use super::error::HttpRefusal;
 use super::shared::HttpShared;
 
-/// Sender of a request that may change which engines are followed. The extractor refuses senders that may not.
+/// Sender of a request that may change which engines are followed. As an extractor, this type refuses requests of
+/// senders without that right.
 pub(super) struct Caller {
-    /// Address that the request came from. `None` if it is not known.
+    /// Address from which the request came. `None` if the address is not known.
     pub(super) peer: Option<IpAddr>,
 }
 
@@ -52,8 +54,8 @@ impl FromRequestParts<Arc<HttpShared>> for Caller {
     }
 }
 
-/// Checks that a request is allowed. `has_token` is true if a token is configured; the request has then shown it already. `made`
-/// is the token that the bridge has made itself.
+/// Checks that a request is allowed. `has_token` is true if a token is configured; the request has then already shown
+/// the token. `made` is a token that the bridge has made itself.
 fn check(
     headers: &HeaderMap,
     peer: Option<IpAddr>,
@@ -91,7 +93,8 @@ fn is_json(content_type: &[u8]) -> bool {
     media_type.is_some_and(|text| text.trim_ascii().eq_ignore_ascii_case(b"application/json"))
 }
 
-/// Whether a host is an address or `localhost`. Any other name could be an attacker's that resolves to this machine.
+/// Whether a host is an address or `localhost`. Any other name could be one that an attacker lets resolve to this
+/// machine.
 fn is_local(host: Option<&HeaderValue>) -> bool {
     let authority = host.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
     authority.is_some_and(|authority| {

@@ -1,4 +1,4 @@
-//! The contract's own queries over HTTP, as JSON. Fields, limits, answers and errors are the same as on NATS.
+//! Queries of the wire contract over HTTP, as JSON. Fields, limits, answers and errors are the same as over NATS.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::error::{ContractError, HttpRefusal};
 use super::fields::{self, refused};
 use super::shared::{HttpShared, Payload, json_response};
 
-/// A request, or one query of a batch.
+/// Fields of a request, or of one query of a batch, as JSON.
 #[derive(Debug, Default)]
 struct RequestJson {
     namespace: Option<String>,
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for RequestJson {
     }
 }
 
-/// Keys that only a whole request has, and no single query of a batch.
+/// Keys that only a whole request may have, not a single query of a batch.
 const REQUEST_KEYS: [&str; 5] = ["namespace", "model", "tenant", "v", "queries"];
 
 fn known_keys() -> impl Iterator<Item = &'static str> {
@@ -101,11 +101,12 @@ impl RequestJson {
     }
 }
 
-/// Most queries in a body, whatever the configuration says: the largest value of `queries.max_batch`. A query takes two bytes of
-/// a body and some hundreds of bytes of memory. So further queries are refused while the body is read.
+/// Maximum number of queries in a body, whatever the configuration says: the largest allowed value of
+/// `queries.max_batch`. A query takes as little as two bytes of a body, but some hundreds of bytes of memory. So
+/// further queries are refused while the body is read.
 const QUERIES_MAX: usize = 65_536;
 
-/// The queries of a batch.
+/// List of the queries of a batch.
 #[derive(Debug)]
 struct Queries(Vec<QueryFields>);
 
@@ -239,7 +240,7 @@ pub(super) async fn holders_status(
     Ok(json_response(&reply, Some(reply.is_exact())))
 }
 
-/// Most holders of one status reply.
+/// Maximum number of holders in one status reply.
 const STATUS_HOLDERS_MAX: usize = 100_000;
 
 #[cfg(test)]
@@ -304,8 +305,8 @@ mod tests {
         }
     }
 
-    /// Returns queries of several kinds, each with `count` blocks, names and bytes of text. The tests choose `count` below, at
-    /// and beyond the limits.
+    /// Returns queries of several kinds. Each has `count` blocks, `count` names, and texts of `count` bytes. Tests call
+    /// this with counts below, at and above the limits.
     fn queries_of(count: usize) -> Vec<SingleQuery> {
         let hashes = 0..count as u64;
         let lineage = PositionalLineageHash::at(Position::default(), 1.into(), 1.into());

@@ -23,7 +23,7 @@ use super::fields::Unknown;
 use super::scores::{ScoreDialect, Scores};
 use super::shared::{HttpShared, Index, Payload, json_response};
 
-/// The fields of both routes in both dialects.
+/// Fields that a query can have, on both routes and in both dialects.
 #[derive(Debug, Deserialize)]
 pub(super) struct QueryJson {
     model: Option<String>,
@@ -31,7 +31,7 @@ pub(super) struct QueryJson {
     token_ids: Option<Vec<u32>>,
     block_hashes: Option<Vec<BlockHash>>,
     seq_hashes: Option<Vec<SequenceHash>>,
-    /// Older name of `seq_hashes`.
+    /// Hashes of the query, under an older name of `seq_hashes`.
     block_hash: Option<Vec<SequenceHash>>,
     lora_name: Option<String>,
     lora_id: Option<i64>,
@@ -42,7 +42,7 @@ pub(super) struct QueryJson {
     block_size: Option<u32>,
 }
 
-/// An instance's name: a text with Mooncake, a number with Dynamo.
+/// Name of an instance: a text in Mooncake's dialect, a number in Dynamo's.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(
     untagged,
@@ -54,7 +54,8 @@ pub(super) enum InstanceId {
 }
 
 impl InstanceId {
-    /// Returns [`Self::Number`] if the text is exactly how a number is written, else [`Self::Text`].
+    /// Returns [`Self::Number`] if the text is a number in its usual form (no sign, no leading zeros), else
+    /// [`Self::Text`].
     pub(super) fn of_text(text: &str) -> Self {
         match text.parse::<u64>() {
             Ok(number) if number.to_string() == text => Self::Number(number),
@@ -96,7 +97,7 @@ pub(super) fn cache_of(
     }
 }
 
-/// Returns the text, or `None` if it is empty.
+/// Returns the text, or `None` if the text is empty.
 pub(super) fn named(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
@@ -165,7 +166,7 @@ impl QueryJson {
     }
 }
 
-/// The two routes of a query: by tokens or by hashes.
+/// Form of a query, which decides its route: by tokens or by hashes.
 #[derive(Clone, Copy)]
 enum By {
     Tokens,
@@ -213,12 +214,12 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     Ok(respond(&Scores::new(found), words, &cache))
 }
 
-/// Finds the holders that have a prefix of `key` in `namespace`, the namespace of `cache`. `worker` limits the search to the
-/// ranks of one worker. The query is counted.
+/// Finds the holders that have a prefix of `key` in `namespace`, the namespace of `cache`. `worker` limits the search
+/// to the ranks of one worker. Counts the query.
 ///
 /// # Errors
 ///
-/// [`HttpRefusal::Contract`] if the contract refuses the query.
+/// [`HttpRefusal::Contract`] if the query breaks the wire contract.
 pub(super) async fn find(
     shared: &HttpShared,
     index: &Index,
@@ -248,7 +249,7 @@ pub(super) async fn find(
     }
 }
 
-/// Checks that the texts that enter the hashes are no longer than the contract allows.
+/// Checks that the texts that are part of the block hashes are no longer than the contract allows.
 fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
     let QueryKey::Tokens {
         lora_name,
@@ -299,8 +300,8 @@ fn respond(scores: &Scores, words: ScoreDialect, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the text that names a cache in `/dump` and other places: `MODEL:TENANT`. A namespace that names a hash scheme, or that
-/// is not made from a model, gives `NAMESPACE:default`.
+/// Returns the text `MODEL:TENANT` that names a cache in `/dump` and elsewhere. For a namespace that names a hash
+/// scheme, or is not made from a model, returns `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),
@@ -308,7 +309,7 @@ pub(super) fn label_of(namespace: &NamespaceName) -> String {
     }
 }
 
-/// Returns `{"status": "ok"}`.
+/// Returns the body `{"status": "ok"}`.
 pub(super) fn status_ok() -> Value {
     json!({ "status": "ok" })
 }

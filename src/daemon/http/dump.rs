@@ -28,9 +28,9 @@ use super::dialect::label_of;
 use super::error::{DialectError, HttpRefusal};
 use super::shared::HttpShared;
 
-/// Most pieces that wait to be sent.
+/// Maximum number of pieces of the answer that wait to be sent.
 const PIECES_MAX: usize = 4;
-/// Approximate length of a piece, in bytes.
+/// Approximate length of a piece of the answer, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Answers `GET /dump`. Refuses a second dump while one is under way.
@@ -90,23 +90,23 @@ struct EventJson {
     lineage_hashes: Vec<String>,
 }
 
-/// A piece of the answer.
+/// Piece of the answer to `GET /dump`.
 enum Piece {
     Text(Bytes),
-    /// End of a complete answer. An answer without it was cut short.
+    /// End of a complete answer. An answer without this piece was cut short.
     End,
 }
 
-/// Error at the end of an answer that was cut short. It breaks the connection, so that the client does not take the part for the
-/// whole.
+/// Error that ends an answer that was cut short. The error breaks the connection, so that the client does not take the
+/// part for the whole.
 #[derive(Debug, thiserror::Error)]
 #[error("the dump was cut short")]
 struct CutShort;
 
-/// Why a dump ends early and its answer is cut short.
+/// Reason why a dump ends early, so that its answer is cut short.
 enum DumpEnd {
     ClientLeft,
-    /// The client read nothing for too long. Only one dump runs at a time, so no other client could have a dump meanwhile.
+    /// Client read nothing for too long. Only one dump runs at a time, so a waiting client blocks all other dumps.
     ClientWaits,
     LanesStopped,
 }
@@ -120,12 +120,12 @@ impl From<PoolError> for DumpEnd {
 struct DumpWriter {
     pool: Arc<LanePool>,
     generation: StreamGeneration,
-    /// Most time that a client may take for each piece.
+    /// Maximum time that a client may take for each piece of the answer.
     patience: Duration,
     namespaces: Vec<(NamespaceName, u32)>,
 }
 
-/// Place of the dump in one lane: the lane's next holder, and that holder's position.
+/// Position of the dump in one lane: the lane's next holder, and the position of that holder.
 struct Cursor {
     lane: usize,
     next: Option<(DumpPosition, HolderDump)>,
@@ -181,8 +181,8 @@ impl DumpWriter {
         output.send(Piece::End).await
     }
 
-    /// Returns the lane's next holder, if it is in `namespace`. Holders of earlier namespaces came too late for this dump and are
-    /// skipped.
+    /// Returns the lane's next holder, if the holder is in `namespace`. Skips holders of earlier namespaces, because
+    /// they were added too late for this dump.
     async fn take(
         &self,
         cursor: &mut Cursor,

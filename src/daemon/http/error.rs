@@ -11,46 +11,46 @@ use kvatlas_core::wire::{DecodeError, ErrorBody, ErrorCode, NameError, PROTOCOL_
 use crate::queries::NoIndex;
 use kvatlas_process::registry::RegisterRefusal;
 
-/// Why a request is refused.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HttpRefusal {
-    /// An error of the contract.
+    /// Request breaks the wire contract.
     #[error("{}", .0.text)]
     Contract(WireError),
-    /// The body is not the JSON that the route takes, or its fields contradict each other.
+    /// Body is not the JSON that the route takes, or its fields contradict each other.
     #[error("{0}")]
     BadRequest(String),
-    /// The body is longer than allowed.
+    /// Body is longer than allowed.
     #[error("the body has more than {bytes_max} bytes (http.max_body_bytes); ask for a shorter prefix")]
     BodyTooLarge { bytes_max: usize },
-    /// The body did not come in time.
+    /// Body did not arrive in time.
     #[error("the body did not come within {milliseconds} ms (http.request_timeout_ms)")]
     BodyTimedOut { milliseconds: u128 },
-    /// There was no room for the body.
+    /// Body did not fit into the memory that all bodies share.
     #[error("the bodies of requests take too much room (http.max_receiving_bytes); ask again later")]
     TooManyBodies,
-    /// The token is missing or wrong.
+    /// Token is missing or wrong.
     #[error("send the header Authorization: Bearer TOKEN with the token of http.token_file")]
     Unauthorized,
-    /// The caller may not make this request.
+    /// Caller may not make this request.
     #[error("{0}")]
     Forbidden(String),
-    /// The body's type is not JSON. Any web page may send such a body.
+    /// Type of the body is not JSON. Bodies of other types are refused, because any web page may send them.
     #[error("send the header Content-Type: application/json")]
     MediaType,
-    /// There is no such route.
+    /// No route has this path.
     #[error("there is no such route; GET /openapi.json has them all")]
     NoRoute,
-    /// The route takes another method.
+    /// Route takes another HTTP method. The value is the method that it takes.
     #[error("this route takes {allowed} only")]
     Method { allowed: &'static str },
-    /// The thing that the request names does not exist.
+    /// Thing that the request names does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The thing that the request names exists already, and differs.
+    /// Thing that the request names exists already, with other properties.
     #[error("{0}")]
     Conflict(String),
-    /// The request cannot be answered now, but may be later.
+    /// Request cannot be answered now, but may be answered later.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -79,7 +79,8 @@ impl HttpRefusal {
         }
     }
 
-    /// Returns the error number in the body: the contract's number, or else the number of the HTTP status.
+    /// Returns the error number for the body: the number of the contract if it has one for this error, else the number
+    /// of the HTTP status.
     fn code(&self) -> u16 {
         match self {
             Self::Contract(error) => error.code.as_u16(),
@@ -87,7 +88,8 @@ impl HttpRefusal {
         }
     }
 
-    /// Returns the response: in the format of the dialects if `is_dialect`, else in the format of the contract.
+    /// Returns the error as an HTTP response, in the format of the dialects if `is_dialect`, else in the format of the
+    /// contract.
     pub(super) fn respond(&self, is_dialect: bool) -> Response {
         let text = self.to_string();
         let body = if is_dialect {
@@ -151,7 +153,7 @@ impl From<RegisterRefusal> for HttpRefusal {
     }
 }
 
-/// An error that is answered in the contract's format.
+/// Error that is answered in the contract's format.
 #[derive(Debug)]
 pub(super) struct ContractError(pub(super) HttpRefusal);
 
@@ -167,7 +169,7 @@ impl IntoResponse for ContractError {
     }
 }
 
-/// An error that is answered in the dialects' format.
+/// Error that is answered in the dialects' format.
 #[derive(Debug)]
 pub(super) struct DialectError(pub(super) HttpRefusal);
 

@@ -1,4 +1,4 @@
-//! Unknown fields in JSON bodies. An unknown field is mostly a typing error, which would change the answer without notice.
+//! Unknown fields in JSON bodies. Most unknown fields are typing errors, which would change the answer without notice.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as Formatted};
@@ -13,10 +13,10 @@ use super::error::HttpRefusal;
 /// Treatment of fields that a route does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unknown {
-    /// Unknown fields are refused: the contract has no others.
+    /// Unknown fields are refused, because the contract lists all fields.
     Refused,
-    /// Unknown fields are ignored, because gateways of other projects send fields of their own. A field that looks like a known
-    /// one is refused.
+    /// Unknown fields are ignored, because gateways of other projects send fields of their own. Exception: a field
+    /// whose name looks like a known one is refused.
     Ignored,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
     }
 }
 
-/// Reads JSON of a type that refuses unknown fields itself.
+/// Reads JSON of a type that itself refuses unknown fields.
 ///
 /// # Errors
 ///
@@ -58,12 +58,14 @@ pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpRefusal>
         .map_err(|error| HttpRefusal::BadRequest(format!("the body is not what this route takes: {error}")))
 }
 
-/// Maximum number of unknown fields that are ignored. Comparing each with the known ones takes time.
+/// Maximum number of unknown fields that are ignored. There is a maximum because comparing an unknown field with all
+/// known fields takes time.
 const IGNORED_MAX: usize = 64;
 /// Maximum number of characters of an unknown field's name that an error repeats.
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// Returns an error text that proposes the one of `known` that `name` looks like. `None` if it looks like none of them.
+/// Returns an error text that proposes the name of `known` that `name` looks like. `None` if `name` looks like none of
+/// them.
 fn guessed(name: &str, known: &[&'static str]) -> Option<String> {
     let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
     let known = meant(&name, known.iter().copied())?;
@@ -78,7 +80,7 @@ pub(super) fn refused(name: &str, known: &[&'static str]) -> String {
     })
 }
 
-/// Returns the names of a struct's fields, as serde reads it.
+/// Returns the names of a struct's fields, as serde reads them.
 fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
     match T::deserialize(FieldNamesDeserializer) {
         Err(ExpectedFields(names)) => names,
@@ -86,7 +88,7 @@ fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
     }
 }
 
-/// A deserializer that has no values: it fails with the names of the fields that it is asked for.
+/// Deserializer without values. It fails with the names of the fields that serde asks for.
 struct FieldNamesDeserializer;
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Hints over HTTP: the same report of routers as on NATS, as JSON.
+//! Hints over HTTP: the same reports of routers as over NATS, as JSON. A hint says where a router has sent a request.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
-/// A report of hints, and the namespace that it is about.
+/// Report of hints, with the namespace that the hints are about.
 #[derive(Debug, Deserialize)]
 struct ReportJson {
     namespace: Option<String>,
@@ -28,7 +28,7 @@ struct ReportJson {
 #[derive(Serialize)]
 struct HintReportAnswer {
     taken: u64,
-    /// The shards to which a gateway has passed the report. Absent if the daemon itself keeps the hints.
+    /// Shards to which a gateway has passed the report. Absent if the daemon itself keeps the hints.
     #[serde(skip_serializing_if = "Option::is_none")]
     gathered: Option<Gathered>,
 }

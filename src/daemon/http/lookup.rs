@@ -1,7 +1,7 @@
-//! `POST /lookup`, the question that gateways ask LMCache's controller. The answer gives the number of leading tokens of a prompt
-//! that each instance has, and their location.
+//! `POST /lookup`, the question that gateways ask LMCache's controller. The answer gives, for each instance, the number
+//! of leading tokens of a prompt that it has, and where they lie.
 //!
-//! The body of LMCache's clients has tokens, and names no model.
+//! The body that LMCache's clients send has tokens, and names no model.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,12 +32,12 @@ pub(super) struct LookupJson {
 struct LookupAnswer<L, A> {
     event_id: String,
     layout_info: L,
-    /// Addresses of the ranks, an addition of kvatlas to LMCache's answer. Left out if no address is known.
+    /// Addresses of the ranks, which kvatlas adds to LMCache's answer. Left out if no address is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     addresses: Option<A>,
 }
 
-/// Answers `POST /lookup`. A request without a model is about the only known model.
+/// Answers `POST /lookup`. If the request names no model, and only one model is known, answers about that model.
 pub(super) async fn lookup(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
@@ -69,8 +69,9 @@ pub(super) async fn lookup(
     Ok(json_response(&answer, Some(scores.are_exact())))
 }
 
-/// Returns the only model whose blocks are known, and its namespace. Fails if there is none, if there is more than one, or if there may be
-/// one that has not been heard of.
+/// Returns the only model whose blocks are known, and its namespace.
+///
+/// Fails if no model is known, if more than one is known, or if another one may exist without having been heard of.
 async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefusal> {
     if !index.source.knows_all_names() {
         let text =
@@ -98,7 +99,7 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
     }
 }
 
-/// Returns a unique name for the question, as LMCache's controller gives one.
+/// Returns a unique name for the request. Answers of LMCache's controller have such a name.
 fn event_id() -> String {
     static ASKED: AtomicU64 = AtomicU64::new(1);
     format!("Lookup{}", ASKED.fetch_add(1, Ordering::Relaxed))

@@ -1,10 +1,10 @@
-//! The query listener over HTTP. It gives the same answers as on NATS, in the contract's format and in the formats of other
-//! indexers.
+//! The query listener over HTTP. It gives the same answers as over NATS, in the contract's format and in the formats of
+//! other indexers.
 //!
 //! | route | answer |
 //! |---|---|
 //! | `POST /v1/query` | the contract's reply as JSON; counts blocks |
-//! | `GET /v1/status` | how far the holders of a namespace have been followed |
+//! | `GET /v1/status` | the last batch that has been applied of each holder of a namespace |
 //! | `GET /v1/models` | the models of which a cache is known |
 //! | `POST /v1/outcomes`, `POST /v1/hints` | take reports of routers |
 //! | `POST /query`, `POST /query_by_hash` | the dialects of Mooncake and Dynamo; count tokens |
@@ -16,17 +16,18 @@
 //! | `GET /metrics` | the metrics, as on the admin listener |
 //! | `GET /openapi.json` | description of all routes, for programs |
 //!
-//! A handler reads the index itself, on its own thread. Reading takes no lock, and connections are spread over all cores.
+//! A handler reads the index directly, on the thread of its connection. Reading takes no lock, and connections are
+//! spread over all cores.
 //!
 //! The header `x-kvatlas-exact` is `true` if the answer is certain. It is `false` in three cases:
 //!
 //! - The state of a holder in the answer is not certain.
 //! - A holder that is not in the answer may hold more than is known.
-//! - Some holders cannot be found by a query in this form.
+//! - A query of this form cannot find some of the holders.
 //!
-//! Connections are bounded in number. A request is bounded in head, body and the time to send them, and at a stop also in the
-//! time to finish. With a token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a
-//! proxy in front for that.
+//! Connections are bounded in number. A request is bounded in its head, its body, and the time to send them. When the
+//! daemon stops, the time to finish is bounded too. With a token, every route but `/health` needs `Authorization:
+//! Bearer TOKEN`. The listener does not encrypt: for encryption, put a proxy in front of it.
 
 mod auth;
 mod bodies;

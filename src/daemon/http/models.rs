@@ -1,4 +1,4 @@
-//! `GET /v1/models`: the models of which a cache is known, in the form of OpenAI's list.
+//! `GET /v1/models`: the models that have a namespace here, in the form of OpenAI's list.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use kvatlas_core::wire::ModelKey;
 use super::error::ContractError;
 use super::shared::{HttpShared, json_response};
 
-/// One model of a tenant.
+/// Entry of the list: one model of one tenant.
 #[derive(Debug, Serialize)]
 struct ModelJson {
     id: String,
@@ -24,7 +24,7 @@ struct ModelJson {
     workers: u64,
 }
 
-/// Answers with the models, in the order of their namespaces.
+/// Answers with the known models, in the order of their namespaces.
 pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Response, ContractError> {
     let index = shared.index()?;
     let mut statuses = index.source.statuses().await?;

@@ -1,4 +1,5 @@
-//! Outcomes over HTTP: the same report as on NATS, as JSON. It tells how many cached blocks requests found.
+//! Outcomes over HTTP: the same reports as over NATS, as JSON. An outcome tells how many cached blocks a request really
+//! found.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +17,7 @@ use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
-/// A report of outcomes, and the namespace that it is about.
+/// Report of outcomes, with the namespace that the outcomes are about.
 #[derive(Debug, Deserialize)]
 struct OutcomeReportJson {
     namespace: Option<String>,
@@ -28,12 +29,12 @@ struct OutcomeReportJson {
 #[derive(Serialize)]
 struct OutcomeReportAnswer {
     counted: u64,
-    /// The shards to which a gateway has passed the report. Absent if the daemon itself has counted.
+    /// Shards to which a gateway has passed the report. Absent if the daemon itself has counted the outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     gathered: Option<Gathered>,
 }
 
-/// Takes the report of outcomes in `POST /v1/outcomes`.
+/// Takes the report of outcomes that is the body of `POST /v1/outcomes`.
 pub(super) async fn outcomes(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,

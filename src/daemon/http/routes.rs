@@ -22,7 +22,7 @@ use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outco
 /// Header with the shard that answers. Absent if workers are not divided into shards.
 static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
 
-/// A route that takes one method.
+/// Route that takes one HTTP method.
 struct MethodRoute {
     path: &'static str,
     method: &'static str,
@@ -61,7 +61,7 @@ pub(super) fn paths() -> Vec<(&'static str, &'static str)> {
     routes().iter().map(|route| (route.method, route.path)).collect()
 }
 
-/// Builds the service for the listener.
+/// Builds the service that the listener serves.
 pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
     let mut router = Router::new();
     for route in routes() {
@@ -81,8 +81,8 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
         .with_state(Arc::clone(shared))
 }
 
-/// Answers with an error, in the format that belongs to the path. Reads a short body all the same, so that the connection can be
-/// used again.
+/// Answers with an error, in the format that belongs to the path. A short request body is read nevertheless, so that
+/// the connection can be used again.
 async fn refuse(error: &HttpRefusal, request: Request, shared: &HttpShared) -> Response {
     let response = error.respond(!is_contract(request.uri().path()));
     shared.bodies.drain(request).await;
@@ -99,7 +99,8 @@ fn span_of(shared: &HttpShared, route: HttpRoute, request: &Request) -> Option<O
     Some(span)
 }
 
-/// Handles every request around its route: checks the token, counts the request, and traces it if it is to be traced.
+/// Runs the steps that every request needs around its route: checks the token, counts the request, and traces it if it
+/// is to be traced.
 async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = HttpRoute::of_path(request.uri().path());
@@ -127,7 +128,7 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
     response
 }
 
-/// Answers `GET /health`: 200 if the daemon is ready or has no index, else 503 with the reasons.
+/// Answers `GET /health`: status 200 if the daemon is ready or the process has no index, else 503 with the reasons.
 async fn health(State(shared): State<Arc<HttpShared>>) -> Response {
     let Some(index) = &shared.index else {
         return json_response(&serde_json::json!({ "status": "ok" }), None);

@@ -1,7 +1,7 @@
-//! Answers of the dialects: numbers of tokens by instance, tier and rank.
+//! Answers of the dialects: numbers of tokens for each instance, tier and rank.
 //!
-//! Tiers are cumulative. The host's figure counts leading tokens on device and host together, and the disk's figure counts all
-//! tiers together.
+//! Tiers are cumulative. The host's number counts leading tokens on device and host together, and the disk's number
+//! counts all tiers together.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
 use crate::queries::{Found, FoundHolder};
 
-/// Dialect in which the figures are given.
+/// Dialect in which the numbers are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScoreDialect {
     Mooncake,
     Dynamo,
 }
 
-/// The holders that were found, for an answer by instance.
+/// Holders that a query has found, for an answer in a dialect.
 pub(super) struct Scores {
     block_size: u32,
     holders: Vec<FoundHolder>,
@@ -40,7 +40,7 @@ impl Scores {
         }
     }
 
-    /// Whether the state of every holder is certain, and no holder is left out that may hold more than is known.
+    /// Whether the state of every listed holder is certain, and no holder that is left out may hold more than is known.
     pub(super) fn are_exact(&self) -> bool {
         !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
@@ -55,12 +55,12 @@ impl Scores {
         })
     }
 
-    /// Returns `{INSTANCE: {RANK: n}}`, with the tokens on the device.
+    /// Returns `{INSTANCE: {RANK: n}}`, where `n` is the number of tokens on the device.
     pub(super) fn by_rank(&self) -> impl Serialize {
         MapOf(|| self.instances().map(|ranks| (ranks.instance(), ranks)))
     }
 
-    /// Returns `{INSTANCE: {RANK: address}}`, with the ranks whose address is known. `None` if no address is known.
+    /// Returns `{INSTANCE: {RANK: address}}` for the ranks whose address is known. `None` if no address is known.
     pub(super) fn addresses(&self) -> Option<impl Serialize> {
         let is_known = self.holders.iter().any(|holder| holder.address.is_some());
         is_known.then_some(MapOf(|| {
@@ -71,7 +71,8 @@ impl Scores {
         }))
     }
 
-    /// Returns `{INSTANCE: {figures}}`, with the figures of all tiers.
+    /// Returns `{INSTANCE: {…}}`, where each value has the numbers of tokens in all tiers, under the names that the
+    /// dialect uses.
     pub(super) fn by_instance(&self, words: ScoreDialect) -> impl Serialize {
         MapOf(move || {
             self.instances()
@@ -79,8 +80,8 @@ impl Scores {
         })
     }
 
-    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, with the instances that have any tokens. The
-    /// location is the nearest tier that reaches all `n` tokens.
+    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, for the instances that have any of
+    /// the tokens. The location is the nearest tier whose cumulative depth is all `n` tokens.
     pub(super) fn by_location(&self) -> impl Serialize {
         MapOf(|| {
             let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
@@ -89,7 +90,7 @@ impl Scores {
     }
 }
 
-/// The ranks of one instance. Serialized, it is a map from each rank to its tokens on the device.
+/// Ranks of one instance. Serialized, they are a map from each rank to its number of tokens on the device.
 #[derive(Clone, Copy)]
 struct Ranks<'a> {
     holders: &'a [FoundHolder],
@@ -103,7 +104,7 @@ impl<'a> Ranks<'a> {
             .map_or_else(String::new, |holder| instance_of_worker(&holder.id.worker))
     }
 
-    /// Returns the addresses of the ranks that have told one.
+    /// Returns the addresses of the ranks whose address is known.
     fn addresses(&self) -> BTreeMap<Rank, &'a Address> {
         let known = self.holders.iter();
         known
@@ -115,14 +116,14 @@ impl<'a> Ranks<'a> {
         u64::from(blocks) * u64::from(self.block_size)
     }
 
-    /// Returns the largest number of tokens among the ranks. `blocks` gives each rank's number in blocks.
+    /// Returns the largest number of tokens that a rank has. `blocks` gives the number of blocks of a rank.
     fn longest(&self, blocks: impl Fn(&FoundHolder) -> u32) -> u64 {
         let blocks = self.holders.iter().map(blocks).max();
         self.tokens(blocks.unwrap_or_default())
     }
 
-    /// Returns LMCache's word for the nearest tier that reaches all of the instance's tokens, and the number of these tokens.
-    /// LMCache has no word for the device; `GPU` is kvatlas's own.
+    /// Returns LMCache's word for the nearest tier whose cumulative depth is all tokens of the instance, and the number
+    /// of these tokens. LMCache has no word for the device, so kvatlas uses its own word `GPU`.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;

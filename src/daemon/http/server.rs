@@ -1,4 +1,4 @@
-//! The listener: connections within limits, on the threads of the program's runtime.
+//! The HTTP listener: connections within limits, on the threads of the program's runtime.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,33 +16,35 @@ use kvatlas_telemetry::HttpConnectionMetrics;
 use super::routes::router;
 use super::shared::{HttpParts, HttpShared};
 
-/// Why the listener cannot start.
+/// Reason why the listener cannot start.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {listen} (http.listen): {source}")]
 pub struct HttpStartError {
-    /// The address.
+    /// Address of the listener.
     listen: SocketAddr,
-    /// The system's error.
+    /// Error of the operating system.
     source: io::Error,
 }
 
-/// The bounds on what clients can hold.
+/// Bounds on the connections and time that clients can occupy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpLimits {
-    /// Most connections at once.
+    /// Maximum number of connections at the same time.
     pub connections_max: usize,
-    /// Most connections of one source at once. A source is an IPv4 address, or an IPv6 network of 64 bits.
+    /// Maximum number of connections from one source at the same time. A source is an IPv4 address, or an IPv6 network
+    /// of 64 bits.
     pub per_source_max: usize,
-    /// Most time to send the head of a request, and most time that a connection may be idle between two requests.
+    /// Maximum time to send the head of a request. Also the maximum time that a connection may be idle between two
+    /// requests.
     pub idle_timeout: Duration,
-    /// Time for which a request in progress may go on after the stop.
+    /// Time for which a request in progress may go on after the daemon is told to stop.
     pub drain_timeout: Duration,
 }
 
-/// Bytes buffered for the head of a request; a longer head is refused with status 431.
+/// Maximum length of the head of a request, in bytes. A longer head is refused with status 431.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// The running listener. Dropping it stops the listener without waiting; [`HttpServer::stop`] waits.
+/// Running listener. Dropping this value stops the listener without waiting. [`HttpServer::stop`] waits.
 #[derive(Debug)]
 pub struct HttpServer {
     local_addr: SocketAddr,
@@ -51,11 +53,11 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Binds the address and serves it on the current runtime. Port 0 takes any free port.
+    /// Binds the address, and serves requests to it on the current runtime. Port 0 takes any free port.
     ///
     /// # Errors
     ///
-    /// [`HttpStartError`] if the address is taken or not of this machine.
+    /// [`HttpStartError`] if the address is taken or does not belong to this machine.
     pub async fn start(
         listen: SocketAddr,
         parts: HttpParts,
@@ -88,12 +90,12 @@ impl HttpServer {
         })
     }
 
-    /// Returns the address that the listener is bound to, with the port that was chosen.
+    /// Returns the address to which the listener is bound, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Stops listening, and lets requests in progress finish within the limit.
+    /// Stops listening, and lets requests in progress go on until the limit on their time.
     pub async fn stop(&self) {
         self.stopping.cancel();
         self.tasks.close();

@@ -31,28 +31,28 @@ use kvatlas_process::registry::EngineRegistry;
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The parts that the routes serve.
+/// Parts of the process that the routes use.
 pub struct HttpParts {
-    /// The index. `None` in a process that only runs a bridge.
+    /// Index of the daemon. `None` in a process that only runs a bridge.
     pub(crate) index: Option<Index>,
-    /// The bridge. `None` if no bridge runs in this process.
+    /// Bridge that follows engines. `None` if no bridge runs in this process.
     pub engines: Option<Arc<dyn EngineRegistry>>,
-    /// Source of the metrics that `/metrics` answers with.
+    /// Source of the metrics that `/metrics` returns.
     pub metrics: Arc<dyn AdminSource>,
-    /// The token that requests need.
+    /// Token that requests need. `None` if requests need no token.
     pub token: Option<Secret>,
-    /// Longest body of a request, in bytes.
+    /// Maximum length of a request's body, in bytes.
     pub body_bytes_max: usize,
-    /// Most bytes of all bodies that have come and have not been answered.
+    /// Maximum size, in bytes, of all bodies that are received or whose requests are not answered yet.
     pub receiving_bytes_max: usize,
-    /// Time within which a request's body has to come.
+    /// Maximum time for a request's body to arrive.
     pub request_timeout: Duration,
-    /// Opens trace spans. `None` if no collector is configured.
+    /// Tracer that opens trace spans. `None` if no collector is configured.
     pub(crate) tracer: Option<Tracer>,
 }
 
 impl HttpParts {
-    /// Returns the parts for a process that only runs a bridge, so that engines can be registered there.
+    /// Returns the parts for a process that only runs a bridge. Its routes serve the registration of engines.
     pub fn of_bridge(
         engines: Arc<dyn EngineRegistry>,
         metrics: Arc<dyn AdminSource>,
@@ -71,20 +71,21 @@ impl HttpParts {
     }
 }
 
-/// The index, and the metrics of its queries.
+/// Index, with the metrics of the queries that are answered from it.
 pub(crate) struct Index {
-    /// The index or the shards that answer.
+    /// Index or shards that answer queries.
     pub(super) source: Arc<Source>,
     pub(super) errors: QueryErrorMetrics,
-    /// Whether queries are answered yet.
+    /// Readiness of the daemon: queries are answered once it is ready.
     pub(super) readiness: Arc<Readiness>,
-    /// Reports of two numbers for each request: the cached blocks that it found, and the blocks that an answer had promised.
+    /// Record of outcomes: for each request, the cached blocks that it found, and the blocks that an answer had
+    /// promised.
     pub(super) outcomes: Arc<Outcomes>,
-    /// The daemon's shard (its part of the workers). `None` if the daemon knows all workers.
+    /// Shard of the daemon, that is, its part of the workers. `None` if the daemon knows all workers.
     pub(super) shard: Option<HeaderValue>,
-    /// Metrics of each namespace that was asked about.
+    /// Metrics of each namespace that queries have been about.
     pub(super) metrics: QueryMetricsByNamespace,
-    /// Lets one dump run at a time, because a dump takes up turns of every lane.
+    /// Semaphore that lets one dump run at a time, because a dump uses turns of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
 }
 
@@ -107,7 +108,7 @@ impl Index {
     }
 }
 
-/// The state that all requests share.
+/// State that all HTTP requests share.
 pub(super) struct HttpShared {
     pub(super) index: Option<Index>,
     engines: Option<Arc<dyn EngineRegistry>>,
@@ -138,7 +139,7 @@ impl HttpShared {
         }
     }
 
-    /// Returns the index. Fails if the process has none, or if it is not ready.
+    /// Returns the index. Fails if the process has no index, or if the daemon is not ready.
     pub(super) fn index(&self) -> Result<&Index, HttpRefusal> {
         let missing =
             || HttpRefusal::NotFound("this process has no index; it only follows engines".to_owned());
@@ -159,8 +160,8 @@ impl HttpShared {
         self.engines.as_deref().ok_or_else(missing)
     }
 
-    /// Returns an empty finding for a model of which no events have come. The followed engines of the model may have blocks, so
-    /// they count as holders in doubt. `None` if no engine of the model is followed.
+    /// Returns the result of a query for a model of which no events have come. The followed engines of the model may
+    /// have blocks, so they are counted as holders in doubt. `None` if no engine of the model is followed.
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
         let engines = self.engines.as_ref()?.engines();
         let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
@@ -175,29 +176,30 @@ impl HttpShared {
         })
     }
 
-    /// Returns the index, ready or not, and the bridge. Either may be absent.
+    /// Returns the index, whether it is ready or not, and the bridge. Either may be absent.
     pub(super) fn known(&self) -> (Option<&Index>, Option<&dyn EngineRegistry>) {
         (self.index.as_ref(), self.engines.as_deref())
     }
 
-    /// Returns the length of the longest reply, in bytes. A reply is bounded because it is built whole before it is sent.
+    /// Returns the maximum length of a reply, in bytes. The bound exists because a reply is built whole before it is
+    /// sent.
     pub(super) fn reply_bytes_max(&self) -> usize {
         const REPLY_BYTES_MAX: usize = 8 << 20;
         REPLY_BYTES_MAX
     }
 }
 
-/// The body of a request, within the limits. Dropping it gives its room back.
+/// Body of a request, received within the limits. Dropping it frees its memory for other bodies.
 pub(super) struct Payload(ReceivedBody);
 
 impl Payload {
-    /// Reads the body as a JSON object. `unknown` says what happens to fields that the route does not know.
+    /// Reads the body as a JSON object. `unknown` says how fields are treated that the route does not know.
     pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpRefusal> {
         fields::read(self.object()?, unknown)
     }
 
-    /// Returns the bytes of the body if it begins like a JSON object. Otherwise fails, because serde would read an array's values
-    /// as the fields, in their order.
+    /// Returns the bytes of the body if they begin like a JSON object, else fails. The check is needed because serde
+    /// would also read an array as the fields of a struct, in their order.
     pub(super) fn object(&self) -> Result<&[u8], HttpRefusal> {
         let bytes = &self.0.bytes;
         match bytes.trim_ascii_start().first() {
@@ -217,7 +219,7 @@ impl FromRequest<Arc<HttpShared>> for Payload {
     }
 }
 
-/// Whether a path answers in the contract's format.
+/// Whether requests to `path` are answered in the contract's format.
 pub(super) fn is_contract(path: &str) -> bool {
     path.starts_with("/v1/")
 }

@@ -43,7 +43,7 @@ fn every_route_is_counted_by_itself() {
     assert!(!counted.contains(&(HttpRoute::Other as usize)));
 }
 
-/// The type of a field in the page of the contract, and in the OpenAPI document.
+/// Returns the names of a field's type: in the page of the contract, and in the OpenAPI document.
 fn described(kind: FieldKind) -> (&'static str, &'static str) {
     match kind {
         FieldKind::Tokens => (
@@ -138,14 +138,14 @@ impl<'de> Deserializer<'de> for FieldNames<'_> {
     }
 }
 
-/// All names that a request's fields may have.
+/// Returns all names that the fields of a request may have.
 fn fields_of<'de, T: Deserialize<'de>>() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     assert!(T::deserialize(FieldNames(&mut names)).is_err());
     names
 }
 
-/// Returns the names of the fields that the document lists for these schemas.
+/// Returns the names of the fields that the document lists for `schemas`.
 fn described_fields(document: &Value, schemas: &[&str]) -> BTreeSet<String> {
     let names = |schema: &&str| {
         let properties = document["components"]["schemas"][*schema]["properties"].as_object();

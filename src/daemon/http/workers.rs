@@ -1,4 +1,4 @@
-//! `GET /workers`: the known workers, and how engines are followed.
+//! `GET /workers`: the known workers, and how the engines of this process's bridge are followed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,7 +19,7 @@ use super::error::{DialectError, HttpRefusal};
 use super::shared::{HttpShared, Index, json_response};
 use kvatlas_process::registry::{EngineState, EngineStatus, ServerState};
 
-/// Most workers in one answer.
+/// Maximum number of workers in one answer.
 const WORKERS_MAX: usize = 10_000;
 
 /// Parameters of `GET /workers`: the model and the routing group of the wanted workers.
@@ -29,7 +29,7 @@ pub(super) struct WorkerSelection {
     routing_group: Option<String>,
 }
 
-/// State of the connection by which one rank is followed.
+/// State of the connection over which the bridge follows one rank.
 #[derive(Debug, Serialize)]
 struct Listener {
     endpoint: String,
@@ -38,25 +38,28 @@ struct Listener {
     last_error: Option<String>,
 }
 
-/// One worker, with all its ranks.
+/// One worker with all its ranks, as `GET /workers` shows it.
 #[derive(Debug, Serialize)]
 struct WorkerJson {
     instance_id: InstanceId,
-    /// Transport of an engine that the bridge in this process follows (mostly `zmq`), or `nats` for all other workers.
+    /// Transport (for example `zmq`) of an engine that the bridge in this process follows. `nats` for all other
+    /// workers.
     source: &'static str,
     status: &'static str,
     model_name: String,
     routing_group: String,
-    /// Hash scheme that names the worker's blocks. Absent if the hashes are the contract's own.
+    /// Scheme of the hashes that name the worker's blocks. Absent if the hashes are the contract's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     scheme: Option<String>,
     block_size: u32,
     endpoints: BTreeMap<Rank, String>,
     listeners: BTreeMap<Rank, Listener>,
-    /// Whether the state of all its ranks in the index is certain. Absent if the index knows none of its ranks.
+    /// Whether the state of all ranks of the worker in the index is certain. Absent if the index knows no rank of the
+    /// worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
-    /// Address for requests of each rank that has told one. `labels` likewise has only the ranks that have told labels.
+    /// Address for requests of each rank whose address is known. `labels` likewise has only the ranks whose labels are
+    /// known.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     addresses: BTreeMap<Rank, Address>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -64,7 +67,7 @@ struct WorkerJson {
 }
 
 impl WorkerJson {
-    /// Makes the entry of an instance that has no ranks yet.
+    /// Returns the entry of a worker that has no ranks yet.
     fn new(
         (model, instance): (&ModelKey, &str),
         source: &'static str,
@@ -96,10 +99,10 @@ impl WorkerJson {
     }
 }
 
-/// Workers by model and instance.
+/// Entries of workers, by model and instance.
 type Workers = BTreeMap<(ModelKey, String), WorkerJson>;
 
-/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, in the order of their models and instances.
+/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, ordered by model and instance.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkerSelection>, QueryRejection>,
@@ -131,7 +134,7 @@ pub(super) async fn workers(
     Ok(json_response(&listed, None))
 }
 
-/// Returns the transport of an endpoint, by Dynamo's name for it where Dynamo has one.
+/// Returns the transport of an endpoint, under Dynamo's name for the transport if Dynamo has one.
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",
@@ -165,7 +168,7 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     worker.listeners.insert(engine.key.rank, listener);
 }
 
-/// Adds a server, unless engines of it are followed already.
+/// Adds the engines of a server, unless engines of that server are followed already.
 fn add_server(workers: &mut Workers, state: ServerState) {
     if !state.engines.is_empty() {
         return;
@@ -188,7 +191,7 @@ fn add_server(workers: &mut Workers, state: ServerState) {
     workers.entry((model, server.instance)).or_insert(worker);
 }
 
-/// Adds the workers that the index knows, and their state.
+/// Adds the workers that the index knows, each with its state.
 async fn add_known(
     workers: &mut Workers,
     index: &Index,
@@ -216,9 +219,10 @@ async fn add_known(
     Ok(())
 }
 
-/// Adds a rank to its worker, and returns the worker. A worker that is not listed yet is added only while fewer than
-/// `workers_max` are listed; otherwise returns `None`. A listed worker always takes further ranks, because a rank in doubt can
-/// come late.
+/// Adds a rank to its worker, and returns the worker's entry.
+///
+/// A worker that is not listed yet is added only while fewer than `workers_max` are listed; otherwise returns `None`. A
+/// listed worker always takes further ranks, because a rank in doubt can come late.
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,

@@ -1,11 +1,12 @@
-//! The clock by which waiting is measured, and the clocks of a lane.
+//! The clock that measures how long messages wait, and the clocks of a lane.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use kvatlas_client::unix_time_us;
 
-/// Microseconds on a clock that never runs backwards, and on Linux goes on while the machine is suspended. Never 0.
+/// Returns the time in microseconds on a clock that never runs backwards. On Linux, the clock goes on while the machine
+/// is suspended. Never 0.
 pub(crate) fn now_us() -> u64 {
     #[cfg(target_os = "linux")]
     let clock = rustix::time::ClockId::Boottime;
@@ -19,12 +20,13 @@ pub(crate) fn now_us() -> u64 {
     u64::try_from(micros).unwrap_or_default().max(1)
 }
 
-/// The clocks of a lane. One reading serves the end of one job and the beginning of the next.
+/// Clocks of a lane. One reading gives both the end of one job and the beginning of the next.
 pub(super) struct LaneClock {
     started: Instant,
-    /// When the turn began: in nanoseconds since the lane was started, and in microseconds since the Unix epoch.
+    /// Time at which the turn began: in nanoseconds since the lane was started, and in microseconds since the Unix
+    /// epoch.
     turn: (u64, u64),
-    /// When the clock was read last, in nanoseconds since the lane was started.
+    /// Time of the last reading of the clock, in nanoseconds since the lane was started.
     now_ns: Cell<u64>,
 }
 
@@ -37,13 +39,13 @@ impl LaneClock {
         }
     }
 
-    /// Notes that a turn begins.
+    /// Notes that a turn begins now.
     pub(super) fn begin_turn(&mut self) {
         self.lap();
         self.turn = (self.now_ns.get(), unix_time_us());
     }
 
-    /// Reads the clock. Returns the time since it was read last.
+    /// Reads the clock. Returns the time since the last reading.
     pub(super) fn lap(&self) -> Duration {
         let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let before_ns = self.now_ns.replace(now_ns);
@@ -55,12 +57,12 @@ impl LaneClock {
         Duration::from_nanos(self.turn_ns())
     }
 
-    /// Time of the last reading of the clock, in microseconds since the lane was started.
+    /// Returns the time of the last reading of the clock, in microseconds since the lane was started.
     pub(super) fn monotonic_us(&self) -> u64 {
         self.now_ns.get() / 1000
     }
 
-    /// Time of the last reading of the clock, in microseconds since the Unix epoch.
+    /// Returns the time of the last reading of the clock, in microseconds since the Unix epoch.
     pub(super) fn unix_us(&self) -> u64 {
         self.turn.1.saturating_add(self.turn_ns() / 1000)
     }

@@ -1,4 +1,4 @@
-//! The commands of operators that lanes carry out on holders.
+//! Commands of operators that lanes carry out on holders.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
 
 impl LanePool {
-    /// Carries out an operator's command on the holders that `of` names, after all earlier batches of their worker. Returns the
-    /// number of these holders.
+    /// Carries out an operator's command on the holders that `of` names, after all batches that their worker sent
+    /// earlier. Returns the number of these holders.
     pub(crate) async fn command(&self, of: &AdminHolder, command: HolderCommand) -> Result<u64, PoolError> {
         let worker = WorkerKey {
             namespace: of.namespace.clone(),
@@ -36,7 +36,7 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Carries out an operator's command on holders of the lane, and replies with their number.
+    /// Carries out an operator's command on holders of this lane, and replies with the number of these holders.
     pub(super) fn command(&mut self, job: CommandJob) {
         let ranks = job.rank.map_or(Rank::MIN..=Rank::MAX, |rank| rank..=rank);
         let (first, last) = (*ranks.start(), *ranks.end());

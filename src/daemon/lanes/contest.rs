@@ -1,9 +1,9 @@
-//! Contested holders: two publishers claim one holder. The one with the highest epoch is *believed*; batches of a lower epoch
-//! come beside its batches.
+//! Contested holders: two publishers claim one holder. The publisher with the highest epoch is *believed*, but batches
+//! of a lower epoch come too.
 //!
-//! There are two causes. A publisher whose clock was ahead has died, and has come back with a lower epoch. Or two processes have
-//! one name. Either way, nobody knows whose blocks the holder has. The holder is *contested* until a higher epoch begins, or
-//! until the believed publisher goes on alone.
+//! There are two possible causes. Either a publisher whose clock was ahead has died, and has come back with a lower
+//! epoch. Or two processes publish under the same name. In both cases nobody knows which publisher's blocks the holder
+//! has. The holder is *contested* until a higher epoch begins, or until no other publisher sends any more.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
@@ -11,41 +11,43 @@ use super::holder::{Context, Holder};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// Silence after which the publisher of the lower epoch counts as gone, in microseconds. Publishers send something every second.
+/// Silence in microseconds after which the publisher of the lower epoch counts as gone. Publishers send something every
+/// second.
 const SILENT_US: u64 = 3_000_000;
-/// Age beyond which a batch of a lower epoch may be a redelivery, in microseconds.
+/// Age in microseconds beyond which a batch of a lower epoch may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
 
-/// Record of the batches of lower epochs that have come.
+/// Record of the batches that have come with an epoch lower than the believed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Lower {
-    /// Epoch and number of the last batch of a lower epoch.
+    /// Epoch and number of the last such batch.
     last: BatchCursor,
-    /// Time at which that batch came, in microseconds of listening.
+    /// Time at which the last such batch came, in microseconds of listening.
     last_us: u64,
-    /// Number of batches of a lower epoch in this contest; 0 while there is no contest.
+    /// Number of batches of a lower epoch in the present contest. 0 means that there is no contest.
     batches: u64,
 }
 
 impl Lower {
-    /// Whether a batch of a lower epoch shows at `unix_us` that another publisher is alive.
+    /// Whether a batch of a lower epoch shows, at time `unix_us`, that another publisher is alive.
     ///
-    /// A batch that was made lately shows it. An older batch may be a redelivery. Such a batch shows it only in two cases:
+    /// A batch that was made recently shows this. An older batch may be a redelivery, so it shows this in two cases
+    /// only:
     ///
-    /// - The batch continues the last batch of a lower epoch: the other publisher's clock may be behind.
+    /// - The batch continues the last batch of a lower epoch, since the other publisher's clock may be slow.
     /// - A contest is under way.
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
     }
 
-    /// Whether a contest is over at `listening_us`: the other publisher has been silent for 3 seconds.
+    /// Whether a contest is over at `listening_us`, that is, whether the other publisher has been silent for 3 seconds.
     fn is_over(&self, listening_us: u64) -> bool {
         self.batches > 0 && listening_us.saturating_sub(self.last_us) >= SILENT_US
     }
 }
 
-/// Whether a batch was made lately, or does not say when.
+/// Whether a batch was made recently, or does not tell when it was made.
 pub(super) fn is_fresh(batch: &EventBatch, unix_us: u64) -> bool {
     batch
         .time_us
@@ -74,13 +76,13 @@ impl Holder {
         }
     }
 
-    /// Whether batches of another publisher come.
+    /// Whether the holder is contested, that is, whether batches of another publisher come.
     pub(super) fn is_contested(&self) -> bool {
         self.lower.batches > 0
     }
 
-    /// Returns the reason `Contested` during a contest, else no reason. This doubt stays when the believed publisher replaces or
-    /// clears its state: the other publisher's blocks are as unknown as before.
+    /// Returns the reason `Contested` during a contest, else no reason. The reason stays when the believed publisher
+    /// replaces or clears its state, because the other publisher's blocks are as unknown as before.
     pub(super) fn contested(&self) -> DegradedReasons {
         match self.is_contested() {
             true => DegradedReasons::of(DegradedReason::Contested),
@@ -88,14 +90,14 @@ impl Holder {
         }
     }
 
-    /// Ends a contest in which the other publisher has fallen silent. To be called with each batch that is applied.
+    /// Ends a contest if the other publisher has fallen silent. Must be called with each batch that is applied.
     pub(super) fn settle_contest(&mut self, context: Context<'_>) {
         if self.lower.is_over(context.clocks.listening_us) {
             self.end_contest();
         }
     }
 
-    /// Ends a contest: a higher epoch has begun, or the other publisher is silent.
+    /// Ends a contest, because a higher epoch has begun or the other publisher is silent.
     pub(super) fn end_contest(&mut self) {
         let Lower { last, batches, .. } = std::mem::take(&mut self.lower);
         if batches > 0 {
@@ -106,8 +108,8 @@ impl Holder {
         }
     }
 
-    /// Notes the time at which a new epoch begins. Logs an epoch that lies ahead of the clock: if the publisher's next process
-    /// has the right time, its epoch will be lower.
+    /// Notes the time at which a new epoch begins. Logs an epoch that lies ahead of the clock: the next process of the
+    /// publisher will have a lower epoch if its clock is right.
     pub(super) fn note_epoch(&self, epoch: u64, context: Context<'_>) {
         self.writer.status().epoch_since_us.store(context.clocks.unix_us);
         let ahead_s = epoch_ahead_s(epoch, context.clocks.unix_us);

@@ -1,5 +1,5 @@
-//! The *flow* of each namespace, for queries: how far the index is behind the received messages, and which batches are half
-//! applied. Reading it takes no lock while nothing is wrong.
+//! The *flow* of each namespace, for queries: since when received messages wait to be applied, and which batches are
+//! half applied. Reading a flow takes no lock while no message is late.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Most steps that are remembered; a step is a batch that must be seen whole. If more steps end during a search, the search may
-/// have seen parts of any batch.
+/// Maximum number of remembered steps. A step is a batch that must be seen whole. If more steps end during a search,
+/// the search may have seen parts of any batch.
 const STEPS_REMEMBERED: usize = 256;
 
-/// The flows of all namespaces.
+/// Flows of all namespaces. A flow tells which messages wait, and which batches are half applied.
 #[derive(Debug)]
 pub(crate) struct Flows {
     lanes: usize,
@@ -29,7 +29,7 @@ impl Flows {
         }
     }
 
-    /// Returns the flow of a namespace, and makes it if it does not exist.
+    /// Returns the flow of a namespace. Makes the flow if it does not exist.
     pub(super) fn of(&self, namespace: &NamespaceName) -> Arc<NamespaceFlow> {
         if let Some(found) = self.get(namespace) {
             return found;
@@ -47,26 +47,26 @@ impl Flows {
         Some(Arc::clone(&found))
     }
 
-    /// Forgets the flows of namespaces that nobody uses.
+    /// Forgets the flows of namespaces that are no longer used.
     pub(super) fn prune(&self) {
         self.by_namespace.retain(|_, flow| Arc::strong_count(flow) > 1);
     }
 }
 
-/// The flow of one namespace.
+/// Flow of one namespace: which messages wait, and which batches are half applied.
 #[derive(Debug)]
 pub(crate) struct NamespaceFlow {
     lanes: Box<[LaneWaits]>,
     pub(super) steps: Steps,
 }
 
-/// The lines (workers' queues) of a namespace in one lane that have messages waiting.
+/// Lines (workers' queues) of a namespace in one lane that have messages waiting.
 #[derive(Debug, Default)]
 struct LaneWaits {
     /// Time at which the oldest waiting message came, in microseconds; 0 if none waits.
     oldest_us: AtomicU64,
-    /// The lines that wait, as pairs: the time since which the line has waited, and the line's number. The lane's queue is locked
-    /// while this set changes.
+    /// Waiting lines, each as a pair: the time since which the line has waited, and the line's number. The lane's queue
+    /// is locked while this set changes.
     lines: Mutex<BTreeSet<(u64, u64)>>,
 }
 
@@ -106,7 +106,7 @@ impl NamespaceFlow {
         numbers
     }
 
-    /// Returns the time at which the oldest message came that is not applied yet. `None` if no message waits.
+    /// Returns the time at which the oldest message came that has not been applied yet. `None` if no message waits.
     pub(super) fn oldest_us(&self) -> Option<u64> {
         let lanes = self
             .lanes
@@ -119,8 +119,9 @@ impl NamespaceFlow {
 /// The steps of a namespace. A *step* is a batch that must be seen whole or not at all. A search in the middle of a step sees a
 /// state that the holder never had.
 ///
-/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search that finds the
-/// same count before and after, and no step open before, has seen no batch in parts.
+/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search has seen
+/// no batch in parts if two conditions hold: the count is the same at its beginning and its end, and no step is open at
+/// its beginning.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     changes: AtomicU64,
@@ -130,8 +131,8 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct RecentSteps {
-    /// Steps in the order in which they began. `ended_at` is the change counter at the end; `None` while the batch is being
-    /// applied.
+    /// Steps in the order in which they began. `ended_at` of a step is the change counter at its end, or `None` while
+    /// the batch is being applied.
     steps: VecDeque<BatchStep>,
     /// The largest `ended_at` of the steps that have been forgotten.
     forgotten_until: u64,
@@ -144,33 +145,33 @@ struct BatchStep {
     ended_at: Option<u64>,
 }
 
-/// A step that is under way. The step ends when this value is dropped.
+/// Step that is being applied. The step ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct OpenStep {
     flow: Arc<NamespaceFlow>,
     begun_at: u64,
 }
 
-/// The moment at which a search begins.
+/// Moment at which a search begins. At the search's end, it tells which holders were seen in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SearchMark {
     changes: u64,
     is_any_open: bool,
 }
 
-/// Which holders a search may have seen in parts.
+/// Holders of which a search may have seen half-applied batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SeenInParts {
-    /// No holder.
+    /// No holder was seen in parts.
     Nobody,
-    /// The listed holders.
+    /// Listed holders may have been seen in parts.
     These(Vec<HolderId>),
-    /// Any holder: more steps ended than are remembered.
+    /// All holders may have been seen in parts, because more steps ended than are remembered.
     Any,
 }
 
 impl NamespaceFlow {
-    /// Begins a step of `holder`: a batch that must be seen whole.
+    /// Begins a step of `holder`, that is, a batch that must be seen whole.
     pub(super) fn begin_step(self: &Arc<Self>, holder: &HolderId) -> OpenStep {
         let steps = &self.steps;
         let mut recent = steps.recent.lock();
@@ -192,7 +193,7 @@ impl NamespaceFlow {
         }
     }
 
-    /// Marks the moment before a search.
+    /// Marks the moment before a search begins.
     pub(crate) fn mark_search(&self) -> SearchMark {
         let steps = &self.steps;
         // The count is read first: a step that begins between the two reads shows in one of them.
@@ -203,7 +204,7 @@ impl NamespaceFlow {
         }
     }
 
-    /// Returns which holders a search may have seen in parts, if it began at `mark` and ends now.
+    /// Returns the holders of which a search may have seen half-applied batches, if it began at `mark` and ends now.
     pub(crate) fn seen_in_parts(&self, mark: SearchMark) -> SeenInParts {
         fence(Ordering::Acquire);
         let steps = &self.steps;
@@ -229,7 +230,7 @@ impl NamespaceFlow {
 }
 
 impl RecentSteps {
-    /// Forgets the oldest step that has ended.
+    /// Forgets the oldest remembered step that has ended.
     fn forget_oldest(&mut self) {
         let oldest = self.steps.iter().position(|step| step.ended_at.is_some());
         let forgotten = oldest.and_then(|index| self.steps.remove(index));

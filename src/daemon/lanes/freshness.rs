@@ -1,17 +1,18 @@
 //! Age of the state from which queries are answered.
 //!
-//! Events wait in three places, and each place shows how long:
+//! Events wait in three places. Each place has its own measure of the waiting time:
 //!
 //! | where | measure |
 //! |---|---|
-//! | in a lane's queue | when the oldest message of the namespace came ([`NamespaceFlow`]) |
-//! | in the stream, with JetStream | since when the daemon knows of messages that it has not read |
-//! | in the broker, the network or the socket | when the last *pulse* was sent that has come back |
+//! | in a lane's queue | time at which the oldest waiting message of the namespace came ([`NamespaceFlow`]) |
+//! | in the stream, with JetStream | time since which the daemon knows of messages that it has not read |
+//! | in the broker, the network or the socket | time at which the last *pulse* was sent that has come back |
 //!
 //! The pulse is a message that the daemon sends to itself on the connection of the events. When the pulse comes back, everything
 //! that the broker had sent before has been handed to the lanes.
 //!
-//! The pulse also tells a daemon that was stopped, or a machine that was suspended, that it has not read its sockets for a while.
+//! The pulse also tells a daemon that was stopped, or a machine that was suspended, that the daemon has not read its
+//! sockets for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,9 +29,9 @@ use super::line::{Assignments, WorkerKey};
 pub(crate) struct Freshness {
     flows: Arc<Flows>,
     assignments: Arc<Assignments>,
-    /// Age beyond which holders are behind, in microseconds; `None` means never.
+    /// Age of the state, in microseconds, beyond which holders get the reason for doubt `Behind`. `None` means no limit.
     behind_after_us: Option<u64>,
-    /// Time up to which all events of the broker have been handed to the lanes, in microseconds. 0 while the events are not
+    /// Time up to which all events in the broker have been handed to the lanes, in microseconds. 0 while events are not
     /// followed.
     heard_us: AtomicU64,
     /// Time since which the daemon has known of unread messages in the stream, in microseconds; 0 if there are none.
@@ -53,7 +54,7 @@ impl Freshness {
         }
     }
 
-    /// The freshness of a daemon that follows no events.
+    /// Returns the freshness of a daemon that follows no events.
     #[cfg(test)]
     pub(crate) fn without_events() -> Self {
         let flows = Arc::new(Flows::new(1));
@@ -67,13 +68,14 @@ impl Freshness {
         self.heard_us.store(at_us, Ordering::Release);
     }
 
-    /// Notes that the stream has had messages since `since_us` that are not read yet; 0 if there are none.
+    /// Notes that the stream has had unread messages since `since_us`. 0 means that there are none.
     pub(crate) fn set_unread(&self, since_us: u64) {
         self.unread_since_us.store(since_us, Ordering::Release);
     }
 
-    /// Returns the earliest time at which a message that is handed over now may have come. Normally that is now. If the broker
-    /// has not been heard for longer than is allowed, the message may have waited in the socket since then.
+    /// Returns the earliest time at which a message that is handed over now may have come. Usually that is now. If the
+    /// broker has not been heard for longer than is allowed, the message may have waited in the socket since the broker
+    /// was last heard.
     pub(super) fn came_us(&self) -> u64 {
         let now_us = now_us();
         let heard_us = self.heard_us.load(Ordering::Acquire);
@@ -90,7 +92,7 @@ impl Freshness {
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Measures how old the state of a namespace is now. To be called before a search.
+    /// Measures how old the state of a namespace is now. Must be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
         let flow = self.flows.get(namespace);
         let now_us = now_us();
@@ -122,7 +124,7 @@ impl Freshness {
         }
     }
 
-    /// The time that the lane has spent on a worker, in microseconds.
+    /// Returns the time that the lane has spent on a worker, in microseconds.
     pub(crate) fn spent_us(&self, worker: &WorkerKey) -> u64 {
         self.assignments.line_of(worker).map_or(0, |line| line.spent_us())
     }
@@ -132,19 +134,19 @@ impl Freshness {
 #[derive(Debug)]
 pub(crate) struct FreshnessReading<'f> {
     freshness: &'f Freshness,
-    /// The moment, by [`now_us`].
+    /// Time of the measurement, by [`now_us`].
     pub(crate) now_us: u64,
-    /// The age of the oldest event that was known and not applied, in microseconds; 0 where there was none.
+    /// Age of the oldest event that was known and not applied, in microseconds. 0 if there was no such event.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
-    /// Numbers of the workers' lines whose events had waited for too long, in ascending order. They are read before the search:
-    /// an event that the search does not see may wait no longer when the search ends.
+    /// Numbers of the workers' lines whose events had waited for too long, in ascending order. They are read before the
+    /// search, because an event that the search does not see may be applied before the search ends.
     lines_behind: Vec<u64>,
     flow: Option<Arc<NamespaceFlow>>,
 }
 
 impl FreshnessReading<'_> {
-    /// Whether the state of `holder` was older than is allowed.
+    /// Whether the state of `holder` was older than is allowed, at the moment of the measurement.
     pub(crate) fn is_behind(&self, namespace: &NamespaceName, holder: &HolderId) -> bool {
         if self.is_everybody_behind || self.lines_behind.is_empty() {
             return self.is_everybody_behind;
@@ -157,17 +159,17 @@ impl FreshnessReading<'_> {
         line.is_some_and(|line| self.lines_behind.binary_search(&line.number).is_ok())
     }
 
-    /// Whether any holder's state was older than is allowed.
+    /// Whether the state of any holder was older than is allowed, at the moment of the measurement.
     pub(crate) fn is_anybody_behind(&self) -> bool {
         self.is_everybody_behind || !self.lines_behind.is_empty()
     }
 
-    /// Marks the moment before a search.
+    /// Marks the moment before a search begins.
     pub(crate) fn mark_search(&self) -> Option<SearchMark> {
         self.flow.as_ref().map(|flow| flow.mark_search())
     }
 
-    /// Returns which holders a search may have seen in parts, if it began at `mark` and ends now.
+    /// Returns the holders of which a search may have seen half-applied batches, if it began at `mark` and ends now.
     pub(crate) fn seen_in_parts(&self, mark: Option<SearchMark>) -> SeenInParts {
         match (&self.flow, mark) {
             (Some(flow), Some(mark)) => flow.seen_in_parts(mark),
@@ -182,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// The freshness of a daemon that allows `behind_after`, and heard the broker `unheard` ago.
+    /// Returns the freshness of a daemon that allows the age `behind_after`, and heard the broker `unheard` ago.
     fn freshness(behind_after: Option<Duration>, unheard: Duration) -> (Freshness, u64) {
         let flows = Arc::new(Flows::new(1));
         let assignments = Arc::new(Assignments::new(1, Arc::clone(&flows)));

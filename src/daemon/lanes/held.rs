@@ -1,4 +1,4 @@
-//! Batches that a holder holds until the missing ones before them have come.
+//! Held batches: batches that wait at a holder until the missing batches before them have come.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use super::sequence::ReceivedBatch;
 /// Bounds on held batches.
 #[derive(Debug, Clone)]
 pub(super) struct HoldingLimits {
-    /// Whether batches are held at all. Without resyncs nobody would ask for the missing ones.
+    /// Whether batches are held at all. If resyncs are off, none are held, because nobody would ask for the missing batches.
     pub(super) is_enabled: bool,
-    /// Most bytes of the batches that one holder holds, unless it is a single batch. Each batch counts 256 bytes more than its
-    /// payload.
+    /// Maximum size of the batches that one holder holds, in bytes. A single batch may be larger. Each batch counts 256
+    /// bytes more than its payload.
     pub(super) bytes_per_holder_max: usize,
-    /// Most bytes of the batches that all holders of the lane hold, counted in the same way.
+    /// Maximum size of the batches that all holders of the lane hold together, in bytes, counted in the same way.
     pub(super) bytes_max: usize,
-    /// How long batches wait for an answer, in microseconds.
+    /// Maximum time for which batches wait for an answer, in microseconds.
     pub(super) wait_us_max: u64,
     held_bytes: Arc<AtomicUsize>,
 }
@@ -49,7 +49,7 @@ pub(super) struct HeldBatches {
     batches: VecDeque<ReceivedBatch>,
     bytes: usize,
     lane_bytes: Arc<AtomicUsize>,
-    /// When holding began, in microseconds on the lane's clock.
+    /// Time at which holding began, in microseconds on the lane's clock.
     pub(super) since_us: u64,
     /// Reasons for doubt that have come since the resync began.
     doubts: DegradedReasons,
@@ -59,17 +59,17 @@ pub(super) struct HeldBatches {
 /// Messages that were dropped while batches were held.
 #[derive(Debug, Default)]
 struct DroppedMessages {
-    /// The reasons for doubt that the dropped messages give.
+    /// Reasons for doubt that the dropped messages give.
     doubts: DegradedReasons,
     /// Number of held batches that came before the last dropped message.
     behind: usize,
 }
 
-/// The number of a resync. It tells the resyncs of one holder apart.
+/// Number of a resync. It distinguishes the resyncs of one holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResyncNumber(pub(super) u64);
 
-/// Error for a batch that finds no room. The batch is given back.
+/// Error for a batch for which there is no room. It returns the batch.
 #[derive(Debug)]
 pub(super) struct NoRoom(pub(super) ReceivedBatch);
 
@@ -85,13 +85,14 @@ impl HeldBatches {
         }
     }
 
-    /// Notes that a resync begins. Its answer will cover everything that has come so far, so doubts are collected anew.
+    /// Notes that a resync begins. Its answer will cover everything that has come so far, so only later reasons for
+    /// doubt are collected.
     pub(super) fn begin(&mut self, now_us: u64) {
         self.since_us = now_us;
         self.doubts = DegradedReasons::default();
     }
 
-    /// Notes a reason for doubt.
+    /// Adds a reason for doubt that has come since the resync began.
     pub(super) fn note_doubt(&mut self, reason: DegradedReason) {
         self.doubts = self.doubts.with(reason);
         if is_of_dropped(reason) {
@@ -112,12 +113,13 @@ impl HeldBatches {
         self.batches.is_empty()
     }
 
-    /// Reasons for doubt that have come since the resync began. The answer can be older than these reasons.
+    /// Returns the reasons for doubt that have come since the resync began. The answer to the resync can be older than
+    /// these reasons.
     pub(super) fn doubts(&self) -> DegradedReasons {
         self.doubts
     }
 
-    /// Holds one more batch. Fails if the holder or the lane has no room for it.
+    /// Holds one more batch. Fails if the holder or the lane has no room for the batch.
     pub(super) fn push(&mut self, received: ReceivedBatch, limits: &HoldingLimits) -> Result<(), NoRoom> {
         let bytes = received.bytes + BATCH_OVERHEAD_BYTES;
         let on_lane = self.lane_bytes.load(Ordering::Relaxed);
@@ -132,8 +134,8 @@ impl HeldBatches {
         Ok(())
     }
 
-    /// Returns the batches in order. Each comes with the doubts of messages that were dropped after it. The batches' memory no
-    /// longer counts as held.
+    /// Returns the held batches in order, each with the doubts of messages that were dropped after it. The memory of
+    /// the batches no longer counts as held.
     pub(super) fn into_batches(mut self) -> impl Iterator<Item = (ReceivedBatch, DegradedReasons)> {
         let DroppedMessages { doubts, behind } = std::mem::take(&mut self.dropped);
         let batches = std::mem::take(&mut self.batches).into_iter().enumerate();

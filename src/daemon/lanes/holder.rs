@@ -20,26 +20,26 @@ use super::sequence::{BatchAdmission, HighWater, ReceivedBatch, SequenceTracker,
 use super::standing::{BlocksChange, BlocksState, PublisherChange, PublisherState};
 use super::tally::BatchTally;
 
-/// Tells whether a holder still exists after a job.
+/// Fate of a holder after a job: it stays or leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
     Stays,
-    /// The holder is to be removed, because its publisher said goodbye.
+    /// Holder is to be removed, because its publisher said goodbye.
     Leaves,
 }
 
-/// The clocks at the time of a job. The lane reads them; a holder has none of its own.
+/// Times at which a job is done, by three clocks. The lane reads the clocks; a holder has none of its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JobClocks {
-    /// Microseconds on a clock that does not run backwards.
+    /// Time in microseconds on a clock that does not run backwards.
     pub(super) monotonic_us: u64,
-    /// Microseconds since the Unix epoch.
+    /// Time in microseconds since the Unix epoch.
     pub(super) unix_us: u64,
-    /// Microseconds so far during which messages could be received.
+    /// Time so far during which messages could be received, in microseconds.
     pub(super) listening_us: u64,
 }
 
-/// The tools that a lane lends a holder for one job.
+/// Tools that a lane lends to a holder for one job.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(super) clocks: JobClocks,
@@ -48,7 +48,7 @@ pub(crate) struct Context<'a> {
     pub(super) tally: &'a BatchTally,
 }
 
-/// One holder of a lane.
+/// Holder on its lane: the state of its blocks, its batch numbers, and its resync.
 pub(crate) struct Holder {
     pub(super) writer: HolderWriter,
     pub(super) metrics: Arc<EventMetrics>,
@@ -56,28 +56,28 @@ pub(crate) struct Holder {
     pub(super) tracker: SequenceTracker,
     pub(super) blocks: BlocksState,
     pub(super) publisher: PublisherState,
-    /// Number of resyncs that have begun.
+    /// Number of resyncs that have begun for this holder.
     pub(super) resyncs: u64,
-    /// The phase of the resync, with the batches that wait for missing batches before them.
+    /// Phase of the holder's resync, with the batches that wait for missing batches before them.
     pub(super) phase: Phase,
-    /// Reasons for doubt that came after the batch under way had been received, so that this batch cannot end them. Empty unless
-    /// a batch is applied later than it was received.
+    /// Reasons for doubt that came after the present batch had been received, so that this batch cannot end them. Empty
+    /// unless a batch is applied later than it was received.
     pub(super) later_doubts: DegradedReasons,
-    /// Record of the dropped batches whose epoch is lower than that of the applied ones.
+    /// Record of the dropped batches whose epoch is lower than the epoch of the applied batches.
     pub(super) lower: Lower,
-    /// When the publisher was last heard of, in microseconds of listening.
+    /// Time at which the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
-    /// The high-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before the
-    /// mark is not believed. A batch before the mark confirms nothing.
+    /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
+    /// the mark is not believed. A batch before the mark does not confirm the holder.
     pub(super) high_water: HighWater,
-    /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
+    /// Whether the present lack of room has been counted. Needed because eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
-    /// Epoch whose batches told the address and labels.
+    /// Epoch of the batches that told the present address and labels.
     pub(super) profile_epoch: u64,
 }
 
 impl Holder {
-    /// A holder that has no blocks yet, and whose publisher has just been heard of.
+    /// Returns a holder that has no blocks yet, and whose publisher has just been heard of.
     pub(super) fn new(
         writer: HolderWriter,
         metrics: Arc<EventMetrics>,
@@ -104,13 +104,14 @@ impl Holder {
         holder
     }
 
-    /// Notes that the block size is not known until a batch tells it, because a new process may have blocks of another size.
-    /// Exception: if the namespace has taken the size from batches, the size is known, since then each batch tells its size.
+    /// Notes that the block size is not known until a batch tells it, because a new process may have blocks of another
+    /// size. Exception: the size stays known if the namespace has taken it from batches, because then every batch tells
+    /// its size.
     fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
 
-    /// Notes whether a batch says how many tokens its blocks have.
+    /// Notes that the block size is known, if the batch says how many tokens its blocks have.
     fn note_size(&self, batch: &EventBatch) {
         let has_tokens = |event: &Event| {
             let Event::Stored(stored) = event else {
@@ -123,8 +124,8 @@ impl Holder {
         }
     }
 
-    /// Stores the address and labels if a batch has `told` them. Otherwise a new epoch clears the old ones, which belong to
-    /// another process.
+    /// Stores the address and labels if a batch has `told` them. Otherwise, if the batch begins a new epoch, clears the
+    /// old ones, because they belong to another process.
     pub(super) fn note_profile(&mut self, told: Option<Profile>, epoch: u64) {
         if told.is_some() || self.profile_epoch != epoch {
             self.writer.status().set_profile(told.unwrap_or_default());
@@ -136,7 +137,7 @@ impl Holder {
         self.writer.record().id.worker.as_str()
     }
 
-    /// Whether batches are held until missing ones before them have come.
+    /// Whether batches are held until the missing batches before them have come.
     pub(super) fn is_waiting(&self) -> bool {
         self.phase.held().is_some()
     }
@@ -159,7 +160,7 @@ impl Holder {
         self.apply_now(received, context)
     }
 
-    /// Applies a batch, or skips it, by its number. Missing batches before it stay missing.
+    /// Applies or skips a batch, by its number, and never holds it. Missing batches before it stay missing.
     pub(super) fn apply_now(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let mut batch = received.batch;
         let before = self.tracker.cursor();
@@ -196,11 +197,11 @@ impl Holder {
         afterwards
     }
 
-    /// Begins a *step* if queries must see `batch` whole or not at all. Returns `None` for all other batches.
+    /// Begins a *step* if queries must see `batch` whole or not at all. Returns `None` if the batch is not a step.
     ///
-    /// A batch is a step if it both takes blocks away and adds some. It also is one if it begins a new epoch while the holder has
-    /// blocks. Half applied, such a batch shows a state that the holder never had. That state is not even a lower bound of the
-    /// state before or after.
+    /// A batch is a step in two cases: it both removes and adds blocks, or it begins a new epoch while the holder has
+    /// blocks. Half applied, such a batch shows a state that the holder never had. That state is not even a lower bound
+    /// of the state before or after.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| match event {
             Event::Removed(_) | Event::Cleared => true,
@@ -225,8 +226,9 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Notes a dropped batch, of which only the `head` is known. The holder is unverified until that batch or a later one has
-    /// been applied. A holder in a resync stops waiting for the answer, because the answer may be older than the dropped batch.
+    /// Notes a dropped batch, of which only the `head` is known. The holder is unverified until that batch or a later
+    /// one has been applied. If a resync is under way, the holder stops waiting for its answer, because the answer may
+    /// be older than the dropped batch.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {
@@ -240,7 +242,8 @@ impl Holder {
         self.release(context)
     }
 
-    /// Raises the high-water marks. If numbering restarted without a new epoch, begins the new count and returns true.
+    /// Raises the high-water marks to those of a received batch. If numbering restarted without a new epoch, begins the
+    /// new count and returns true.
     fn note_received(&mut self, batch: &EventBatch) -> bool {
         let is_numbered_anew = self.high_water.is_numbered_anew(batch);
         self.high_water.note(batch);
@@ -250,7 +253,7 @@ impl Holder {
         is_numbered_anew
     }
 
-    /// Counts a batch that is not applied. `number` is the batch number or the epoch that is the reason.
+    /// Counts a batch that is not applied. `number` is the batch number or the epoch for which it is dropped.
     pub(super) fn drop_batch(&self, reason: DropReason, number: u64) {
         self.metrics.batch_dropped(reason, self.worker(), &number);
     }
@@ -301,13 +304,13 @@ impl Holder {
         }
     }
 
-    /// Applies `change` to the state of the publisher: news of whether it answers.
+    /// Applies `change` to the state of the publisher, that is, whether the publisher answers.
     pub(super) fn note_publisher(&mut self, change: PublisherChange) {
         self.publisher = self.publisher.after(change);
     }
 
-    /// Takes note that numbering restarted without a new epoch. Batches of the new count do not continue the blocks of the old
-    /// one.
+    /// Takes note that numbering restarted without a new epoch. The blocks of the old count are not continued by
+    /// batches of the new count.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
         self.note_gap(next, next.seq.saturating_sub(1));
@@ -318,7 +321,7 @@ impl Holder {
         self.writer.status().cursor.store(start);
     }
 
-    /// Withdraws the reasons for doubt, if there are any, after the holder was cleared.
+    /// Withdraws the reasons for doubt, as [`Self::replace_reasons`] does, because the holder was cleared.
     fn forgive(&mut self, context: Context<'_>) {
         if !self.writer.status().own_reasons().is_empty() {
             self.replace_reasons(context);
@@ -326,13 +329,13 @@ impl Holder {
         self.note_blocks(BlocksChange::Replaced);
     }
 
-    /// Withdraws the reasons for doubt after the whole state was replaced. Searches that began before notice the change. These
-    /// reasons stay:
+    /// Withdraws the reasons for doubt after the whole state was replaced. Searches that began before this call notice
+    /// the change. These reasons stay:
     ///
     /// - A resync that is under way, silence, and another publisher.
     /// - The doubts that came after the batch that replaces the state.
-    /// - A message that could not be decoded, while the publisher may be asked. That message may be newer than the batch and have
-    ///   overtaken it. The publisher's answer settles the doubt.
+    /// - A message that could not be decoded, while the publisher may be asked. That message may be newer than the
+    ///   batch and have overtaken it. The publisher's answer settles the doubt.
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
         kept = kept.union(self.contested());
@@ -342,8 +345,8 @@ impl Holder {
         self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
-    /// Takes over the doubts that the publisher has of its own state. The blocks stay whole, since they are exactly the blocks
-    /// that the publisher told.
+    /// Takes over the doubts that the publisher has about its own state. The blocks here still count as whole, since
+    /// they are exactly the blocks that the publisher told.
     fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);
@@ -357,8 +360,8 @@ impl Holder {
         }
     }
 
-    /// Notes that the publisher is alive. Messages that cannot be taken count as signs of life, too. Otherwise the holder would
-    /// count as gone, and no answer would list it.
+    /// Notes that the publisher is alive. A message that cannot be applied is a sign of life, too. Otherwise the holder
+    /// would count as gone, and no answer would list it.
     pub(super) fn hear(&mut self, clocks: JobClocks) {
         self.heard_us = clocks.listening_us;
         self.writer.status().recover(DegradedReason::Stale);
@@ -399,14 +402,14 @@ impl Holder {
         afterwards
     }
 
-    /// Times out events that wait for a parent, and held batches.
+    /// Gives up events that have waited too long for their parent, and batches that have been held for too long.
     pub(super) fn tick(&mut self, context: Context<'_>) -> Afterwards {
         let applied = self.writer.expire_parked(context.clocks.monotonic_us);
         self.report_rejects(&applied);
         self.time_out_holding(context)
     }
 
-    /// Returns how silent the holder is. Degrades a stale holder, and counts a holder that is gone.
+    /// Returns whether the holder is alive, stale or gone. Degrades a stale holder, and counts a holder that is gone.
     pub(super) fn check_liveness(&self, limits: &LivenessLimits, context: Context<'_>) -> Silence {
         let silence = silence(self.heard_us, context.clocks.listening_us, limits);
         match silence {
@@ -421,8 +424,8 @@ impl Holder {
         silence
     }
 
-    /// Degrades the holder, because a batch of its worker could not be decoded. The answer to a resync under way may be older
-    /// than that batch.
+    /// Degrades the holder, because a batch of its worker could not be decoded. If a resync is under way, its answer
+    /// may be older than that batch.
     pub(super) fn note_undecodable(&mut self, clocks: JobClocks) {
         self.doubt(DegradedReason::Undecodable);
         self.hear(clocks);
@@ -435,7 +438,7 @@ impl Holder {
         self.hear(clocks);
     }
 
-    /// Degrades the holder for a reason that the answer to a resync under way may not cover.
+    /// Degrades the holder for `reason`. If a resync is under way, its answer may not cover the reason.
     fn doubt(&mut self, reason: DegradedReason) {
         if let Some(held) = self.phase.held_mut() {
             held.note_doubt(reason);
@@ -443,7 +446,7 @@ impl Holder {
         self.degrade(reason);
     }
 
-    /// Counts rejected blocks, and degrades the holder where they make its state uncertain.
+    /// Counts rejected blocks. Degrades the holder if the rejections make its state uncertain.
     pub(super) fn report_rejects(&mut self, applied: &Applied) {
         for reason in RejectReason::ALL {
             let blocks = applied.rejected(reason);
@@ -472,7 +475,8 @@ impl Holder {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Counts once that there is no room for some of the holder's blocks, whether an event or an eviction showed it.
+    /// Counts, once, that there is no room for some of the holder's blocks. An event or an eviction may have shown
+    /// this.
     fn count_shortage(&mut self) {
         let is_short = self.is_short();
         if is_short && !self.is_known_short {
@@ -481,7 +485,7 @@ impl Holder {
         self.is_known_short = is_short;
     }
 
-    /// Degrades the holder for `reason`, and counts the reason if the holder did not have it.
+    /// Degrades the holder for `reason`. Counts the reason if it is new for the holder.
     pub(super) fn degrade(&self, reason: DegradedReason) {
         if self.writer.status().degrade(reason) {
             self.count_degraded(reason);
@@ -493,7 +497,7 @@ impl Holder {
             .holder_degraded(reason, self.worker(), self.writer.record().id.rank);
     }
 
-    /// Removes the holder from the index.
+    /// Removes the holder from the index, and drops it.
     pub(super) fn retire(self) {
         self.writer.retire();
     }

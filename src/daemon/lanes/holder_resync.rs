@@ -1,4 +1,5 @@
-//! A holder's part in a resync: it holds batches, then applies the publisher's answer and the held batches.
+//! A holder's part in a resync. The holder holds batches, then applies the publisher's answer and after it the held
+//! batches.
 
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, ResyncAnswerKind};
@@ -10,45 +11,46 @@ use super::replace::remove_surplus;
 use super::sequence::{BatchAdmission, ReceivedBatch, SequenceTracker, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange};
 
-/// A publisher's whole answer. Its chunks agree with each other and with the request.
+/// Complete answer of a publisher. Its chunks agree with each other and with the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResyncAnswer {
-    /// The missing batches, or the full state.
+    /// Kind of the answer: the missing batches, or the full state.
     pub kind: ResyncAnswerKind,
-    /// The holder's cursor once the answer has been applied.
+    /// Cursor (epoch and batch number) of the holder once the answer has been applied.
     pub cursor: BatchCursor,
-    /// When the batch at the cursor was made, in microseconds since the Unix epoch; `None` if the publisher does not say.
+    /// Time at which the batch at the cursor was made, in microseconds since the Unix epoch. `None` if the publisher
+    /// does not tell it.
     pub time_us: Option<u64>,
-    /// The missing batches without a gap, or batches that store all the holder's blocks.
+    /// Batches of the answer: the missing batches without a gap, or batches that store all blocks of the holder.
     pub batches: Vec<EventBatch>,
 }
 
-/// A resync that has begun, and what to ask the publisher for.
+/// Resync that has begun, with the request that the publisher is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResyncBegun {
     pub(crate) number: ResyncNumber,
-    /// Epoch and number of the last applied batch. All batches up to it have been applied.
+    /// Epoch and number of the last applied batch. Nothing before this batch is missing.
     pub(crate) cursor: BatchCursor,
-    /// The newest batch that has been received. An answer that ends before this batch contradicts it.
+    /// Epoch and number of the newest received batch. An answer that ends before this batch contradicts it.
     pub(crate) seen: BatchCursor,
-    /// Whether only the full state helps.
+    /// Whether the full state must be asked for, because single batches do not help.
     pub(crate) full: bool,
 }
 
-/// How a resync ended.
+/// Result of a resync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResyncOutcome {
-    /// The holder is exact, as far as the stream is trusted.
+    /// Holder is exact, as far as the stream is trusted.
     Exact,
-    /// The answer was applied, and reasons for doubt are left.
+    /// Answer was applied, but reasons for doubt are left.
     Incomplete,
-    /// The answer came too late: the holder waited for it no longer.
+    /// Answer came too late: the holder no longer waited for it.
     Superseded,
 }
 
 impl Holder {
-    /// Takes a batch while others are held. Applies the first batch of a new epoch, drops a batch that is old, and holds any
-    /// other.
+    /// Takes a batch while others are held. The first batch of a new epoch is applied, an old batch is dropped, and any
+    /// other batch is held.
     pub(super) fn apply_while_holding(
         &mut self,
         received: ReceivedBatch,
@@ -88,7 +90,7 @@ impl Holder {
         }
     }
 
-    /// Holds a batch that has missing batches before it, so that the missing ones can be applied first.
+    /// Holds a batch because batches before it are missing. The missing batches can then be applied first.
     pub(super) fn hold_at_gap(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
@@ -107,7 +109,8 @@ impl Holder {
 
     /// Takes note of a new epoch whose first batches are missing.
     ///
-    /// The blocks of the ended epoch stay until the new epoch's blocks are known. To a router they are worth more than none.
+    /// The blocks of the ended epoch stay until the blocks of the new epoch are known. For a router they are better
+    /// than no blocks.
     fn outlive_epoch(&mut self, next: BatchCursor, missed: u64, context: Context<'_>) {
         self.end_contest();
         self.note_epoch(next.epoch, context);
@@ -148,7 +151,8 @@ impl Holder {
         }
     }
 
-    /// Applies the publisher's answer, then the held batches. The publisher was asked in `generation` of the stream.
+    /// Applies the publisher's answer, then the held batches. `generation` is the generation of the stream in which the
+    /// publisher was asked.
     pub(super) fn finish_resync(
         &mut self,
         number: ResyncNumber,
@@ -248,7 +252,7 @@ impl Holder {
         Afterwards::Stays
     }
 
-    /// Runs `apply` for batches that are older than `doubts`, and so cannot end them.
+    /// Runs `apply` for batches that were received before `doubts` arose. Such batches cannot end these doubts.
     fn before_doubts(
         &mut self,
         doubts: DegradedReasons,
@@ -260,7 +264,8 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches. At a gap, the rest is held again. Batches of an epoch that has ended since are dropped.
+    /// Applies the held batches. From a gap on, the rest is held again. Batches of an epoch that has ended meanwhile
+    /// are dropped.
     fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
@@ -280,8 +285,8 @@ impl Holder {
         Afterwards::Stays
     }
 
-    /// Withdraws the reason `Resyncing`; returns true if other reasons for doubt are left. Searches that began before notice the
-    /// change.
+    /// Withdraws the reason `Resyncing`. Returns true if other reasons for doubt are left that asking the publisher
+    /// again may end. Searches that began before this call notice the change.
     fn end_resync(&mut self) -> bool {
         let kept = DegradedReasons::all().without(DegradedReason::Resyncing);
         let left = self.writer.replace_reasons(kept);
@@ -289,7 +294,7 @@ impl Holder {
         !left.filtered(|reason| !reason.is_upstream()).is_empty()
     }
 
-    /// Ends a resync without an answer. `may_answer` says whether asking again may help.
+    /// Ends a resync without an answer. `may_answer` says whether the publisher may answer if asked again.
     pub(super) fn abandon_resync(
         &mut self,
         number: ResyncNumber,
@@ -306,21 +311,22 @@ impl Holder {
         self.release(context)
     }
 
-    /// Notes that an answer contradicts the batches received. Nobody knows which of the two is right. The contradiction ends with
-    /// a full state that reaches the newest batch received.
+    /// Notes that an answer contradicts the received batches. Nobody knows which of the two is right. The contradiction
+    /// ends with a full state that reaches the newest received batch.
     pub(super) fn note_contradiction(&mut self) {
         self.degrade(DegradedReason::Gap);
         self.note_blocks(BlocksChange::Missed);
     }
 
-    /// Puts the holder in doubt because an operator says so. Its publisher is then asked for the full state.
+    /// Puts the holder in doubt because an operator asked for it. The publisher is then asked for the full state.
     pub(super) fn note_operator_doubt(&mut self) {
         self.note_publisher(PublisherChange::Reconsidered);
         self.note_blocks(BlocksChange::Missed);
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches, because their count has ended. A resync that is under way for them is superseded.
+    /// Drops the held batches, because the count to which their numbers belong has ended. Also ends a resync that is
+    /// under way for them.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.phase.release() else {
             return;
@@ -331,7 +337,7 @@ impl Holder {
         self.end_resync();
     }
 
-    /// Applies the held batches without an answer. Missing batches before them stay missing.
+    /// Stops holding batches: applies the held batches without an answer. Missing batches before them stay missing.
     pub(super) fn release(&mut self, context: Context<'_>) -> Afterwards {
         let Some(held) = self.phase.release() else {
             return Afterwards::Stays;
@@ -348,7 +354,7 @@ impl Holder {
         afterwards
     }
 
-    /// Releases batches that have been held for too long.
+    /// Applies batches that have been held for too long, although batches before them are missing.
     pub(super) fn time_out_holding(&mut self, context: Context<'_>) -> Afterwards {
         let now_us = context.clocks.monotonic_us;
         let is_over =

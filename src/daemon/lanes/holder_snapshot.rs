@@ -1,4 +1,4 @@
-//! A holder's part in snapshots: what a dump takes of it, and how it is rebuilt from a file.
+//! A holder's part in snapshots: how its state is dumped, and how the holder is rebuilt from a file.
 
 use kvatlas_core::index::{RestoredRun, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
@@ -12,19 +12,21 @@ use super::phase::Phase;
 use super::sequence::{HighWater, SequenceTracker};
 use super::standing::BlocksChange;
 
-/// Most blocks in an event of a dump. It keeps frames small, whatever the configuration allows on the wire.
+/// Maximum number of blocks in one event of a dump. The bound keeps frames small, whatever the configuration allows on
+/// the wire.
 const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
-/// A batch of a dump is closed when it has this many blocks.
+/// Number of blocks at which a batch of a dump is closed.
 const DUMP_BATCH_BLOCKS: usize = 16_384;
 
-/// A holder's state at one instant: its cursor, and events that rebuild its blocks.
+/// State of a holder at one instant: its cursor, and events that rebuild its blocks.
 #[derive(Debug)]
 pub struct HolderDump {
-    /// The holder's name and cursor.
+    /// Name and cursor of the holder.
     pub frame: HolderFrame,
-    /// The events, in order, each with its tier.
+    /// Events that rebuild the holder, in order, each with its tier.
     events: Vec<(Tier, Event)>,
-    /// Set for a regular holder: a walk over the index finds its blocks, and `events` is empty.
+    /// Record for the walk over the index that finds the blocks of a regular holder; `events` is then empty. `None` for
+    /// an irregular holder.
     pub walked: Option<WalkedHolder>,
 }
 
@@ -33,19 +35,19 @@ pub struct HolderDump {
 pub enum Revisited {
     /// The dump is valid: the walk's blocks and the batches since the dump lead to the holder's present state.
     Unchanged,
-    /// The dump is not valid. The value is the holder's present state, as events.
+    /// The dump is not valid. The value is the present state of the holder, as events.
     Changed(Box<HolderDump>),
-    /// The holder has left.
+    /// The holder has been removed.
     Gone,
 }
 
 impl HolderDump {
-    /// The events, in order, each with its tier.
+    /// Returns the events in order, each with its tier.
     pub fn into_events(self) -> Vec<(Tier, Event)> {
         self.events
     }
 
-    /// Returns the events as encoded batches, in order. Encoding is the caller's work, not the lane's.
+    /// Returns the events as encoded batches, in order. The caller's thread does the encoding, not the lane's.
     pub fn batches(self) -> impl Iterator<Item = Vec<u8>> {
         let HolderFrame { epoch, seq, rank, .. } = self.frame;
         let mut events = self.events.into_iter().peekable();
@@ -82,11 +84,11 @@ fn empty_batch(epoch: u64, seq: u64, rank: Rank, tier: Tier) -> EventBatch {
 }
 
 impl Holder {
-    /// Takes over the cursor and the reasons for doubt of a snapshot. The holder's blocks follow: [`Self::restore_blocks`],
-    /// [`Self::restore_runs`].
+    /// Takes over the cursor and the reasons for doubt of a snapshot's holder. The holder's blocks follow through
+    /// [`Self::restore_blocks`] and [`Self::restore_runs`].
     ///
-    /// The holder is cleared first, because it can come twice. Either it left and came back on another lane during the snapshot.
-    /// Or an older snapshot follows one that could not be read to its end.
+    /// The holder is cleared first, because a restore can bring it twice, in two cases. Either it left during the
+    /// snapshot and came back on another lane. Or an older snapshot follows one that could not be read to its end.
     ///
     /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
@@ -125,7 +127,7 @@ impl Holder {
         }
     }
 
-    /// Stores blocks of a snapshot.
+    /// Stores a batch of blocks from a snapshot.
     pub(super) fn restore_blocks(&mut self, batch: EventBatch, now_us: u64) {
         for event in batch.events {
             let applied = self.writer.apply(event, batch.tier, now_us);
@@ -133,24 +135,24 @@ impl Holder {
         }
     }
 
-    /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here: its publisher must be asked for the full
-    /// state.
+    /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here. Its publisher must then be asked
+    /// for the full state.
     pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
         self.restore_cursor(frame, StreamGeneration::default());
         self.degrade(DegradedReason::Rejected);
         self.note_blocks(BlocksChange::Missed);
     }
 
-    /// Stores runs of a snapshot's forest.
+    /// Stores runs of blocks from a snapshot's forest.
     pub(super) fn restore_runs<'r>(&mut self, tier: Tier, runs: impl Iterator<Item = RestoredRun<'r>>) {
         let applied = self.writer.restore_runs(tier, runs);
         self.report_rejects(&applied);
     }
 
-    /// Returns the holder's present state. A regular holder is dumped without its blocks, any other one with events that rebuild
-    /// it.
+    /// Returns the holder's present state. For a regular holder it has no blocks; for any other holder it has events
+    /// that rebuild the blocks.
     ///
-    /// A holder that no batch has confirmed in `generation` is dumped as unverified.
+    /// A holder that no batch has confirmed in `generation` is dumped as unverified, and so is a contested or stale one.
     pub(super) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
         match self.writer.as_walked() {
             Some(walked) => HolderDump {
@@ -162,7 +164,7 @@ impl Holder {
         }
     }
 
-    /// Returns the holder's present state, with events that rebuild it.
+    /// Returns the holder's present state, with events that rebuild its blocks.
     pub(super) fn dump_as_events(
         &mut self,
         namespace: &NamespaceName,
@@ -177,7 +179,8 @@ impl Holder {
         }
     }
 
-    /// Compares the holder with its dump. `before` and `dumped` describe the holder before the walk over the index.
+    /// Compares the holder with its earlier dump. `before` and `dumped` describe the holder before the walk over the
+    /// index.
     pub(super) fn revisit(
         &mut self,
         before: &WalkedHolder,
@@ -207,7 +210,10 @@ impl Holder {
             // Events that wait for a parent are not dumped.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
-        if !self.writer.status().is_confirmed(generation) {
+        // A contest and a silence are not told by a snapshot. What comes after the restart has to show that both are over.
+        let own = self.writer.status().own_reasons();
+        let is_in_doubt = own.contains(DegradedReason::Contested) || own.contains(DegradedReason::Stale);
+        if is_in_doubt || !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         if self.phase.held().is_some_and(|held| !held.is_empty()) {

@@ -1,4 +1,4 @@
-//! The jobs of a lane.
+//! Jobs of a lane.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,20 +23,20 @@ use super::lost::LostJob;
 use super::payloads::Payloads;
 use super::queue::LineJob;
 
-/// The jobs that a lane can be told to do.
+/// Job that a lane can be told to do.
 pub(crate) enum Job {
-    /// Decode messages and apply their batches.
+    /// Decode messages, and apply their batches.
     Batches(BatchesJob),
-    /// Doubt the holders of a worker, because messages were dropped at this place in the queue.
+    /// Put the holders of a worker in doubt, because messages were dropped at this place in the queue.
     Lost(LostJob),
-    /// Take over a frame of a snapshot.
+    /// Restore from a frame of a snapshot.
     Restore(Box<RestoreJob>),
-    /// Store the blocks that the lane's holders have in a part of a snapshot's forest.
+    /// Store the blocks that one part of a snapshot's forest has of the lane's holders.
     RestoreForest(Arc<ForestChunk>),
-    /// The snapshot ends here: no further part of a forest follows.
+    /// End restoring a snapshot: no further part of a forest follows.
     EndRestore,
-    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are included only if `with_blocks` is
-    /// set.
+    /// Dump the first holder after `after` in the order of keys. Blocks that a walk over the index can find are
+    /// included only if `with_blocks` is set.
     DumpNext {
         after: Option<HolderKey>,
         with_blocks: bool,
@@ -50,13 +50,13 @@ pub(crate) enum Job {
         generation: StreamGeneration,
         reply: oneshot::Sender<Revisited>,
     },
-    /// Take a step of a holder's resync.
+    /// Do a step of a holder's resync.
     Resync(Box<ResyncJob>),
-    /// Do what an operator wants.
+    /// Carry out a command of an operator.
     Command(CommandJob),
-    /// Time out events and held batches that have waited for too long, and look for silent holders.
+    /// Give up events and held batches that have waited for too long, and look for silent holders.
     Tick {
-        /// Whether messages can be received now.
+        /// Whether messages can be received at present.
         is_listening: bool,
     },
     /// Reply that all jobs before this one are done.
@@ -79,7 +79,7 @@ impl Job {
     }
 }
 
-/// The time that a lane has spent on each kind of work, in microseconds.
+/// Time that a lane has spent on each kind of work, in microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct LaneTimes([AtomicU64; LaneWork::ALL.len()]);
 
@@ -89,18 +89,18 @@ impl LaneTimes {
         self.0[work.index()].fetch_add(elapsed_us, Ordering::Relaxed);
     }
 
-    /// The time spent on `work` so far.
+    /// Returns the time spent on `work` so far.
     pub(super) fn spent(&self, work: LaneWork) -> Duration {
         Duration::from_micros(self.0[work.index()].load(Ordering::Relaxed))
     }
 }
 
-/// Messages of a worker of the lane that came one after the other.
+/// Messages that came one after the other from one worker of the lane.
 pub(crate) struct BatchesJob {
     pub(super) sender: Arc<Sender>,
     pub(super) payloads: Payloads,
     pub(super) generation: StreamGeneration,
-    /// Trace span that ends with the job. A job with a span is a single message.
+    /// Trace span that ends with the job. A job with a span has a single message.
     pub(super) span: Option<OpenSpan>,
 }
 
@@ -139,7 +139,7 @@ impl LineJob for Job {
     }
 }
 
-/// A frame of a snapshot for a worker of the lane.
+/// Frame of a snapshot that concerns a worker of the lane.
 pub(crate) struct RestoreJob {
     pub(super) namespace: Arc<Namespace>,
     pub(super) metrics: Arc<EventMetrics>,
@@ -148,41 +148,42 @@ pub(crate) struct RestoreJob {
     pub(super) in_flight: InFlight,
 }
 
-/// The role of a snapshot's frame for its holder.
+/// Content of a snapshot's frame, for a holder of the worker.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Begins a holder. If it was not in doubt, it counts as confirmed in this generation.
+    /// Begin of a holder. If the holder was not in doubt, it counts as confirmed in this generation of the stream.
     Holder(HolderFrame, StreamGeneration),
-    /// Begins a holder whose blocks were stored under other settings than the namespace has now. The holder comes without its
-    /// blocks.
+    /// Begin of a holder whose blocks were stored under other settings than the namespace has now. No blocks of this
+    /// holder follow.
     Refused(HolderFrame),
     /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
-    /// Forgets the holder of this rank, because the rest of its frames cannot be read. The half-restored state never existed.
+    /// Order to forget the holder of this rank, because the rest of its frames cannot be read. A state restored in half
+    /// must not stay.
     Abandon(Rank),
 }
 
-/// The commands that change holders.
+/// Command of an operator that changes holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HolderCommand {
     /// Forget the holders, with their epochs and batch numbers.
     Forget,
-    /// Doubt the holders, so that their publishers are asked for the full state.
+    /// Put the holders in doubt, so that their publishers are asked for the full state.
     Doubt,
 }
 
-/// A command about a worker of the lane.
+/// Operator's command for the holders of one worker of the lane.
 pub(crate) struct CommandJob {
     pub(super) worker: WorkerKey,
-    /// Rank to act on; all ranks if `None`.
+    /// Rank whose holder the command is for. `None` means all ranks.
     pub(super) rank: Option<Rank>,
     pub(super) command: HolderCommand,
-    /// Receives the number of holders that the command was carried out on.
+    /// Channel that receives the number of holders on which the command was carried out.
     pub(super) reply: oneshot::Sender<u64>,
     pub(super) in_flight: InFlight,
 }
 
-/// A step of the resync of a worker of the lane.
+/// Step of a resync for a holder of one worker of the lane.
 #[derive(Debug)]
 pub(crate) struct ResyncJob {
     pub(super) holder: HolderKey,
@@ -190,19 +191,20 @@ pub(crate) struct ResyncJob {
     pub(super) in_flight: InFlight,
 }
 
-/// The steps of a resync.
+/// Step of a holder's resync.
 #[derive(Debug)]
 pub(crate) enum ResyncStep {
-    /// Hold batches from now on, and reply what to ask the publisher for. No reply comes if there is no such holder.
+    /// Hold batches from now on, and reply with the request for the publisher. No reply comes if the holder does not
+    /// exist.
     Begin(oneshot::Sender<ResyncBegun>),
-    /// Apply the publisher's answer to the request that was made in this generation of the stream.
+    /// Apply the publisher's answer. The publisher was asked in this generation of the stream.
     Finish {
         number: ResyncNumber,
         answer: ResyncAnswer,
         generation: StreamGeneration,
         reply: oneshot::Sender<ResyncOutcome>,
     },
-    /// Go on without an answer: apply the held batches.
+    /// Apply the held batches without an answer.
     Abandon {
         number: ResyncNumber,
         failure: ResyncFailure,

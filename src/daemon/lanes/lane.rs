@@ -26,10 +26,11 @@ use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::BatchTally;
 use super::unheld::{self, NoHolder, Unheld};
 
-/// The holders of one lane, and the parts that the lane needs to apply jobs to them.
+/// Holders of one lane, and the parts that the lane needs to do its jobs.
 pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
-    /// Holders whose blocks come in a snapshot's forests, by their numbers there. Filled only while a snapshot is restored.
+    /// Holders whose blocks come in a snapshot's forests, by the numbers that the forests give them. Filled only while
+    /// a snapshot is restored.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
     pub(super) unheld: Arc<Unheld>,
     assignments: Arc<Assignments>,
@@ -38,11 +39,11 @@ pub(crate) struct Lane {
     pub(super) holding: HoldingLimits,
     liveness: Arc<LivenessSettings>,
     listening: ListeningClock,
-    /// Notified when a holder begins to wait for missing batches.
+    /// Notification that a holder has begun to wait for missing batches.
     pub(super) doubts: Arc<Notify>,
     pub(super) clock: LaneClock,
     pub(super) tally: BatchTally,
-    /// Holder of the last batch, taken out of `holders` for now. Mostly the next batch is for the same holder.
+    /// Holder of the last batch, taken out of `holders` for now. The next batch is usually for the same holder.
     current: Option<(HolderKey, Box<Holder>)>,
 }
 
@@ -73,7 +74,7 @@ impl Lane {
         }
     }
 
-    /// Works until the queue's sending end is gone and the queue is empty.
+    /// Does the jobs of the queue until the queue's sending end is gone and the queue is empty.
     pub(crate) fn run(mut self, queue: &JobReceiver<Job>, times: &LaneTimes) {
         let mut jobs = Vec::new();
         let mut done = None;
@@ -97,7 +98,7 @@ impl Lane {
         }
     }
 
-    /// Does one job. A reply that nobody waits for any more is ignored.
+    /// Does one job. Drops its reply if nobody waits for the reply any more.
     fn work(&mut self, job: Job) {
         if !matches!(job, Job::Batches(_)) {
             self.put_back();
@@ -168,7 +169,7 @@ impl Lane {
         }
     }
 
-    /// Ends the work on messages of a worker. A worker that is left without a holder gives up its lane.
+    /// Ends a job with messages of a worker. If the worker has no holder then, it gives up its lane.
     pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
@@ -184,7 +185,7 @@ impl Lane {
         }
     }
 
-    /// Applies a batch. Returns whether its holder exists afterwards.
+    /// Applies a batch. Returns whether the batch's holder exists afterwards.
     fn apply_batch(
         &mut self,
         sender: &Sender,
@@ -235,7 +236,7 @@ impl Lane {
         afterwards == Afterwards::Stays
     }
 
-    /// Takes the holder of a batch out of `holders`. Registers a new holder in the index.
+    /// Takes the holder of a batch out of `holders`. If the holder is new, registers it in the index.
     fn take_holder(
         &mut self,
         sender: &Sender,
@@ -258,7 +259,7 @@ impl Lane {
         Ok((key, holder.map_err(NoHolder::NoRoom)?))
     }
 
-    /// Registers a holder in the index.
+    /// Registers a new holder in the index.
     fn register(
         &self,
         namespace: &Namespace,
@@ -277,7 +278,7 @@ impl Lane {
         Ok(Box::new(holder))
     }
 
-    /// Returns the holder of `key`. Registers it in the index if it is new.
+    /// Returns the holder of `key`. If the holder is new, registers it in the index.
     pub(super) fn holder(
         &mut self,
         namespace: &Namespace,
@@ -298,7 +299,7 @@ impl Lane {
         }
     }
 
-    /// Removes a holder whose publisher has said goodbye.
+    /// Removes a holder whose publisher has said goodbye, and remembers the goodbye.
     pub(super) fn take_leave(&mut self, key: &HolderKey) {
         if let Some(holder) = self.holders.remove(key) {
             self.retire_left(key.clone(), holder);
@@ -310,7 +311,7 @@ impl Lane {
         holder.retire();
     }
 
-    /// Ends a job of a worker. A worker without a holder gives up its lane.
+    /// Ends a job for a worker. If the worker has no holder then, it gives up its lane.
     pub(super) fn finish(&mut self, worker: &WorkerKey, in_flight: InFlight) {
         drop(in_flight);
         self.release_if_empty(worker);
@@ -322,14 +323,14 @@ impl Lane {
         }
     }
 
-    /// The holders of one worker.
+    /// Returns the holders of all ranks of a worker.
     fn ranks(&mut self, worker: &WorkerKey) -> impl Iterator<Item = &mut Holder> {
         self.holders
             .range_mut(ranks_of(worker))
             .map(|(_, holder)| &mut **holder)
     }
 
-    /// Drops a message that cannot be read, and doubts its worker.
+    /// Drops a message that cannot be read, and puts the holders of its worker in doubt.
     pub(super) fn note_undecodable(
         &mut self,
         namespace: &Namespace,
@@ -343,8 +344,8 @@ impl Lane {
         self.note_unread(namespace, worker, why.reason());
     }
 
-    /// Degrades all holders of a worker. A message that cannot be read may have been for any rank, also for a rank that comes
-    /// later.
+    /// Degrades all holders of a worker after a message that cannot be read. The message may have been for any rank,
+    /// even for one that is not known yet.
     fn doubt(&mut self, worker: &WorkerKey) {
         let clocks = self.clocks();
         self.ranks(worker)
@@ -352,8 +353,8 @@ impl Lane {
         self.unheld.unreadable.note(worker, now_us());
     }
 
-    /// Notes that a worker is refused, because its message cannot be read. If the worker has holders, does nothing: those holders
-    /// are in doubt already.
+    /// Notes a worker as refused, because its message cannot be read. Does nothing if the worker has holders, because
+    /// they are in doubt already.
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let unix_us = self.clocks().unix_us;
@@ -361,7 +362,7 @@ impl Lane {
         }
     }
 
-    /// Doubts the holders whose batches were dropped because the queue was full.
+    /// Puts the holders in doubt whose batches were dropped because the queue was full.
     fn note_lost(&mut self, lost: LostJob) {
         let sender = lost.sender;
         let worker = &sender.worker;
@@ -403,8 +404,10 @@ impl Lane {
         self.finish_messages(sender);
     }
 
-    /// Drops a batch whose blocks have another size than the namespace's. A holder that still has blocks of the namespace's size
-    /// is removed: its process has ended. Once no holder has blocks of that size, the publisher's next batch is taken.
+    /// Drops a batch whose block size differs from the namespace's. If the batch's holder still has blocks of the
+    /// namespace's size, the holder is removed, because the process with these blocks has ended.
+    ///
+    /// Once no holder has blocks of that size, the publisher's next batch is taken.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
         let why = NoHolder::OtherSize {
             namespace: sender.namespace.name.clone(),

@@ -1,4 +1,4 @@
-//! Which lane a worker has, and its line of jobs there.
+//! Assignment of workers to lanes. Each worker has a line of jobs at its lane.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use kvatlas_telemetry::EventMetrics;
 
 use super::flow::{Flows, NamespaceFlow};
 
-/// A worker within a namespace.
+/// Worker, named by its namespace and its own name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WorkerKey {
     pub(crate) namespace: NamespaceName,
     pub(crate) worker: WorkerName,
 }
 
-/// A holder's key. The holders of a lane are in the order of their keys.
+/// Key of a holder. The holders of a lane are ordered by their keys.
 pub(crate) type HolderKey = (WorkerKey, Rank);
 
 /// Returns the range of keys of all ranks of a worker.
@@ -28,22 +28,22 @@ pub(super) fn ranks_of(worker: &WorkerKey) -> RangeInclusive<HolderKey> {
     (worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX)
 }
 
-/// A lane's number.
+/// Number of a lane, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LaneId(pub(crate) usize);
 
-/// A worker's line of jobs in front of its lane.
+/// Line (queue) of one worker's jobs at its lane.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Number of the line, by which lines are told apart.
+    /// Number that distinguishes this line from all other lines.
     pub(super) number: u64,
     flow: Arc<NamespaceFlow>,
     in_flight: AtomicUsize,
-    /// Time at which the oldest message came that is not applied yet, in microseconds; 0 if none waits.
+    /// Time at which the oldest message came that has not been applied yet, in microseconds. 0 if no message waits.
     waiting_since_us: AtomicU64,
-    /// Virtual time of the line, by which the queue orders turns, in microseconds.
+    /// Virtual time of the line in microseconds, by which the queue orders turns.
     turn_us: AtomicU64,
-    /// The time that the lane has spent on the line, in microseconds.
+    /// Time that the lane has spent on the line, in microseconds.
     spent_us: AtomicU64,
 }
 
@@ -59,7 +59,7 @@ impl Line {
         }
     }
 
-    /// The time that the lane has spent on the line, in microseconds.
+    /// Returns the time that the lane has spent on the line, in microseconds.
     pub(crate) fn spent_us(&self) -> u64 {
         self.spent_us.load(Ordering::Relaxed)
     }
@@ -73,8 +73,10 @@ impl Line {
         self.spent_us.fetch_add(elapsed_us, Ordering::Relaxed);
     }
 
-    /// Notes that a message waits, which came at `came_us`. Returns true if no other message of the line was waiting. The caller
-    /// has locked the queue of `lane`, as for [`Self::go_on_waiting`] and [`Self::end_waiting`].
+    /// Notes that a message that came at `came_us` waits. Returns true if no other message of the line was waiting.
+    ///
+    /// The caller must hold the lock on the queue of `lane`. The same holds for [`Self::go_on_waiting`] and
+    /// [`Self::end_waiting`].
     pub(super) fn begin_waiting(&self, lane: usize, came_us: u64) -> bool {
         let is_first = self.waiting_since_us.load(Ordering::Relaxed) == 0;
         if is_first {
@@ -83,12 +85,12 @@ impl Line {
         is_first
     }
 
-    /// Notes that the oldest message that still waits came at `came_us`.
+    /// Notes that the oldest message still waiting came at `came_us`.
     pub(super) fn go_on_waiting(&self, lane: usize, came_us: u64) {
         self.wait_since(lane, came_us);
     }
 
-    /// Notes that no message waits any more.
+    /// Notes that no message of the line waits any more.
     pub(super) fn end_waiting(&self, lane: usize) {
         self.wait_since(lane, 0);
     }
@@ -106,7 +108,7 @@ impl Line {
 pub(crate) struct InFlight(Arc<Line>);
 
 impl InFlight {
-    /// The worker's line.
+    /// Returns the line of the worker.
     pub(crate) fn line(&self) -> &Arc<Line> {
         &self.0
     }
@@ -118,7 +120,8 @@ impl Drop for InFlight {
     }
 }
 
-/// A worker with messages on their way to the lane, with its namespace and metrics.
+/// Worker that sends messages, with its namespace and metrics. Exists as long as messages of the worker are on their
+/// way to the lane.
 pub(crate) struct Sender {
     pub(super) namespace: Arc<Namespace>,
     pub(super) metrics: Arc<EventMetrics>,
@@ -126,14 +129,14 @@ pub(crate) struct Sender {
     pub(super) in_flight: InFlight,
 }
 
-/// A worker's lane and line.
+/// Lane and line of a worker.
 #[derive(Debug)]
 struct Assignment {
     lane: LaneId,
     line: Arc<Line>,
 }
 
-/// The assignments of all workers to lanes.
+/// Assignments of all workers to lanes.
 #[derive(Debug)]
 pub(crate) struct Assignments {
     by_worker: DashMap<WorkerKey, Assignment>,
@@ -183,8 +186,8 @@ impl Assignments {
         )
     }
 
-    /// Frees the lane of a worker that has no holder left. A worker with jobs on their way keeps its lane; the last of these jobs
-    /// calls this again.
+    /// Frees the lane of a worker that has no holder left. A worker with jobs on their way keeps its lane, and the last
+    /// of these jobs calls this function again.
     pub(crate) fn release(&self, worker: &WorkerKey) {
         let is_idle =
             |_: &WorkerKey, assignment: &Assignment| assignment.line.in_flight.load(Ordering::Acquire) == 0;
@@ -199,7 +202,7 @@ impl Assignments {
         Some(Arc::clone(&found.line))
     }
 
-    /// Number of workers that have a lane.
+    /// Returns the number of workers that have a lane.
     pub(crate) fn len(&self) -> usize {
         self.by_worker.len()
     }

@@ -1,38 +1,38 @@
 //! Whether a holder's publisher is still heard of.
 //!
-//! A publisher sends heartbeats. After some silence its holder is *stale*: replies say so, and keep the known blocks. After a
-//! longer silence the holder counts as gone.
+//! A publisher sends heartbeats. After some silence its holder is *stale*: replies still list its known blocks, and say
+//! that it is stale. After a longer silence the holder counts as gone.
 //!
-//! Silence is measured in time in which this daemon could listen. Time without a connection does not count, nor time in which the
-//! daemon was stopped or starved. So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet
-//! look dead.
+//! Silence counts only the time in which this daemon could listen. Time without a connection does not count. Time in
+//! which the daemon was suspended, or got no processor, does not count either. So an outage of the broker, a suspended
+//! machine or a jumping clock cannot make a whole fleet look dead.
 
 use std::time::Duration;
 
-/// Interval at which lanes look for silent holders, and for events and batches that have waited for too long.
+/// Interval at which lanes look for silent holders, and for events and held batches that have waited for too long.
 pub(crate) const TICK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Limits of a namespace on how long its holders may be silent.
+/// Bounds of a namespace on the silence of its holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LivenessLimits {
-    /// Silence after which the holder is stale at the latest; `None` means never.
+    /// Maximum silence before a holder is stale. `None` means that no holder becomes stale.
     pub stale_after: Option<Duration>,
-    /// Silence after which the holder is removed; `None` means never.
+    /// Maximum silence before a holder is removed. `None` means that no silent holder is removed.
     pub remove_after: Option<Duration>,
 }
 
-/// How silent a holder is.
+/// Grade of a holder's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Silence {
-    /// Heard of lately.
+    /// Holder was heard of recently.
     Alive,
-    /// Silent for longer than it should be.
+    /// Holder has been silent for longer than is normal.
     Stale,
-    /// Silent for so long that it counts as gone.
+    /// Holder has been silent for so long that it counts as gone.
     Gone,
 }
 
-/// Counts the time in which messages could be received, in microseconds.
+/// Clock that counts only the time in which messages could be received, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ListeningClock {
     heard_us: u64,
@@ -40,11 +40,12 @@ pub(super) struct ListeningClock {
 }
 
 impl ListeningClock {
-    /// Most microseconds that one look counts. A daemon that looks less often was not listening in between.
+    /// Maximum time that one look adds to the clock, in microseconds. If more time has passed since the last look, the
+    /// daemon was not listening for the rest of it.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
-    /// Counts the time since the last look, if messages could be received. `now_us` is the time on a clock in microseconds; a
-    /// clock that runs backwards counts nothing.
+    /// Adds the time since the last look, if messages could be received. `now_us` is the time on another clock, in
+    /// microseconds. If that clock runs backwards, nothing is added.
     pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
         let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
         self.looked_us = Some(now_us);
@@ -53,13 +54,14 @@ impl ListeningClock {
         }
     }
 
-    /// The time counted so far.
+    /// Returns the listening time counted so far, in microseconds.
     pub(super) fn now_us(&self) -> u64 {
         self.heard_us
     }
 }
 
-/// Returns how silent a holder is that was last heard of at `heard_us`. Both times are those of a [`ListeningClock`].
+/// Returns the grade of silence of a holder that was last heard of at `heard_us`. Both times are times of a
+/// [`ListeningClock`].
 pub(super) fn silence(heard_us: u64, now_us: u64, limits: &LivenessLimits) -> Silence {
     let silent = Duration::from_micros(now_us.saturating_sub(heard_us));
     let is_over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);

@@ -1,4 +1,4 @@
-//! The marks that stand for messages that were dropped because the queue of their lane was full.
+//! Marks in a lane's queue. A mark stands for messages that were dropped because the queue was full.
 
 use std::sync::Arc;
 
@@ -8,16 +8,17 @@ use super::line::Sender;
 use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
 
-/// Most ranks for which a mark keeps the newest dropped batch. Batches of further ranks count as unknown.
+/// Maximum number of ranks for which a mark keeps the newest dropped batch. Dropped batches of further ranks count as
+/// unknown.
 const RANKS_MAX: usize = 64;
 
-/// The mark (tombstone) in the queue for messages of a worker that were dropped.
+/// Mark (tombstone) in the queue, in the place of dropped messages of a worker.
 pub(crate) struct LostJob {
     pub(super) sender: Arc<Sender>,
-    /// The newest dropped batch of each rank, without its events.
+    /// Newest dropped batch of each rank, without its events.
     pub(super) newest: Vec<EventBatch>,
-    /// Whether more was dropped than `newest` says: messages that cannot be read, ranks beyond the bound, or a restart of the
-    /// numbering.
+    /// Whether more was dropped than `newest` shows, for one of three reasons: a message cannot be read, a batch is of
+    /// a rank beyond the bound, or the numbering restarted.
     pub(super) has_unknown: bool,
 }
 
@@ -38,7 +39,7 @@ impl LostJob {
         lost
     }
 
-    /// Adds the mark of messages of the same worker that were dropped later.
+    /// Merges `later` into this mark. `later` stands for messages of the same worker that were dropped later.
     pub(super) fn merge(&mut self, later: Self) {
         self.has_unknown |= later.has_unknown;
         later.newest.into_iter().for_each(|head| self.note(head));

@@ -5,11 +5,13 @@
 //!                      └──▶ queue ──▶ lane 1 ──▶ holders of other workers ──▶ index
 //! ```
 //!
-//! - A worker has one lane while it has a holder or a message on its way. Its batches are applied in the order in which they came.
-//! - A lane next serves the worker on which it has spent the least time: fair queueing by virtual time. One worker delays the others by
-//!   one turn at most: one job, or a few small ones.
-//! - A lane's queue is bounded in bytes. While it is full, messages of core NATS are dropped, first those of workers with more than their
-//!   share. The holders of these workers are then unverified. Messages of JetStream stay in the stream (back-pressure).
+//! - A worker is assigned to one lane as long as it has a holder or a message on its way. Its batches are applied in
+//!   the order in which they came.
+//! - A lane next serves the worker on which it has spent the least time: fair queueing by virtual time. One worker
+//!   delays the others by one turn at most: one job, or a few small ones.
+//! - A lane's queue is bounded in bytes. While it is full, messages of core NATS are dropped, first those of workers
+//!   with more than their share. The holders of these workers are then unverified. Messages of JetStream stay in the
+//!   stream (back-pressure).
 //! - A holder with a gap holds its batches while its publisher is asked for the missing batches.
 //!
 //! | file | subject |
@@ -18,18 +20,18 @@
 //! | `line.rs` | which lane a worker has, and its line of jobs |
 //! | `payloads.rs` | the payloads of a worker's messages, in one piece |
 //! | `queue.rs` | the bounded, fair queue in front of a lane |
-//! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
+//! | `flow.rs`, `freshness.rs`, `clock.rs` | what queries are told: how old the state is, and which batches are half applied |
 //! | `job.rs`, `lost.rs` | the jobs of a lane; the marks of messages that a full queue dropped |
 //! | `lane.rs` | a lane's thread, and its work |
-//! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
+//! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; counts of both |
 //! | `standing.rs` | the states of a holder's blocks and of its publisher, with their tables of transitions |
 //! | `contest.rs` | two publishers that claim one holder |
-//! | `position.rs` | how far the stream has been handed over |
+//! | `position.rs` | the position up to which the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
 //! | `phase.rs` | the phases of a holder's resync, with their table of transitions |
 //! | `unheld.rs` | the registry of publishers without a holder, with the reasons |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
-//! | `command.rs` | what operators have lanes do |
+//! | `command.rs` | commands of operators |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
 //! | `settings.rs` | settings of the lanes |
 

@@ -1,9 +1,9 @@
-//! Payloads of several messages in one piece of memory.
+//! Storage for the payloads of several messages in one piece of memory.
 
-/// Bytes of the length in front of each payload.
+/// Number of bytes for the length in front of each payload.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// Payloads one after the other, each behind its length.
+/// List of payloads in one buffer. In front of each payload is its length.
 #[derive(Debug, Default)]
 pub(crate) struct Payloads {
     bytes: Vec<u8>,
@@ -31,7 +31,7 @@ impl Payloads {
         self.push(payload);
     }
 
-    /// Gives memory back if more than half of it is not used.
+    /// Frees unused memory if it is more than half of the buffer.
     pub(super) fn trim(&mut self) {
         if self.bytes.capacity() / 2 > self.bytes.len() {
             self.bytes.shrink_to_fit();
@@ -46,17 +46,17 @@ impl Payloads {
         self.count += 1;
     }
 
-    /// Number of payloads.
+    /// Returns the number of payloads.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// Bytes of all payloads together, without the lengths in front of them.
+    /// Returns the size of all payloads together in bytes, without the lengths in front of them.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.len() - self.count * LENGTH_BYTES
     }
 
-    /// The payloads in their order.
+    /// Returns the payloads in their order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.bytes.as_slice();
         std::iter::from_fn(move || {

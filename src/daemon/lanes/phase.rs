@@ -1,31 +1,33 @@
-//! The phases of a holder's resync, and what leads from one to another.
+//! Phases of a holder's resync, and the calls that lead from one phase to another. A cell is the phase after the call:
 //!
-//! | | `hold` | `ask` | `end` | `end` of another | `release` |
+//! | phase | `hold` | `ask` | `end` | `end` of another | `release` |
 //! |---|---|---|---|---|---|
 //! | `Flowing` | `Waiting` | `Asking` | `Flowing` | `Flowing` | `Flowing` |
 //! | `Waiting` | `Waiting` | `Asking` | `Waiting` | `Waiting` | `Flowing`, let go |
 //! | `Asking` | `Asking` | `Asking` | `Flowing`, let go | `Asking` | `Flowing`, let go |
 //!
-//! Batches are held while the holder is `Waiting` or `Asking`. If a cell says "let go", the caller gets the held batches. A batch
-//! for which there is no room changes nothing.
+//! The column "`end` of another" is the end of a resync that is not the present one.
+//!
+//! Batches are held in the phases `Waiting` and `Asking`. If a cell says "let go", the call returns the held batches. A
+//! batch for which there is no room changes nothing.
 
 use super::held::{HeldBatches, HoldingLimits, NoRoom, ResyncNumber};
 use super::sequence::ReceivedBatch;
 
-/// The phase of a holder's resync, with the batches that are held meanwhile.
+/// Phase of a holder's resync, with the batches that are held meanwhile.
 #[derive(Debug, Default)]
 pub(super) enum Phase {
     /// Batches are applied as they come.
     #[default]
     Flowing,
-    /// Batches are missing, and the publisher is not asked yet.
+    /// Batches are missing, and the publisher has not been asked yet.
     Waiting(HeldBatches),
-    /// The publisher is asked, in the resync of this number.
+    /// Publisher has been asked, in the resync of this number.
     Asking(ResyncNumber, HeldBatches),
 }
 
 impl Phase {
-    /// The held batches; `None` while batches are applied as they come.
+    /// Returns the held batches, or `None` while batches are applied as they come.
     pub(super) fn held(&self) -> Option<&HeldBatches> {
         match self {
             Self::Flowing => None,
@@ -33,7 +35,7 @@ impl Phase {
         }
     }
 
-    /// The held batches, to be changed.
+    /// Returns the held batches for changes, or `None` while batches are applied as they come.
     pub(super) fn held_mut(&mut self) -> Option<&mut HeldBatches> {
         match self {
             Self::Flowing => None,
@@ -41,12 +43,12 @@ impl Phase {
         }
     }
 
-    /// Whether the publisher is asked in the resync `number`.
+    /// Whether the resync `number` is under way, that is, whether the publisher has been asked in it.
     pub(super) fn is_asking(&self, number: ResyncNumber) -> bool {
         matches!(self, Self::Asking(asked, _) if *asked == number)
     }
 
-    /// Holds a batch until the missing ones before it have come.
+    /// Holds a batch until the missing batches before it have come.
     pub(super) fn hold(
         &mut self,
         received: ReceivedBatch,
@@ -62,7 +64,7 @@ impl Phase {
         Ok(())
     }
 
-    /// Notes that the publisher is asked in the resync `number`.
+    /// Notes that the publisher has been asked in the resync `number`.
     pub(super) fn ask(&mut self, number: ResyncNumber, limits: &HoldingLimits, now_us: u64) {
         let mut held = self.release().unwrap_or_else(|| HeldBatches::new(limits, now_us));
         held.begin(now_us);
@@ -106,7 +108,7 @@ mod tests {
         }
     }
 
-    /// The state called `name`, with a held batch unless it is `Flowing`.
+    /// Returns the phase called `name`. Unless the phase is `Flowing`, it has one held batch.
     fn state(name: &str) -> Phase {
         let mut phase = Phase::default();
         if name != "Flowing" {

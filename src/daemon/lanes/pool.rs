@@ -26,18 +26,20 @@ use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
 use super::unheld::{NoHolder, Stray, Unheld};
 
-/// Most small messages of one worker that a lane takes in one turn. Also most messages of one job.
+/// Maximum number of small messages of one worker that a lane takes in one turn. Also the maximum number of messages in
+/// one job.
 const TURN_MESSAGES_MAX: usize = 32;
-/// Most payload bytes of one job, unless it is a single message. The bound is needed because a turn takes a job whole.
+/// Maximum size of the payloads of one job, in bytes, unless the job is a single message. The bound is needed because a
+/// turn takes a whole job.
 const JOB_BYTES_MAX: usize = 16 * 1024;
 
-/// Why the pool cannot do something.
+/// Reason why the pool cannot do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A lane's thread could not be started.
+    /// Starting the thread of a lane failed.
     #[error("cannot start a lane: {0}")]
     Spawn(#[from] std::io::Error),
-    /// A lane has stopped.
+    /// Lane has stopped.
     #[error("a lane has stopped")]
     LaneStopped,
 }
@@ -54,27 +56,30 @@ pub(super) struct LaneHandle {
     metrics: LaneMetrics,
 }
 
-/// Messages that have been sorted by lane, and are not handed over yet. The caller of [`LanePool::sort`] bounds their number.
+/// Messages that have been sorted by lane, and have not been put into the lanes' queues yet. The caller of
+/// [`LanePool::sort`] bounds their number.
 pub(crate) struct Inbox {
     by_lane: Box<[Vec<BatchesJob>]>,
-    /// Sender of the last message, kept because the next message is mostly of the same worker.
+    /// Sender of the last message, kept because the next message is usually of the same worker.
     last: Option<LastSender>,
 }
 
-/// The sender of the last message, with counts of its messages since the sender changed.
+/// Sender of the last message, with counts of the messages since the sender changed.
 struct LastSender {
     subject: String,
     lane: LaneId,
     sender: Arc<Sender>,
     messages: u64,
     bytes: u64,
-    /// The longest message that is taken, in bytes.
+    /// Maximum length of a message that is taken, in bytes.
     message_bytes_max: usize,
 }
 
 impl Inbox {
-    /// Adds a message of the last sender. The message joins the lane's last job if that job has room, the same sender and
-    /// generation, and neither has a span. Otherwise the message begins a new job.
+    /// Adds a message of the last sender.
+    ///
+    /// The message joins the lane's last job if three conditions hold: the job has room, it has the same sender and
+    /// generation, and neither has a trace span. Otherwise the message begins a new job.
     fn add(&mut self, payload: &[u8], generation: StreamGeneration, span: Option<OpenSpan>) {
         let Some(last) = &self.last else { return };
         let Some(jobs) = self.by_lane.get_mut(last.lane.0) else {
@@ -106,7 +111,7 @@ impl Drop for LastSender {
     }
 }
 
-/// A pool of lanes. Dropping it lets the lanes finish their queues.
+/// Pool of all lanes. Dropping it lets the lanes finish the jobs in their queues.
 pub struct LanePool {
     pub(super) lanes: Box<[LaneHandle]>,
     pub(super) assignments: Arc<Assignments>,
@@ -114,7 +119,7 @@ pub struct LanePool {
     unheld: Arc<Unheld>,
     freshness: Arc<Freshness>,
     pub(super) namespaces: Arc<Namespaces>,
-    /// Metrics of each namespace, made at its first message. Bounded by the limit on namespaces.
+    /// Metrics of each namespace, made at the namespace's first message. The limit on namespaces also bounds this map.
     metrics: DashMap<NamespaceName, Arc<EventMetrics>>,
     pub(super) unattributed: EventMetrics,
     subjects: Subjects,
@@ -124,13 +129,13 @@ pub struct LanePool {
     shard: Option<(Shard, ShardMetrics)>,
 }
 
-/// Logs that messages for a stopped lane are lost. Called with each such message; the rate of log lines is bounded.
+/// Logs that a message for a stopped lane was lost. Called for each such message; the rate of log lines is bounded.
 pub(crate) fn log_lane_stopped() {
     log_gated!(error "a lane has stopped; its workers' events are lost");
 }
 
 impl LanePool {
-    /// Starts the lanes' threads.
+    /// Starts the pool, that is, the threads of all lanes.
     pub fn start(settings: &LaneSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
         let lane_count = settings.lanes.max(1);
         let flows = Arc::new(Flows::new(lane_count));
@@ -194,18 +199,19 @@ impl LanePool {
         Arc::clone(&self.freshness)
     }
 
-    /// Waits until a holder begins to wait for missing batches.
+    /// Waits until any holder begins to wait for missing batches.
     pub(crate) async fn doubted(&self) {
         self.doubts.notified().await;
     }
 
-    /// Whether `worker` belongs to this daemon's shard.
+    /// Whether `worker` belongs to the shard of this daemon.
     pub(super) fn takes(&self, worker: &WorkerName) -> bool {
         self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
     }
 
-    /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue. Waits
-    /// while the queue is full. A message that cannot be taken is counted with its reason. `span` ends with the message.
+    /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue.
+    /// Waits while the queue is full. A message that cannot be taken is counted under its reason. The trace span `span`
+    /// ends with the message.
     pub(crate) async fn receive(
         &self,
         subject: &str,
@@ -220,8 +226,8 @@ impl LanePool {
         }
     }
 
-    /// Sorts a message into `inbox`, and never waits. This is the way for many messages; [`Self::receive`] takes a single one.
-    /// [`Self::hand_over`] then puts the sorted messages into the queues.
+    /// Sorts a message into `inbox`, and never waits. [`Self::hand_over`] then puts the sorted messages into the
+    /// queues. Meant for many messages; for a single one there is [`Self::receive`].
     pub(crate) fn sort(
         &self,
         inbox: &mut Inbox,
@@ -249,8 +255,8 @@ impl LanePool {
         }
     }
 
-    /// Puts sorted messages into the queues of their lanes. If a queue is full, messages are dropped and counted, and their
-    /// workers' holders are doubted.
+    /// Puts sorted messages into the queues of their lanes. If a queue is full, messages are dropped and counted, and
+    /// the holders of their workers are put in doubt.
     pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
         // While `last` is kept, its worker keeps the lane.
         inbox.last = None;
@@ -271,7 +277,7 @@ impl LanePool {
         }
     }
 
-    /// An inbox for messages of this pool.
+    /// Returns an empty inbox for messages to this pool.
     pub(crate) fn inbox(&self) -> Inbox {
         Inbox {
             by_lane: self.lanes.iter().map(|_| Vec::new()).collect(),
@@ -279,8 +285,8 @@ impl LanePool {
         }
     }
 
-    /// Puts the message of a worker into its lane's queue. Waits while the queue is full. A message of a worker of another shard
-    /// is counted and not read.
+    /// Puts the message of a worker into its lane's queue. Waits while the queue is full. A message of another shard's
+    /// worker is counted but not read.
     pub async fn dispatch(
         &self,
         namespace: &NamespaceName,
@@ -321,7 +327,8 @@ impl LanePool {
         Ok(sent?)
     }
 
-    /// Returns the lane and the sender of a message on an events subject. Counts a message that is not taken, and returns `None`.
+    /// Returns the lane and the sender of a message on an events subject. Returns `None` if the message is not taken,
+    /// and counts it.
     fn sender(&self, subject: &str, payload: &[u8]) -> Option<(LaneId, Arc<Sender>)> {
         let name_bytes_max = self.limits.now().wire.name_bytes_max;
         match self.subjects.parse_events(subject, name_bytes_max) {
@@ -334,7 +341,8 @@ impl LanePool {
         }
     }
 
-    /// Returns the lane and the sender for a message of `worker`. Counts a message that is not taken, and returns `None`.
+    /// Returns the lane and the sender for a message of `worker`. Returns `None` if the message is not taken, and
+    /// counts it.
     fn admit(
         &self,
         namespace: &NamespaceName,
@@ -363,7 +371,7 @@ impl LanePool {
         Some((lane, Arc::new(sender)))
     }
 
-    /// The metrics of a namespace.
+    /// Returns the metrics of a namespace.
     pub(super) fn metrics_of(&self, namespace: &NamespaceName) -> Arc<EventMetrics> {
         if let Some(found) = self.metrics.get(namespace) {
             return Arc::clone(&found);
@@ -375,8 +383,10 @@ impl LanePool {
         Arc::clone(&made)
     }
 
-    /// Returns the namespace of a message. A new namespace is made only for a batch that can be decoded: garbage on invented
-    /// subjects must not use up the namespaces. A namespace that nobody uses is made anew if the batch tells another block size.
+    /// Returns the namespace of a message. A new namespace is made only if the payload is a batch that can be decoded.
+    /// Otherwise garbage on invented subjects would use up the namespaces.
+    ///
+    /// A namespace that nobody uses is replaced if the batch tells another block size.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
         let known = self.namespaces.get(name);
@@ -400,7 +410,7 @@ impl LanePool {
         created.map_err(count).ok()
     }
 
-    /// Counts a message or frame that cannot be taken because its namespace does not exist.
+    /// Counts a message or snapshot frame that cannot be taken because its namespace does not exist.
     pub(super) fn note_stray(&self, name: &NamespaceName, worker: &WorkerName, why: impl Into<NoHolder>) {
         let why = why.into();
         self.unattributed.batch_dropped(why.reason(), name.as_str(), &why);
@@ -409,10 +419,16 @@ impl LanePool {
             .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
-    /// Returns the names of namespaces that do not exist although events of them came lately.
+    /// Returns the names of namespaces that do not exist although events for them came recently.
     pub(crate) fn strays(&self) -> Vec<Stray> {
         let exists = |name: &NamespaceName| self.namespaces.get(name).is_some();
         self.unheld.strays.lately(unix_time_us(), exists)
+    }
+
+    /// Whether publishers' batches are being dropped, so that these publishers have no holders.
+    pub(crate) fn drops_some(&self) -> bool {
+        let refuses = |namespace: &Arc<Namespace>| namespace.indexer.refused().count(None) > 0;
+        self.namespaces.all().iter().any(refuses) || !self.strays().is_empty()
     }
 
     /// Drops the metrics of a namespace that has been forgotten.
@@ -424,7 +440,7 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
-    /// Waits until every message before this call has been applied.
+    /// Waits until every message that came before this call has been applied.
     pub async fn drain(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
             let (reply, done) = oneshot::channel();
@@ -434,10 +450,10 @@ impl LanePool {
         Ok(())
     }
 
-    /// Times out events and batches that have waited for too long, and looks for silent holders, on every lane. To be called
-    /// every `TICK_INTERVAL`.
+    /// On every lane, gives up events and batches that have waited for too long, and looks for silent holders. Must be
+    /// called every `TICK_INTERVAL`.
     ///
-    /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
+    /// `is_listening` says whether events can be received at present. While they cannot, no holder counts as silent.
     pub fn tick(&self, is_listening: bool) {
         self.flows.prune();
         self.unheld.look(is_listening);
@@ -448,7 +464,8 @@ impl LanePool {
         }
     }
 
-    /// Forgets refused publishers, whose batches were dropped, after the silence for which their namespace keeps a holder.
+    /// Forgets refused publishers (their batches were dropped) after a silence. The silence is as long as the one for
+    /// which their namespace keeps a holder.
     fn expire_refused(&self) {
         let now_us = self.unheld.listened_us();
         for namespace in self.namespaces.all() {
@@ -459,7 +476,7 @@ impl LanePool {
         }
     }
 
-    /// Publishes as metrics the lanes' backlogs, and the time spent on each kind of work.
+    /// Updates the metrics of the lanes' backlogs, and of the time spent on each kind of work.
     pub fn publish_backlogs(&self) {
         for lane in &self.lanes {
             let backlog = lane.jobs.backlog();
@@ -475,7 +492,7 @@ impl LanePool {
         }
     }
 
-    /// Number of messages that wait for a lane, over all lanes.
+    /// Returns the number of messages that wait for a lane, over all lanes.
     pub fn messages_waiting(&self) -> u64 {
         self.lanes
             .iter()
@@ -483,22 +500,22 @@ impl LanePool {
             .sum()
     }
 
-    /// Number of workers that have a lane.
+    /// Returns the number of workers that have a lane.
     pub fn assigned_workers(&self) -> usize {
         self.assignments.len()
     }
 
-    /// Number of lanes.
+    /// Returns the number of lanes.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 }
 
-/// Returns the payload, cut to one byte over the limit if it is oversized. The lane refuses an oversized payload and degrades the
-/// worker's holders.
+/// Returns the payload. An oversized payload is cut to one byte over the limit; the lane then refuses it and degrades
+/// the worker's holders.
 ///
-/// The caller copies the payload. The original would keep the client library's whole read buffer in memory, which is up to a MiB
-/// more than is counted.
+/// The caller copies the payload. The original would keep the client library's whole read buffer in memory, which is up
+/// to a MiB more than is counted.
 fn trim(payload: &[u8], bytes_max: usize) -> &[u8] {
     &payload[..payload.len().min(bytes_max + 1)]
 }

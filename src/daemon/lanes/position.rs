@@ -1,37 +1,86 @@
-//! How far the events stream has been handed to the lanes.
+//! Position in the events stream up to which messages have been handed to the lanes.
+
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
 
+use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::snapshot::StreamCursor;
 
-/// The last message of the events stream that the lanes have been handed; `None` without JetStream.
+/// Last message of the events stream that has been handed to the lanes; `None` without JetStream.
 ///
 /// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so
 /// every message up to the position is part of the snapshot.
+///
+/// A message before the position may have been dropped because of a setting, such as the shard. So a position counts only under the
+/// settings in which its messages were taken.
 #[derive(Debug, Default)]
-pub struct StreamPosition(Mutex<Option<StreamCursor>>);
+pub struct StreamPosition {
+    cursor: Mutex<Option<StreamCursor>>,
+    /// Digest of the settings that decide whose messages are taken.
+    intake: u64,
+}
 
 impl StreamPosition {
+    /// Makes an unset position under the settings of a configuration.
+    pub(crate) fn under(config: &Config) -> Self {
+        let (limits, namespaces) = (&config.limits, &config.namespaces);
+        let blocks = |namespace: &NamespaceConfig| (namespace.block_size, namespace.hashing);
+        let named: BTreeMap<&String, _> = namespaces
+            .overrides
+            .iter()
+            .map(|(name, namespace)| (name, blocks(namespace)))
+            .collect();
+        let deciding = (
+            config.sharding.shard,
+            (limits.max_namespaces, limits.named_namespaces_only),
+            (limits.max_workers_per_namespace, limits.max_ranks_per_worker),
+            (blocks(&namespaces.default), named),
+        );
+        Self {
+            cursor: Mutex::default(),
+            intake: xxh3_64(format!("{deciding:?}").as_bytes()),
+        }
+    }
+
     /// Returns the position.
     pub fn get(&self) -> Option<StreamCursor> {
-        self.0.lock().clone()
+        self.cursor.lock().clone()
     }
 
-    /// Sets the position from which the stream is followed.
+    /// Sets the position after which messages are read from the stream.
     pub fn set(&self, cursor: StreamCursor) {
-        *self.0.lock() = Some(cursor);
+        *self.cursor.lock() = Some(cursor);
     }
 
-    /// Moves the position to message `sequence` of the stream, which has this digest. The digest is `None` if that message was
-    /// not read.
+    /// Returns the digest of the settings that decide whose messages are taken.
+    pub(crate) fn intake(&self) -> u64 {
+        self.intake
+    }
+
+    /// Whether every publisher of the messages up to the position is known here.
+    pub(crate) fn has_all(&self) -> bool {
+        self.cursor.lock().as_ref().is_some_and(|cursor| cursor.has_all)
+    }
+
+    /// Notes that every publisher has been heard of since the position was set.
+    pub(crate) fn note_all(&self) {
+        if let Some(cursor) = self.cursor.lock().as_mut() {
+            cursor.has_all = true;
+        }
+    }
+
+    /// Moves the position to message `sequence` of the stream. `digest` is the digest of that message, or `None` if the
+    /// message was not read.
     pub(crate) fn advance(&self, sequence: u64, digest: Option<u64>) {
-        if let Some(cursor) = self.0.lock().as_mut() {
+        if let Some(cursor) = self.cursor.lock().as_mut() {
             (cursor.sequence, cursor.digest) = (sequence, digest);
         }
     }
 
     /// Returns the sequence number of the last message; 0 if there is none.
     pub(crate) fn sequence(&self) -> u64 {
-        self.0.lock().as_ref().map_or(0, |cursor| cursor.sequence)
+        self.cursor.lock().as_ref().map_or(0, |cursor| cursor.sequence)
     }
 }

@@ -1,17 +1,17 @@
 //! The queue in front of a lane: bounded in bytes, fair by the time that the lane spends on each worker.
 //!
-//! Each worker has a *line* of jobs, which are done in order. The lane next serves the line on which it has spent the least time:
-//! fair queueing by virtual time. A line that was empty begins with the virtual time of the line whose turn it is, so idle
-//! workers save up no credit. A worker that takes more than its share is therefore served last. It delays the others by one
-//! *turn* at most: one job, or a few small ones.
+//! Each worker has a *line* of jobs. The jobs of a line are done in order. The lane next serves the line on which it
+//! has spent the least time: fair queueing by virtual time. A line that was empty begins with the virtual time of the
+//! line whose turn it is, so idle workers save up no credit. A worker that needs more than its share of time is
+//! therefore served last. It delays the others by one *turn* at most: one job, or a few small ones.
 //!
-//! A full queue drops messages of core NATS. If the line of the arriving job would have more than an even share of the room, that
-//! job is dropped. Otherwise the newest jobs of the longest line are dropped. The messages of one job go together. A *mark* (a
-//! tombstone) stays in the place of a dropped job, so that its worker's holders are doubted in order. Messages of JetStream wait
-//! for room instead.
+//! A full queue drops messages of core NATS. If the line of the arriving job would have more than an even share of the
+//! room, that job is dropped. Otherwise the newest jobs of the longest line are dropped. All messages of a job are
+//! dropped together. A *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's
+//! holders are put in doubt. Messages of JetStream are not dropped: they wait for room.
 //!
-//! A *control job* is done when all jobs that were queued before it are done; later jobs may overtake it. A *fence* is a control
-//! job that no job overtakes. The jobs between two control jobs are an *era*.
+//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a
+//! control job that no job overtakes. The jobs between two control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
@@ -24,27 +24,27 @@ use tokio::sync::Notify;
 
 use super::line::Line;
 
-/// The cost of a message beside its payload, in bytes.
+/// Bytes that a message counts in addition to its payload.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
-/// Bytes of the jobs of one turn at most, unless it is a single job.
+/// Maximum size of the jobs of one turn, in bytes, unless the turn is a single job.
 const TURN_BYTES_MAX: usize = 32 * 1024;
 
-/// A job that can wait in a line.
+/// Job that can wait in a line.
 pub(crate) trait LineJob: Sized {
-    /// Number of messages in the job. Each message takes some of the room, and some of a turn.
+    /// Number of messages in the job. Each message counts toward the room of the queue and the size of a turn.
     fn messages(&self) -> usize {
         1
     }
 
-    /// Turns a job that is dropped into the mark that takes its place, and counts the drop. Gives the job itself back if it must
-    /// not be dropped.
+    /// Turns a job that is dropped into the mark that takes its place, and counts the drop. As an error, returns a job
+    /// that must not be dropped.
     fn into_mark(self) -> Result<Self, Self>;
 
-    /// Adds a later mark to this mark. Gives the later one back if either of the two is not a mark.
+    /// Merges a later mark into this mark. As an error, returns the later mark if either of the two is not a mark.
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
 
-/// Error of a queue whose lane has stopped.
+/// Error that the queue's lane has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneStopped;
 
@@ -66,11 +66,11 @@ struct LineQueue<J> {
     line: Arc<Line>,
     jobs: VecDeque<QueuedJob<J>>,
     bytes: usize,
-    /// Virtual time of the line, by which turns are ordered, in microseconds.
+    /// Virtual time of the line in microseconds, by which turns are ordered.
     turn_us: u64,
 }
 
-/// The jobs between two control jobs.
+/// Jobs between two control jobs, with the control job that ends them.
 struct Era<J> {
     outstanding: usize,
     /// Control job at the end of the era; `None` in the last era.
@@ -83,11 +83,11 @@ struct Control<J> {
     is_fence: bool,
 }
 
-/// Size of a drop, in bytes and messages.
+/// Size of dropped jobs: their bytes and their messages.
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// The eras of the jobs that are gone without a mark of their own.
+    /// Eras of the dropped jobs that left no mark of their own, because their mark was merged into another one.
     vacated: Vec<u64>,
 }
 
@@ -98,16 +98,17 @@ enum Arrival<J> {
 
 struct QueueState<J> {
     lines: HashMap<u64, LineQueue<J>>,
-    /// Lines whose turn can come, as pairs of virtual time and line number. The line that is being worked on is absent.
+    /// Lines whose turn can come, as pairs of virtual time and line number. The line whose jobs are being done is
+    /// absent.
     turns: BTreeSet<(u64, u64)>,
     /// Virtual time of the line that had the last turn.
     turn_us: u64,
     /// Control jobs whose turn has come.
     ready: VecDeque<Control<J>>,
-    /// Eras in order, never empty. The first has the number `first_era`.
+    /// Eras in order; there is always at least one. The first era has the number `first_era`.
     eras: VecDeque<Era<J>>,
     first_era: u64,
-    /// The jobs that came behind a fence.
+    /// Jobs that came after a fence, and wait for it to be done.
     behind_fence: VecDeque<Arrival<J>>,
     is_fenced: bool,
     is_closed: bool,
@@ -119,20 +120,21 @@ struct QueueShared<J> {
     work: Condvar,
     room: Notify,
     bytes_max: usize,
-    /// Messages of one turn at most, unless they are a single job.
+    /// Maximum number of messages of one turn, unless the turn is a single job.
     turn_messages_max: usize,
     backlog: Backlog,
-    /// The lane's number.
+    /// Number of the lane to which the queue belongs.
     lane: usize,
 }
 
-/// The sending end of a lane's queue.
+/// Sending end of a lane's queue.
 pub(crate) struct JobSender<J>(Arc<QueueShared<J>>);
 
-/// The lane's end of its queue.
+/// Receiving end of a lane's queue, used by the lane.
 pub(crate) struct JobReceiver<J>(Arc<QueueShared<J>>);
 
-/// Work that the lane does at one time: a control job, or the next jobs of a line. The lane gives the turn back when it is done.
+/// Work that the lane takes in one piece: a control job, or the next jobs of a line. The lane returns the turn when the
+/// work is done.
 pub(crate) struct Turn {
     from: TurnOrigin,
     jobs: usize,
@@ -145,8 +147,8 @@ enum TurnOrigin {
     Control { is_fence: bool },
 }
 
-/// Makes a queue of about `bytes_max` bytes at most, in front of the lane with the number `lane`. A turn has `turn_messages_max`
-/// messages at most, unless it is a single job.
+/// Makes a queue of at most about `bytes_max` bytes, in front of the lane with the number `lane`. A turn has at most
+/// `turn_messages_max` messages, unless it is a single job.
 pub(crate) fn job_queue<J: LineJob>(
     lane: usize,
     bytes_max: usize,
@@ -253,8 +255,8 @@ impl<J: LineJob> QueueState<J> {
         }
     }
 
-    /// Begins the next turn if there is work, and moves its jobs to `jobs`. They have `messages_max` messages at most, unless
-    /// there is a single job.
+    /// Begins the next turn if there is work, and moves the turn's jobs to `jobs`. The jobs have at most `messages_max`
+    /// messages, unless there is a single job.
     fn take(&mut self, jobs: &mut Vec<J>, messages_max: usize) -> Option<Turn> {
         if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
             jobs.push(job);
@@ -297,7 +299,7 @@ impl<J: LineJob> QueueState<J> {
         })
     }
 
-    /// Ends a turn of a line with `jobs` jobs, which took `elapsed_us`.
+    /// Ends a turn of `line` with `jobs` jobs, which took `elapsed_us`.
     fn end_turn(&mut self, line: &Line, era: u64, jobs: usize, elapsed_us: u64, lane: usize) {
         if let Some(queue) = self.lines.get_mut(&line.number) {
             queue.turn_us = queue.turn_us.saturating_add(elapsed_us.max(1));
@@ -313,8 +315,8 @@ impl<J: LineJob> QueueState<J> {
         self.leave_era(era, jobs);
     }
 
-    /// Whether a line may have `bytes` more at the cost of other lines. It may if it then has no more than an even share of
-    /// `bytes_max`.
+    /// Whether `line` may take `bytes` more room at the cost of other lines. It may if its room is then no more than an
+    /// even share of `bytes_max`.
     fn may_displace(&self, line: u64, bytes: usize, bytes_max: usize) -> bool {
         let (own, lines) = match self.lines.get(&line) {
             Some(queue) => (queue.bytes, self.lines.len()),
@@ -323,7 +325,8 @@ impl<J: LineJob> QueueState<J> {
         own + bytes <= bytes_max / lines
     }
 
-    /// Drops the newest job of the longest line. Returns the messages that are gone, or `None` if nothing can be dropped.
+    /// Drops the newest job of the longest line. Returns the size of what was dropped, or `None` if nothing can be
+    /// dropped.
     fn drop_of_longest(&mut self) -> Option<DropSize> {
         let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
@@ -335,8 +338,8 @@ impl<J: LineJob> QueueState<J> {
 }
 
 impl<J: LineJob> LineQueue<J> {
-    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such job. Marks
-    /// beside each other become one mark, so that there are never more marks than jobs.
+    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such
+    /// job. Neighboring marks are merged, so that there are never more marks than jobs.
     fn drop_newest(&mut self) -> Option<DropSize> {
         let index = self.jobs.iter().rposition(|waiting| waiting.bytes > 0)?;
         let QueuedJob {
@@ -379,7 +382,8 @@ impl<J: LineJob> LineQueue<J> {
         })
     }
 
-    /// Adds a mark to the mark at the end of the line. Gives `mark` back if the line does not end with a mark.
+    /// Merges `mark` into the mark at the end of the line. As an error, returns `mark` if the line does not end with a
+    /// mark.
     fn merge_mark(&mut self, mark: J) -> Result<(), J> {
         match self.jobs.back_mut() {
             Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
@@ -417,7 +421,7 @@ impl<J: LineJob> QueueShared<J> {
         self.backlog.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there is room for `bytes` more. A job that is larger than the queue finds room when the queue is empty.
+    /// Whether there is room for `bytes` more. An empty queue has room for a job of any size.
     fn has_room(&self, bytes: usize) -> bool {
         let waiting = self.waiting_bytes();
         waiting == 0 || waiting + bytes <= self.bytes_max
@@ -441,7 +445,7 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues a job in its line. Without room, this job or others are dropped.
+    /// Queues a job in its line. If there is no room, drops this job or others.
     fn push_or_drop(
         &self,
         state: &mut QueueState<J>,
@@ -477,7 +481,8 @@ impl<J: LineJob> QueueShared<J> {
 }
 
 impl<J: LineJob> JobSender<J> {
-    /// Queues a job of about `bytes` in `line`, for a message that came at `came_us`; waits until there is room for it.
+    /// Queues a job of about `bytes` in `line`, for a message that came at `came_us`. Waits until there is room for the
+    /// job.
     pub(crate) async fn send(
         &self,
         line: &Arc<Line>,
@@ -490,8 +495,8 @@ impl<J: LineJob> JobSender<J> {
         self.0.send(arrival, bytes).await
     }
 
-    /// Queues jobs in their lines without waiting, for messages that came at `came_us`. Each job comes with its line and its
-    /// approximate bytes. Without room, these jobs or others are dropped.
+    /// Queues jobs in their lines without waiting, for messages that came at `came_us`. Each job comes with its line
+    /// and its approximate size in bytes. If there is no room, drops these jobs or others.
     pub(crate) fn send_or_drop(
         &self,
         jobs: impl IntoIterator<Item = (Arc<Line>, J, usize)>,
@@ -516,7 +521,7 @@ impl<J: LineJob> JobSender<J> {
         self.0.push(&mut state, Arrival::Control(control), 0)
     }
 
-    /// Queues a fence of about `bytes`; waits until there is room for it.
+    /// Queues a fence of about `bytes`. Waits until there is room for the fence.
     pub(crate) async fn send_fence(&self, job: J, bytes: usize) -> Result<(), LaneStopped> {
         let control = Control {
             job,
@@ -528,7 +533,7 @@ impl<J: LineJob> JobSender<J> {
 }
 
 impl<J> JobSender<J> {
-    /// Returns how much waits in the queue.
+    /// Returns the number of messages and bytes in the queue.
     pub(crate) fn backlog(&self) -> &Backlog {
         &self.0.backlog
     }
@@ -542,8 +547,8 @@ impl<J> Drop for JobSender<J> {
 }
 
 impl<J: LineJob> JobReceiver<J> {
-    /// Ends the last turn: `done` is this turn and the time that it took. Waits for the next turn, begins it, and moves its jobs
-    /// to `jobs`. Returns `None` when the sender is gone and the queue is empty.
+    /// Ends the last turn, then waits for the next one. `done` is the last turn and the time that it took. Moves the
+    /// jobs of the next turn to `jobs`. Returns `None` when the sender is gone and the queue is empty.
     pub(crate) fn next(&self, done: Option<(Turn, Duration)>, jobs: &mut Vec<J>) -> Option<Turn> {
         let mut state = self.0.state.lock();
         if let Some((turn, elapsed)) = done {

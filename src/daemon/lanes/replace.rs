@@ -1,4 +1,4 @@
-//! Replacing a holder's blocks by the full state from its publisher.
+//! Replacement of a holder's blocks by the full state that its publisher has sent.
 
 use std::collections::HashSet;
 
@@ -6,16 +6,17 @@ use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::HolderWriter;
 use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
-/// A block in a tier, by the engine's name for it.
+/// Block in a tier, by the engine's name for the block.
 type TierBlockName = (Tier, u64);
 
-/// Most blocks in an event of the holder's dump.
+/// Maximum number of blocks in one event of the holder's dump.
 const EVENT_BLOCKS_MAX: usize = 4096;
 
-/// Removes the blocks that `state` does not have. Storing `state` then makes the holder equal to it.
+/// Removes the holder's blocks that `state` does not have. If `state` is stored then, the holder has exactly the blocks
+/// of `state`.
 ///
-/// Queries find the common blocks all the time. A holder that was cleared first would look empty until its last block is stored.
-/// The holder is cleared only if blocks have no names, or if events wait for a parent.
+/// Queries find the common blocks all the time. A holder that was cleared first would look empty until its last block
+/// is stored. So the holder is cleared only if blocks have no names, or if events wait for a parent.
 pub(super) fn remove_surplus<'a>(
     writer: &mut HolderWriter,
     state: impl Iterator<Item = (Tier, &'a Event)>,
@@ -107,7 +108,8 @@ mod tests {
         (tier, prop_oneof![3 => stored, 1 => removed, 1 => marked])
     }
 
-    /// Returns the contents of a holder in a comparable form. A name that equals the block's hash counts as no name.
+    /// Returns the contents of a holder in a form that can be compared. A name that equals the block's hash counts as
+    /// no name.
     fn contents(writer: &mut HolderWriter) -> Vec<String> {
         let without_hashes_as_names = |event| match event {
             Event::Stored(mut stored) => {

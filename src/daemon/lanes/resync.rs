@@ -1,4 +1,4 @@
-//! The lanes' part in a resync: each step goes to the lane of its holder.
+//! The lanes' part in a resync. Each step of a resync is sent to the lane of its holder.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ impl LanePool {
         Ok(begun.await.ok())
     }
 
-    /// Applies the publisher's answer to a holder. The publisher was asked in `generation` of the stream; `bytes` is about how much memory
-    /// the answer takes.
+    /// Applies the publisher's answer to a holder. The publisher was asked in `generation` of the stream. `bytes` is
+    /// the approximate size of the answer in memory.
     pub(crate) async fn finish_resync(
         &self,
         holder: &HolderKey,
@@ -46,7 +46,7 @@ impl LanePool {
         Ok(done.await.unwrap_or(ResyncOutcome::Superseded))
     }
 
-    /// Lets a holder go on without an answer: held batches are applied.
+    /// Ends a holder's wait for an answer. The held batches are applied.
     pub(crate) async fn abandon_resync(
         &self,
         holder: &HolderKey,
@@ -70,7 +70,7 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Takes a step of a holder's resync.
+    /// Does a step of a holder's resync.
     pub(super) fn resync(&mut self, job: ResyncJob) {
         let context = Context {
             clocks: self.clocks(),
@@ -89,7 +89,8 @@ impl Lane {
     }
 }
 
-/// Takes a step of the holder's resync. A reply that nobody waits for any more is ignored: held batches time out.
+/// Does a step of the holder's resync. If nobody waits for the step's reply any more, the reply is dropped, and held
+/// batches time out later.
 fn take_step(holder: &mut Holder, step: ResyncStep, context: Context<'_>) -> Afterwards {
     match step {
         ResyncStep::Begin(reply) => {

@@ -1,27 +1,28 @@
-//! Sequence tracking: from the numbers on batches to proofs about one holder's state.
+//! Sequence tracking. The numbers of batches show whether a holder's state is complete.
 //!
-//! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that nothing
-//! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.
+//! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that
+//! nothing before it was lost. A batch that does not continue the count proves a loss. This file does no I/O and reads
+//! no clock.
 
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
-/// Time for which goodbyes and unreadable messages are remembered, in microseconds. A batch that another batch overtook comes
-/// within this time.
+/// Time for which goodbyes and unreadable messages are remembered, in microseconds. If a batch was overtaken by another
+/// one, it comes within this time.
 pub(super) const REMEMBERED_US: u64 = 60_000_000;
 
-/// A decoded batch as it was received.
+/// Decoded batch, with facts about how it was received.
 #[derive(Debug)]
 pub(crate) struct ReceivedBatch {
     pub(super) batch: EventBatch,
-    /// The generation of the stream in which the batch came.
+    /// Generation of the stream in which the batch came.
     pub(super) generation: StreamGeneration,
     /// Length of the batch's payload, in bytes.
     pub(super) bytes: usize,
 }
 
-/// The epoch and the number of a batch.
+/// Returns the epoch and the number of a batch.
 pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
     BatchCursor {
         epoch: batch.epoch,
@@ -29,18 +30,18 @@ pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
     }
 }
 
-/// High-water marks of a holder's received batches, whether applied or not.
+/// High-water marks of the batches that a holder has received, whether applied or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct HighWater {
     /// Epoch and number of the newest batch. A resync answer that ends before this batch is not the whole state.
     pub(super) seen: BatchCursor,
-    /// Latest time at which a batch of that epoch was made, by the publisher's clock, in microseconds. 0 if no batch has a time;
-    /// the largest number if the mark is not known.
+    /// Latest time at which a batch of that epoch was made, by the publisher's clock, in microseconds. 0 if no batch
+    /// has a time; the largest `u64` if the time is not known.
     pub(super) made_us: u64,
 }
 
 impl HighWater {
-    /// The marks of a single batch.
+    /// Returns the marks of a single batch.
     pub(super) fn of(batch: &EventBatch) -> Self {
         Self {
             seen: cursor_of(batch),
@@ -48,7 +49,7 @@ impl HighWater {
         }
     }
 
-    /// Raises the marks to those of `batch`, if it is newer.
+    /// Raises the marks to those of `batch`, if `batch` is newer.
     pub(super) fn note(&mut self, batch: &EventBatch) {
         let other = Self::of(batch);
         if other.seen.epoch > self.seen.epoch {
@@ -59,17 +60,18 @@ impl HighWater {
         }
     }
 
-    /// Whether numbering restarted without a new epoch: a number comes again, in a batch that was made later than all before.
+    /// Whether numbering restarted without a new epoch. It did if a number comes again in a batch that was made later
+    /// than all before.
     ///
-    /// A redelivery has the time of the first delivery. Without times, or with a clock that stands still, a restart cannot be
-    /// told.
+    /// A redelivery has the time of the first delivery. If batches have no times, or the publisher's clock stands
+    /// still, a restart cannot be noticed.
     pub(super) fn is_numbered_anew(&self, batch: &EventBatch) -> bool {
         let at = cursor_of(batch);
         let is_number_known = at.epoch == self.seen.epoch && at.seq <= self.seen.seq;
         is_number_known && batch.time_us.is_some_and(|made| made > self.made_us)
     }
 
-    /// Returns why a batch is old news, or `None` if it is new.
+    /// Returns the reason why a batch is outdated, or `None` if the batch is new.
     pub(super) fn drop_reason(&self, batch: &EventBatch) -> Option<DropReason> {
         let at = cursor_of(batch);
         if at.epoch < self.seen.epoch {
@@ -80,36 +82,36 @@ impl HighWater {
     }
 }
 
-/// The decision on a batch.
+/// Decision on a received batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BatchAdmission {
-    /// The batch continues the count: apply it; nothing before it was lost.
+    /// Batch continues the count, so nothing before it was lost. Apply it.
     Next,
-    /// At least one batch before this one never came. Apply the batch; the holder's state is no longer certain.
+    /// At least one batch before this one never came. Apply this batch; the holder's state is no longer certain.
     Gap {
-        /// Number of missing batches.
+        /// Number of batches missing before this one.
         missed: u64,
     },
-    /// The batch begins a new epoch. Drop the holder's blocks, then apply the batch. If `missed` is above 0, the epoch's first
-    /// batches never came.
+    /// Batch begins a new epoch. Drop the holder's blocks, then apply the batch. If `missed` is above 0, the first
+    /// batches of the epoch never came.
     NewEpoch {
-        /// Number of missing batches.
+        /// Number of batches missing before this one.
         missed: u64,
     },
-    /// The batch was applied before: skip it.
+    /// Batch was applied before. Skip it.
     Duplicate,
-    /// The batch belongs to an epoch that has ended: skip it.
+    /// Batch belongs to an epoch that has ended. Skip it.
     StaleEpoch,
 }
 
 impl BatchAdmission {
-    /// Whether the batch's events are to be applied.
+    /// Whether the batch's events must be applied.
     pub(super) fn applies(self) -> bool {
         matches!(self, Self::Next | Self::Gap { .. } | Self::NewEpoch { .. })
     }
 }
 
-/// Follows the numbers of one holder's batches.
+/// Tracker of the numbers of one holder's batches.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SequenceTracker {
     cursor: Option<BatchCursor>,
@@ -121,12 +123,12 @@ impl SequenceTracker {
         Self { cursor: Some(cursor) }
     }
 
-    /// The last batch admitted, if any.
+    /// Returns the epoch and number of the last admitted batch, if any.
     pub(super) fn cursor(&self) -> Option<BatchCursor> {
         self.cursor
     }
 
-    /// Decides what to do with the batch at `next`, without moving the cursor.
+    /// Decides how the batch at `next` is treated, without moving the cursor.
     pub(crate) fn classify(&self, next: BatchCursor) -> BatchAdmission {
         match self.cursor {
             Some(last) if next.epoch < last.epoch => BatchAdmission::StaleEpoch,
@@ -141,7 +143,7 @@ impl SequenceTracker {
         }
     }
 
-    /// Decides what to do with the batch at `next`, and moves the cursor to it if it is to be applied.
+    /// Decides how the batch at `next` is treated. If the batch is to be applied, moves the cursor to it.
     pub(super) fn admit(&mut self, next: BatchCursor) -> BatchAdmission {
         let admission = self.classify(next);
         if admission.applies() {

@@ -10,40 +10,40 @@ use kvatlas_core::wire::{NamespaceName, Shard, Subjects, WireLimits};
 use super::held::HoldingLimits;
 use super::liveness::LivenessLimits;
 
-/// How the lanes take messages.
+/// Settings for the taking of messages by the lanes.
 #[derive(Debug, Clone)]
 pub struct LaneSettings {
-    /// The subjects that messages come on.
+    /// Subjects on which messages come.
     pub subjects: Subjects,
-    /// Threads that apply events; at least 1.
+    /// Number of threads that apply events; at least 1.
     pub lanes: usize,
-    /// Bytes that may wait for one lane.
+    /// Maximum size of the messages that wait for one lane, in bytes.
     pub lane_queue_bytes: usize,
-    /// Age of the oldest waiting event beyond which holders are degraded; `None` means never.
+    /// Age of the oldest waiting event beyond which holders are degraded. `None` means that no age degrades.
     pub behind_after: Option<Duration>,
-    /// Bounds on messages.
+    /// Bounds on the size of messages.
     pub limits: WireLimits,
-    /// The shard whose workers are taken; `None` takes all workers.
+    /// Shard whose workers are taken. `None` means that all workers are taken.
     pub shard: Option<Shard>,
-    /// Bounds on the batches that a holder holds during a resync; with `None`, no batches are held.
+    /// Bounds on the batches that a holder holds during a resync. `None` means that no batches are held.
     pub holding: Option<HoldingSettings>,
-    /// How long holders may be silent.
+    /// Bounds on the silence of holders.
     pub liveness: LivenessSettings,
-    /// How far an epoch may lie ahead of the clock; `None` means without a bound.
+    /// Maximum time by which an epoch may lie ahead of the clock. `None` means no bound.
     pub epoch_ahead_max: Option<Duration>,
 }
 
 /// Bounds on publishers' messages and epochs.
 #[derive(Debug, Clone)]
 pub(crate) struct LaneLimits {
-    /// Bounds on messages.
+    /// Bounds on the size of messages.
     pub(crate) wire: WireLimits,
-    /// How far an epoch may lie ahead of the clock; `None` means without a bound.
+    /// Maximum time by which an epoch may lie ahead of the clock. `None` means no bound.
     pub(crate) epoch_ahead_max: Option<Duration>,
 }
 
 impl LaneLimits {
-    /// Returns the bounds that a configuration sets.
+    /// Returns the bounds from a configuration.
     pub(crate) fn of_config(config: &Config) -> Self {
         Self {
             wire: event_limits(config),
@@ -62,19 +62,19 @@ impl LaneLimits {
 /// Bounds on the batches that a holder holds until missing batches before them have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldingSettings {
-    /// Most bytes of the batches that one holder holds, unless it is a single batch. Each batch counts 256 bytes more than its
-    /// payload. All holders of a lane together hold no more than the lane's queue takes.
+    /// Maximum size of the batches that one holder holds, in bytes, unless it is a single batch. Each batch counts 256
+    /// bytes more than its payload. All holders of a lane together hold no more than the lane's queue takes.
     pub bytes_per_holder_max: usize,
-    /// How long held batches wait for an answer.
+    /// Maximum time for which held batches wait for an answer.
     pub wait_max: Duration,
 }
 
-/// How long the holders of each namespace may be silent.
+/// Bounds on the silence of the holders of each namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LivenessSettings {
-    /// Limits of namespaces without limits of their own.
+    /// Bounds for namespaces without bounds of their own.
     pub default: LivenessLimits,
-    /// Limits of single namespaces.
+    /// Bounds for single namespaces.
     pub overrides: HashMap<NamespaceName, LivenessLimits>,
 }
 
@@ -94,14 +94,14 @@ impl LivenessSettings {
         }
     }
 
-    /// The limits of a namespace.
+    /// Returns the bounds for a namespace.
     pub fn of(&self, namespace: &NamespaceName) -> &LivenessLimits {
         self.overrides.get(namespace).unwrap_or(&self.default)
     }
 }
 
 impl LaneSettings {
-    /// Returns the settings of a configuration, for messages on `subjects`.
+    /// Returns the settings that a configuration gives, for messages on `subjects`.
     pub(crate) fn of(config: &Config, subjects: &Subjects) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -136,22 +136,24 @@ impl LaneSettings {
     }
 }
 
-/// Returns how far an epoch may lie ahead of the clock. `None` means no bound: the setting is 0.
+/// Returns the maximum time by which an epoch may lie ahead of the clock. `None` means no bound, which the setting 0
+/// stands for.
 fn epoch_ahead_max(config: &Config) -> Option<Duration> {
     let ahead_max = config.events.max_epoch_ahead;
     (!ahead_max.is_zero()).then_some(ahead_max)
 }
 
-/// Returns the largest epoch that is believed now.
+/// Returns the largest epoch that is believed at present.
 pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
     epoch_max_at(unix_time_us(), ahead_max)
 }
 
-/// The year 2020, in microseconds since the Unix epoch. A clock before it has not been set, and tells nothing.
+/// Start of the year 2020, in microseconds since the Unix epoch. A clock that shows an earlier time has not been set,
+/// and is ignored.
 const CLOCK_MIN_US: u64 = 1_577_836_800_000_000;
 
-/// Returns the seconds by which `epoch` lies ahead of the clock. 0 if the difference is at most 5 seconds, as between two clocks,
-/// or if the clock has not been set.
+/// Returns the seconds by which `epoch` lies ahead of the clock. Returns 0 if the difference is at most 5 seconds,
+/// which is normal between two clocks. Also returns 0 if the clock has not been set.
 pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     const TOLERATED_US: u64 = 5_000_000;
     match epoch.saturating_sub(now_us) {
@@ -160,8 +162,8 @@ pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     }
 }
 
-/// Returns the largest epoch that is believed at `now_us`, in microseconds since the Unix epoch. Every epoch is believed without
-/// a bound, or if the clock has not been set.
+/// Returns the largest epoch that is believed at `now_us`, in microseconds since the Unix epoch. If `ahead_max` is
+/// `None` or the clock has not been set, every epoch is believed.
 pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
     match ahead_max {
         Some(ahead_max) if now_us >= CLOCK_MIN_US => {
@@ -171,7 +173,7 @@ pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
     }
 }
 
-/// Bounds on messages on events subjects.
+/// Returns the bounds on messages on events subjects.
 fn event_limits(config: &Config) -> WireLimits {
     WireLimits {
         message_bytes_max: config.events.max_message_bytes,

@@ -1,7 +1,7 @@
-//! The lanes' part in snapshots: dumping holders, and taking them over from a file.
+//! The lanes' part in snapshots: dumping holders, and restoring them from a file.
 //!
-//! The pool brings each frame of a file to the lane of its holder, and each request for a dump to its lane. The lane does the
-//! work between two of the holder's batches.
+//! The pool sends each frame of a file to the lane of the frame's holder. It sends a request for a dump to the lane
+//! whose holders are wanted. The lane does this work between two batches of the holder.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
 use super::unheld::NoHolder;
 
-/// Limits on the batches in a snapshot. Its checksums have been checked; these limits bound a hostile file.
+/// Returns the limits on the batches in a snapshot. The snapshot's checksums have been checked before, so these limits
+/// only bound a hostile file.
 pub fn snapshot_limits() -> WireLimits {
     WireLimits {
         message_bytes_max: FRAME_BYTES_MAX,
@@ -33,15 +34,15 @@ pub fn snapshot_limits() -> WireLimits {
     }
 }
 
-/// Progress of a dump of a lane: the holder that was dumped last.
+/// Progress of a lane's dump: the key of the holder that was dumped last.
 #[derive(Debug, Clone)]
 pub struct DumpPosition(HolderKey);
 
 impl LanePool {
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame to which the frame belongs. A holder that
-    /// was not in doubt counts as confirmed in `generation`.
+    /// Sends a frame of a snapshot to the lane of its holder. `holder` is the holder frame to which the frame belongs.
+    /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
     ///
-    /// Frames for workers of other shards are skipped: the snapshot may be older than the division into shards.
+    /// Frames for workers of other shards are skipped, because the snapshot may be older than the division into shards.
     pub async fn restore(
         &self,
         holder: &HolderFrame,
@@ -75,8 +76,8 @@ impl LanePool {
         self.send_restore(namespace, holder, part, bytes).await
     }
 
-    /// Brings a part of a snapshot's forest to all lanes. Each lane stores the blocks of its own holders, whose frames have come
-    /// before. Waits while a lane's queue is full.
+    /// Sends a part of a snapshot's forest (its blocks of all regular holders) to all lanes. Each lane stores the
+    /// blocks of its own holders, whose holder frames must have come before. Waits while a lane's queue is full.
     pub async fn restore_forest(&self, chunk: ForestChunk) -> Result<(), PoolError> {
         let bytes = chunk.bytes();
         let chunk = Arc::new(chunk);
@@ -87,7 +88,7 @@ impl LanePool {
         Ok(())
     }
 
-    /// Tells the lanes that the snapshot ends here.
+    /// Tells the lanes that the snapshot has ended.
     pub async fn end_restore(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
             lane.jobs.send_fence(Job::EndRestore, 0).await?;
@@ -95,8 +96,8 @@ impl LanePool {
         Ok(())
     }
 
-    /// Forgets a holder whose frames ended in the middle. Such a holder has only a part of its blocks, but the cursor of all of
-    /// them. Its next batch would seem to make it exact.
+    /// Forgets a holder whose frames ended in the middle. Such a holder has a part of its blocks, but the cursor that
+    /// belongs to all of them. Its next batch would make it seem exact.
     pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
         let Some(namespace) = self.namespaces.get(&holder.namespace) else {
             return Ok(());
@@ -105,8 +106,8 @@ impl LanePool {
             .await
     }
 
-    /// Takes over a holder without its blocks: they were stored under another hashing or block size than the namespace has now.
-    /// Its publisher is asked for its full state.
+    /// Restores a holder without its blocks, because they were stored under another hashing or block size than the
+    /// namespace has now. Its publisher is asked for the full state.
     async fn refuse(
         &self,
         namespace: Arc<Namespace>,
@@ -155,11 +156,14 @@ impl LanePool {
         Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
     }
 
-    /// Dumps the first holder behind `after` on lane number `lane`. Returns `None` at the end.
+    /// Dumps the first holder after `after`, in the order of keys, on lane number `lane`. Returns `None` if there is no
+    /// further holder.
     ///
-    /// - Each holder is dumped at one instant, between two of its batches. Different holders are dumped at different instants.
+    /// - Each holder is dumped at one instant, between two of its batches. Different holders are dumped at different
+    ///   instants.
     /// - A holder that no batch has confirmed in `generation` is dumped as unverified.
-    /// - Unless `with_blocks` is set, a regular holder is dumped without its blocks: a walk over the index finds them.
+    /// - Unless `with_blocks` is set, a regular holder is dumped without its blocks. A walk over the index finds them
+    ///   later.
     pub async fn dump_next(
         &self,
         lane: usize,
@@ -181,8 +185,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after the walk over the index. `dumped` and `walked` are from the dump that lane number
-    /// `lane` gave.
+    /// Compares a holder with its dump, after the walk over the index. `dumped` and `walked` come from the dump by lane
+    /// number `lane`.
     pub async fn revisit(
         &self,
         lane: usize,
@@ -206,7 +210,7 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Takes over a frame of a snapshot.
+    /// Restores from one frame of a snapshot.
     pub(super) fn restore(&mut self, job: RestoreJob) {
         self.restore_part(&job.namespace, &job.metrics, &job.worker, job.part);
         self.finish(&job.worker, job.in_flight);
@@ -254,7 +258,8 @@ impl Lane {
         }
     }
 
-    /// Returns the holder of a frame. If the index has no room for it, counts that and returns `None`.
+    /// Returns the holder to which a frame belongs. If the index has no room for the holder, counts that and returns
+    /// `None`.
     fn restored_holder(
         &mut self,
         namespace: &Namespace,
@@ -270,7 +275,7 @@ impl Lane {
         self.holder(namespace, metrics, key).map_err(refuse).ok()
     }
 
-    /// Stores the blocks that the lane's holders have in a part of a forest (a snapshot's blocks of all regular holders).
+    /// Stores the blocks of this lane's holders from one part of a forest (a snapshot's blocks of all regular holders).
     pub(super) fn restore_forest(&mut self, chunk: &ForestChunk) {
         for (number, runs) in chunk.holders() {
             let Some((key, tier)) = self.in_forest.get(&number) else {
@@ -282,7 +287,7 @@ impl Lane {
         }
     }
 
-    /// Compares a holder with its dump.
+    /// Compares a holder with its dump, and replies with the result.
     pub(super) fn revisit(
         &mut self,
         key: &HolderKey,
@@ -296,7 +301,7 @@ impl Lane {
         })
     }
 
-    /// Dumps the first holder behind `after`.
+    /// Dumps the first holder after `after`, in the order of keys, and replies with the dump.
     pub(super) fn dump_next(
         &mut self,
         after: Option<HolderKey>,

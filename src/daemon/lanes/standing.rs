@@ -1,53 +1,53 @@
-//! The states of a holder on its lane, and what leads from one to another.
+//! States of a holder on its lane, and the changes that lead from one state to another.
 //!
-//! State of the blocks, by the change:
+//! State of the blocks after each change:
 //!
-//! | | `Replaced` | `Missed` | `CountRestarted` | `EpochEnded` | `Released` |
+//! | state | `Replaced` | `Missed` | `CountRestarted` | `EpochEnded` | `Released` |
 //! |---|---|---|---|---|---|
 //! | `Whole` | `Whole` | `Torn` | `Recounted` | `Outlived` | `Whole` |
 //! | `Torn` | `Whole` | `Torn` | `Recounted` | `Outlived` | `Torn` |
 //! | `Recounted` | `Whole` | `Recounted` | `Recounted` | `Outlived` | `Recounted` |
 //! | `Outlived` | `Whole` | `Outlived` | `Recounted`, cleared | `Outlived` | `Torn`, cleared |
 //!
-//! State of the publisher, by the news of its answers:
+//! State of the publisher after each news of its answers:
 //!
-//! | | `Answered` | `Failed` | `Refused` | `Reconsidered` |
+//! | state | `Answered` | `Failed` | `Refused` | `Reconsidered` |
 //! |---|---|---|---|---|
 //! | `Answers` | `Answers` | `Unheard` | `Mute` | `Answers` |
 //! | `Unheard` | `Answers` | `Unheard` | `Mute` | `Unheard` |
 //! | `Mute` | `Answers` | `Unheard` | `Mute` | `Unheard` |
 
-/// How a holder's blocks compare with its publisher's at the cursor of the last batch applied.
+/// State of a holder's blocks, compared with the blocks that its publisher had at the cursor of the last applied batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksState {
-    /// The blocks are exactly the publisher's. Only from this state do the next batches lead to an exact state.
+    /// Blocks are exactly the publisher's. Only from this state do the next batches lead to an exact state.
     Whole,
-    /// Some blocks may be missing, or surplus.
+    /// Blocks may be missing or surplus.
     Torn,
-    /// Some blocks may be missing or surplus, and numbering has restarted within the epoch: the publisher's cursor may be behind
-    /// ours.
+    /// Blocks may be missing or surplus, and numbering has restarted within the epoch. The publisher's cursor may be
+    /// lower than the cursor here.
     Recounted,
-    /// The blocks are those of an ended epoch, kept until the blocks of the new epoch are known.
+    /// Blocks are those of an ended epoch. They are kept until the blocks of the new epoch are known.
     Outlived,
 }
 
-/// A change of a holder's blocks.
+/// Change of the state of a holder's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksChange {
-    /// The blocks were cleared, or replaced by a full state.
+    /// Blocks were cleared, or replaced by a full state.
     Replaced,
-    /// News of the blocks was lost, refused or contradicted.
+    /// Events about blocks were lost, refused or contradicted.
     Missed,
     /// Numbering has restarted without a new epoch.
     CountRestarted,
-    /// The epoch has ended: a new epoch has begun, and its first batches are missing.
+    /// A new epoch has begun, and its first batches are missing. The old epoch has ended.
     EpochEnded,
-    /// The held batches are applied without the missing batches before them.
+    /// Held batches are applied without the missing batches before them.
     Released,
 }
 
 impl BlocksState {
-    /// Returns the state after `change`, and whether the blocks are to be cleared first.
+    /// Returns the state after `change`. Also returns whether the blocks must be cleared first.
     #[must_use]
     pub(super) fn after(self, change: BlocksChange) -> (Self, bool) {
         use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
@@ -64,32 +64,32 @@ impl BlocksState {
     }
 }
 
-/// Whether a holder's publisher answers questions.
+/// State of a holder's publisher: whether it answers requests for batches or for the full state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PublisherState {
-    /// The last question was answered, or there was none.
+    /// Last request was answered, or there was none.
     Answers,
-    /// The last question found no answer; the next one may.
+    /// Last request was not answered. The next one may be.
     Unheard,
-    /// The last question found no answer, and asking again does not help.
+    /// Last request was not answered, and asking again does not help.
     Mute,
 }
 
-/// News of a publisher's answers.
+/// News about whether a publisher answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PublisherChange {
-    /// An answer came.
+    /// Publisher has answered.
     Answered,
-    /// No answer came; asking again may help.
+    /// Publisher has not answered. Asking again may help.
     Failed,
-    /// No answer came, and none will.
+    /// Publisher has not answered, and will not answer.
     Refused,
-    /// A new epoch, or an operator's wish: the publisher may be asked again.
+    /// Publisher may be asked again, because a new epoch has begun or an operator wishes it.
     Reconsidered,
 }
 
 impl PublisherState {
-    /// Returns the state after `change`.
+    /// Returns the state of the publisher after `change`.
     #[must_use]
     pub(super) fn after(self, change: PublisherChange) -> Self {
         match (self, change) {
@@ -100,12 +100,12 @@ impl PublisherState {
         }
     }
 
-    /// Whether a question may be answered.
+    /// Whether the publisher may answer the next request.
     pub(super) fn may_answer(self) -> bool {
         self != Self::Mute
     }
 
-    /// Whether the last question failed. A publisher that does not answer is believed when it clears its state.
+    /// Whether the last request failed. If a publisher that does not answer clears its state, the holder believes it.
     pub(super) fn has_failed(self) -> bool {
         self != Self::Answers
     }

@@ -1,12 +1,12 @@
-//! The batches that a lane has applied and not counted in its metrics yet. Batches are counted together, so that counting costs
-//! less than applying a short batch.
+//! Tally of the batches that a lane has applied and has not counted in its metrics yet. Batches are counted together,
+//! so that counting costs less than applying a short batch.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use kvatlas_telemetry::{AppliedBatch, AppliedBatches, EventMetrics};
 
-/// Applied batches of one turn that are not counted yet. All are of one namespace.
+/// Applied batches of one turn that are not counted in the metrics yet. All are of one namespace.
 #[derive(Default)]
 pub(super) struct BatchTally(RefCell<UncountedBatches>);
 
@@ -17,7 +17,8 @@ struct UncountedBatches {
 }
 
 impl BatchTally {
-    /// Adds a batch of the namespace that `metrics` belongs to. First counts the batches of another namespace, if there are any.
+    /// Adds a batch of the namespace to which `metrics` belongs. If the tally has batches of another namespace, counts
+    /// those first.
     pub(super) fn add(&self, metrics: &Arc<EventMetrics>, batch: &AppliedBatch) {
         let mut counted = self.0.borrow_mut();
         let is_same = |other: &Arc<EventMetrics>| Arc::ptr_eq(other, metrics);
@@ -28,7 +29,7 @@ impl BatchTally {
         counted.batches.add(batch);
     }
 
-    /// Counts the batches that have been added.
+    /// Counts the added batches in the metrics, and empties the tally.
     pub(super) fn count(&self) {
         self.0.borrow_mut().count();
     }

@@ -1,4 +1,4 @@
-//! Tests of the pool with real lanes.
+//! Tests of the pool of lanes, with real lanes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ fn settings() -> LaneSettings {
     }
 }
 
-/// A generation that confirms nothing.
+/// Returns a generation of the stream in which no holder is confirmed.
 fn never() -> StreamGeneration {
     StreamGeneration::default()
 }
@@ -93,7 +93,7 @@ fn frame(seq: u64) -> HolderFrame {
     }
 }
 
-/// The key of the worker `number` of a namespace.
+/// Returns the key of the worker number `number` of a namespace.
 pub(super) fn worker(number: usize) -> WorkerKey {
     WorkerKey {
         namespace: NamespaceName::new("n").unwrap(),
@@ -120,8 +120,8 @@ fn stored(first: u64, seq: u64) -> Frame {
     Frame::Batch(batch(seq, vec![event]).encode())
 }
 
-/// Returns how many of the blocks `first`, `first` + 1 and `first` + 2 the holder with the most of them has. `None` if no holder
-/// has any.
+/// Returns the largest number of the leading blocks `first`, `first` + 1 and `first` + 2 that a holder has. `None` if
+/// no holder has the first of them.
 fn depth(pool: &LanePool, first: u64) -> Option<u32> {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let query = QueryKey::SequenceHashes((first..first + 3).map(SequenceHash).collect());

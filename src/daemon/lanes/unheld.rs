@@ -1,20 +1,21 @@
-//! The registry of publishers without a holder: why each has no holder, and what the daemon remembers of each. All lanes share
-//! the registry.
+//! The registry of publishers without a holder: the reason why each has no holder, and facts that the daemon remembers
+//! of each. All lanes share the registry.
 //!
-//! Each message that finds no holder is counted by its reason, [`NoHolder`]. Four tables remember more. They are separate,
-//! because each gives up something else at its bound:
+//! Each message for which there is no holder is counted by its reason, [`NoHolder`]. Four tables remember more. They
+//! are separate, because each table loses something different at its bound:
 //!
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
 //! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no own entry | its holder, goodbye or long silence |
 //! | [`Strays`] | namespace that does not exist | 64 names | the entry is not shown | its namespace, or 300 seconds of silence |
-//! | [`Unreadable`] | worker | none, a Bloom filter | others are doubted for nothing | 60 seconds |
+//! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the first is forgotten | 60 seconds |
 //!
-//! [`RefusedHolders`] is part of the index, one for each namespace. Beyond its bound, other holders are listed as refused
-//! already, so answers stay inexact.
+//! [`RefusedHolders`] is part of the index, one for each namespace. Beyond its bound, answers stay inexact
+//! nevertheless, because other holders are listed as refused already.
 //!
-//! A publisher can be in several tables: one that has left is refused, too, when a batch of another size follows.
+//! A publisher can be in several tables. For example, a publisher that has said goodbye is refused, too, when a batch
+//! of another block size follows.
 //!
 //! [`RefusedHolders`]: kvatlas_core::stream::RefusedHolders
 
@@ -40,26 +41,26 @@ pub(crate) use strays::Stray;
 use strays::Strays;
 use unreadable::Unreadable;
 
-/// The reason why a message finds no holder. Its text is the detail in the log.
+/// Reason why there is no holder for a message. Its text becomes the detail in the log.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoHolder {
-    /// The message cannot be read.
+    /// Message cannot be read.
     #[error(transparent)]
     Unreadable(#[from] DecodeError),
-    /// The message's namespace cannot be made.
+    /// Namespace of the message does not exist and cannot be made.
     #[error(transparent)]
     NoNamespace(#[from] NamespaceRefused),
-    /// The index has no room for a holder.
+    /// Index has no room for a holder.
     #[error(transparent)]
     NoRoom(#[from] RegisterError),
-    /// The batch's epoch lies too far ahead of the clock.
+    /// Epoch of the batch lies too far ahead of the clock. The value is the epoch.
     #[error("{0}")]
     EpochAhead(u64),
-    /// The publisher has said goodbye after the batch.
+    /// Publisher has said goodbye after it made the batch.
     #[error("its publisher has said goodbye")]
     Left(DropReason),
-    /// The batch's blocks have another size than the namespace's. A batch that tells no size is taken to have the configured
-    /// size.
+    /// Block size of the batch differs from the namespace's. A batch that tells no block size is taken to have the
+    /// configured one.
     #[error(
         "{}, and the namespace's have {in_force}; set namespaces.{namespace}.block_size, or end those that use the other",
         told_words(*.told)
@@ -79,7 +80,7 @@ fn told_words(told: Option<BlockSize>) -> String {
 }
 
 impl NoHolder {
-    /// Returns the reason as metrics name it.
+    /// Returns the reason under its name in the metrics.
     pub(super) fn reason(&self) -> DropReason {
         match self {
             Self::Unreadable(DecodeError::Oversized { .. }) => DropReason::Oversized,
@@ -97,7 +98,7 @@ impl NoHolder {
     }
 }
 
-/// The registry of publishers without a holder.
+/// Registry of publishers without a holder.
 #[derive(Debug, Default)]
 pub(super) struct Unheld {
     pub(super) strays: Strays,
@@ -107,12 +108,13 @@ pub(super) struct Unheld {
 }
 
 impl Unheld {
-    /// Counts the time since the last look, if messages could be received.
+    /// Adds the time since the last call to the listening time, if messages could be received.
     pub(super) fn look(&self, is_listening: bool) {
         self.listening.lock().look(now_us(), is_listening);
     }
 
-    /// Returns the time in which messages could be received, in microseconds. Silence is measured in this time.
+    /// Returns the listening time, in which messages could be received, in microseconds. Silence is measured in this
+    /// time.
     pub(super) fn listened_us(&self) -> u64 {
         self.listening.lock().now_us()
     }
@@ -135,7 +137,8 @@ impl Unheld {
         refused.note(worker, rank, reason.as_str(), at)
     }
 
-    /// Notes a batch as [`Self::note`] does. A batch that ends in a goodbye withdraws the note.
+    /// Notes a dropped batch as [`Self::note`] does. If the batch ends with a goodbye, removes the holder's note
+    /// instead.
     pub(super) fn note_batch(
         &self,
         sender: &Sender,
@@ -154,7 +157,7 @@ impl Unheld {
         self.note(namespace, worker, Some(batch.rank), reason, unix_us)
     }
 
-    /// Counts and notes a batch that no holder takes.
+    /// Counts and notes a batch for which there is no holder.
     pub(super) fn refuse(&self, sender: &Sender, batch: &EventBatch, why: &NoHolder, unix_us: u64) {
         let is_noted = match why {
             // A fresh batch with a lower epoch comes from another publisher. An old one may be a redelivery.

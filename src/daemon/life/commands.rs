@@ -1,4 +1,4 @@
-//! Commands of operators: on NATS subjects of their own, heard by every daemon.
+//! Commands of operators. They come on NATS subjects of their own, and every daemon receives them.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use kvatlas_process::instance_name;
 use kvatlas_telemetry::labels::Connection;
 use kvatlas_telemetry::log_gated;
 
-/// Most commands that may wait. They are carried out one after the other.
+/// Maximum number of commands that wait. Commands are carried out one after the other.
 const CAPACITY: usize = 64;
-/// Most bytes of a command.
+/// Maximum size of a command, in bytes.
 const COMMAND_BYTES_MAX: usize = 4096;
 
-/// Carries out the commands of operators.
+/// Task that carries out the commands of operators.
 struct OperatorCommands {
     client: Client,
     subjects: Subjects,
@@ -31,7 +31,8 @@ struct OperatorCommands {
     drain: CancellationToken,
 }
 
-/// Starts to listen to commands, as a task of `upkeep`, unless `admin.commands` is off. A drain command cancels `drain`.
+/// Starts to listen to commands, as a task of `upkeep`, unless `admin.commands` is off. A command to drain cancels the
+/// token `drain`.
 pub(super) async fn start_commands(
     shared: &Shared,
     snapshots: Option<Arc<SnapshotKeeper>>,
@@ -130,7 +131,7 @@ impl OperatorCommands {
         }
     }
 
-    /// Carries a command out. Returns the number of holders that it affected, or the reason why it failed.
+    /// Carries out a command. Returns the number of holders that the command affected, or the reason why it failed.
     async fn carry_out(&self, command: AdminCommand, request: &AdminRequest) -> Result<u64, String> {
         let holder = match command {
             AdminCommand::Forget => HolderCommand::Forget,

@@ -8,7 +8,7 @@ use kvatlas_config::Config;
 
 use super::error::StartError;
 
-/// Addresses of the listeners for routers of other projects. `None` for a listener that is not open.
+/// Addresses of the listeners for routers of other projects. `None` stands for a listener that is not open.
 #[derive(Default)]
 pub(super) struct Doors {
     pub(super) redis: Option<SocketAddr>,
@@ -51,8 +51,8 @@ pub(super) async fn open_doors(shared: &Shared, stage: &Stage) -> Result<Doors, 
     })
 }
 
-/// Starts to send trace spans to the collector, if one is configured. The task belongs to `upkeep`, which ends after the stages
-/// that open spans.
+/// Starts to send trace spans to the collector, if one is configured. The sending task belongs to `upkeep`, which ends
+/// after the stages that open spans.
 #[cfg(feature = "traces")]
 pub(super) fn spawn_traces(shared: &mut Shared, upkeep: &Stage) {
     let instance = kvatlas_process::instance_name(&shared.nats.connection_name);

@@ -1,4 +1,4 @@
-//! Why a daemon cannot start.
+//! Errors that keep a daemon from starting.
 
 use crate::http::{HttpStartError, TokenError};
 use crate::lanes::PoolError;
@@ -12,68 +12,68 @@ use kvatlas_telemetry::MetricsError;
 
 use super::namespaces::NamespaceError;
 
-/// Why the daemon cannot start.
+/// Reason why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The embedded broker cannot be started.
+    /// Embedded broker cannot be started.
     #[error("the embedded NATS server: {0}")]
     Broker(#[from] BrokerError),
-    /// The embedded broker's address cannot be used.
+    /// Address of the embedded broker cannot be used.
     #[error("the embedded NATS server's address {url}: {source}")]
     BrokerAddress {
-        /// The address.
+        /// Address of the broker.
         url: String,
-        /// The system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The admin listener cannot be started.
+    /// Admin listener cannot be started.
     #[error(transparent)]
     Admin(#[from] AdminError),
-    /// The query listener cannot be started.
+    /// Query listener cannot be started.
     #[error(transparent)]
     Http(#[from] HttpStartError),
-    /// The token of the query listener cannot be read.
+    /// Token of the query listener cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The metrics recorder cannot be installed.
+    /// Metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// The lanes cannot be started.
+    /// Lanes cannot be started.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The connection to NATS cannot be made.
+    /// Connecting to NATS failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The shards cannot be asked for a listener.
+    /// Shards cannot be asked for the answers of a listener.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The subject prefix is not valid.
+    /// Subject prefix is not valid.
     #[error(transparent)]
     Subjects(#[from] SubjectError),
-    /// A namespace of the configuration cannot be made.
+    /// Namespace that the configuration names cannot be made.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// Dynamo's routers cannot be served.
+    /// Listener for Dynamo's routers cannot be started.
     #[cfg(feature = "dynamo")]
     #[error(transparent)]
     Dynamo(#[from] crate::dynamo::DynamoError),
-    /// llm-d's routers cannot be served.
+    /// Listener for llm-d's routers cannot be started.
     #[cfg(feature = "redis")]
     #[error(transparent)]
     Redis(#[from] crate::redis::RedisStartError),
-    /// SGLang's routers cannot be served.
+    /// Listener for SGLang's routers cannot be started.
     #[cfg(feature = "grpc")]
     #[error(transparent)]
     Grpc(#[from] crate::grpc::GrpcStartError),
-    /// A setting needs a cargo feature without which this program was built.
+    /// Setting needs a cargo feature without which this program was built.
     #[error("{setting}: this program was built without the feature {feature}")]
     LeftOut {
-        /// The setting.
+        /// Name of the setting.
         setting: &'static str,
-        /// The cargo feature.
+        /// Name of the cargo feature.
         feature: &'static str,
     },
-    /// The daemon cannot start with its snapshots.
+    /// Snapshots cannot be used, so that the daemon cannot start with them.
     #[error(transparent)]
     Snapshots(SnapshotStartError),
 }

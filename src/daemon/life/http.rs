@@ -1,4 +1,4 @@
-//! Starting to answer over HTTP.
+//! Start of the HTTP query listener.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use kvatlas_core::wire::WireLimits;
 
 use super::error::StartError;
 
-/// Time that a request in progress still has when the listener stops.
+/// Time for which a request in progress may go on after the listener is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bounds on queries over HTTP: a message may be as long as a request body.
+/// Returns the bounds on queries over HTTP. A message may be as long as a request body.
 pub(super) fn http_limits(config: &Config) -> WireLimits {
     WireLimits {
         message_bytes_max: config.http.max_body_bytes,
@@ -25,7 +25,7 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// Starts the query listener, if one is configured. Until the daemon is ready, the listener answers that it is not.
+/// Starts the query listener, if one is configured. Until the daemon is ready, the listener refuses queries.
 pub(super) async fn start_http(
     shared: &Shared,
     metrics: Arc<dyn AdminSource>,

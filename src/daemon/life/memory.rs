@@ -1,30 +1,30 @@
-//! Giving memory back to the system after much of the index has gone.
+//! Return of memory to the operating system after the index has become much smaller.
 //!
-//! The index gives memory that it no longer needs back to the allocator, which keeps that memory for later. Seen from outside, the
-//! process would go on having as much memory as it ever had.
+//! The index gives unneeded memory back to the allocator, which keeps it for later. Seen from outside, the process
+//! would always have as much memory as it ever had.
 
-/// Fewest bytes by which the indexes must have shrunk before memory is given back.
+/// Minimum number of bytes by which the indexes must have shrunk before memory is given back.
 const SHRUNK_BYTES_MIN: u64 = 32 << 20;
 
-/// Watches the size of all indexes together.
+/// Record of the size of all indexes together, which tells when memory is to be given back.
 #[derive(Debug, Default)]
 pub(super) struct ShrinkWatch {
     now: u64,
-    /// The largest size of all indexes, in bytes, since memory was last given back.
+    /// Largest size of all indexes together, in bytes, since memory was last given back.
     most: u64,
-    /// The size of all indexes, in bytes, at the last call of [`Self::is_due`].
+    /// Size of all indexes together, in bytes, at the last call of [`Self::is_due`].
     asked: u64,
 }
 
 impl ShrinkWatch {
-    /// Notes how many bytes all indexes take.
+    /// Notes the present size of all indexes together, in bytes.
     pub(super) fn note(&mut self, bytes: u64) {
         self.now = bytes;
         self.most = self.most.max(bytes);
     }
 
-    /// Whether memory is to be given back: the indexes have lost more than half of their largest size, and have not shrunk since the last
-    /// call.
+    /// Whether memory is to be given back. It is if the indexes have lost more than half of their largest size, and at
+    /// least [`SHRUNK_BYTES_MIN`]. They must also not have shrunk since the last call.
     pub(super) fn is_due(&mut self) -> bool {
         let is_shrinking = self.now < self.asked;
         self.asked = self.now;
@@ -36,8 +36,8 @@ impl ShrinkWatch {
     }
 }
 
-/// Gives all memory back to the system that the allocator keeps for later. Takes some 50 µs a megabyte, during which threads that
-/// allocate may wait.
+/// Gives all memory that the allocator keeps for later back to the operating system. Takes about 50 µs for each
+/// megabyte. Threads that allocate meanwhile may have to wait.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn give_to_system() {
     #[allow(unsafe_code, reason = "the allocator has no other way to be told")]
@@ -47,7 +47,7 @@ pub(super) fn give_to_system() {
     }
 }
 
-/// Does nothing: other allocators give memory back by themselves, or never.
+/// Does nothing, because other allocators give memory back by themselves, or never.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub(super) fn give_to_system() {}
 

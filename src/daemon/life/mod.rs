@@ -1,4 +1,4 @@
-//! The life of a daemon: started in order, stopped in order.
+//! Life of a daemon: its start and its stop, each in a fixed order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ use reload::DaemonLimits;
 pub use reload::ReloadReport;
 pub use stop::StopReport;
 
-/// A running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
+/// Running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
 pub struct Daemon {
     config: Config,
-    /// The configuration of the start, or of the last reload.
+    /// Configuration from the start, or from the last reload.
     in_force: Mutex<Config>,
     limits: DaemonLimits,
     nats: NatsConfig,
@@ -57,47 +57,47 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// The process id of the embedded broker; `None` if the configuration names servers.
+    /// Returns the process id of the embedded broker. `None` if the configuration names NATS servers.
     pub fn broker_pid(&self) -> Option<u32> {
         self.broker.as_ref().map(EmbeddedBroker::pid)
     }
 
-    /// The configuration of NATS, with the address of the embedded broker if there is one.
+    /// Returns the configuration of NATS, with the address of the embedded broker if there is one.
     pub fn nats(&self) -> &NatsConfig {
         &self.nats
     }
 
-    /// The address where metrics and probes are served, if anywhere.
+    /// Returns the address of the admin listener, which serves metrics and probes. `None` if there is no such listener.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().map(AdminServer::local_addr)
     }
 
-    /// The address where queries are answered over HTTP, if anywhere.
+    /// Returns the address at which queries are answered over HTTP. `None` if there is no such listener.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(HttpServer::local_addr)
     }
 
-    /// The address at which llm-d's routers are answered, if any.
+    /// Returns the address of the listener for llm-d's routers. `None` if there is no such listener.
     pub fn redis_address(&self) -> Option<SocketAddr> {
         self.redis_address
     }
 
-    /// The address at which SGLang's routers are answered, if any.
+    /// Returns the address of the listener for SGLang's routers. `None` if there is no such listener.
     pub fn grpc_address(&self) -> Option<SocketAddr> {
         self.grpc_address
     }
 
-    /// Waits until an operator tells the daemon to stop.
+    /// Waits until an operator's command tells the daemon to stop.
     pub async fn told_to_stop(&self) {
         self.drain.cancelled().await;
     }
 
-    /// Notes that the bridge in this process has seen all its engines, or that they have had the time to be seen.
+    /// Notes that the bridge in this process has seen all its engines, or has had enough time to see them.
     pub fn note_engines_followed(&self) {
         self.readiness.set(Latch::EnginesFollowed);
     }
 
-    /// Waits until every publisher has been heard of, so that answers lack no worker.
+    /// Waits until every publisher has had the time to be heard of, so that answers lack no worker.
     pub async fn listed(&self) {
         const INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);
         while !self.trust.is_listed() {
@@ -105,7 +105,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until queries are served.
+    /// Waits until the daemon serves queries.
     pub async fn ready(&self) {
         const INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
         while !self.readiness.report().is_ready() {

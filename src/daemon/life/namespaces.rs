@@ -1,22 +1,22 @@
-//! Making the namespaces that the configuration asks for.
+//! Creation of the namespaces that the configuration names.
 
 use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::hash::{BlockSize, BlockSizeError};
 use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
 use kvatlas_core::wire::{NameError, NamespaceName};
 
-/// A namespace of the configuration that cannot be made.
+/// Reason why a namespace of the configuration cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
-    /// The namespace's name is not valid.
+    /// Name of the namespace is not valid.
     #[error("namespaces.{name}: {source}")]
     Name {
-        /// The name.
+        /// Name that is not valid.
         name: String,
-        /// The reason why the name is not valid.
+        /// Reason why the name is not valid.
         source: NameError,
     },
-    /// The namespace's block size is not valid.
+    /// Block size of the namespace is not valid.
     #[error("block_size: {0}")]
     BlockSize(#[from] BlockSizeError),
 }
@@ -62,7 +62,7 @@ pub fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> {
     Ok(namespaces)
 }
 
-/// Bounds on size; 0 in the configuration means no bound.
+/// Returns the bounds on the size of an index. 0 in the configuration means no bound.
 fn capacity(blocks_max: u64, bytes_max: u64) -> Capacity {
     let bound = |limit| if limit == 0 { u64::MAX } else { limit };
     Capacity {

@@ -1,4 +1,4 @@
-//! Reload: the settings that a running daemon takes from a configuration that was read again.
+//! Reload of a running daemon. The configuration is read again, and the daemon takes over a part of its settings.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use kvatlas_core::wire::WireLimits;
 use super::Daemon;
 use super::http::http_limits;
 
-/// The outcome of a reload.
+/// Result of a reload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReloadReport {
-    /// The settings that took effect.
+    /// Names of the settings that took effect.
     pub applied: Vec<&'static str>,
-    /// The settings that differ from the start's configuration and need a restart.
+    /// Names of the settings that differ from the configuration of the start, and take effect only after a restart.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// Whether a reload takes the setting with this key.
+/// Whether a reload takes over the setting `key`.
 fn is_live(key: &str) -> bool {
     Setting::find(key).is_some_and(|setting| setting.is_live)
 }
 
-/// The bounds that a reload replaces. The lanes keep their bounds themselves.
+/// Bounds that a reload replaces. The bounds of the lanes are kept by the lanes themselves.
 pub(super) struct DaemonLimits {
     pub(super) queries: Live<WireLimits>,
     pub(super) http: Live<WireLimits>,

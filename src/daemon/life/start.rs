@@ -1,4 +1,4 @@
-//! Starting, step by step. The order is in [`Daemon::start_on`].
+//! Start of a daemon, step by step. [`Daemon::start_on`] has the order of the steps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::costs::Costs;
 use crate::hints::Hints;
 use crate::history::History;
-use crate::lanes::{LanePool, LaneSettings};
+use crate::lanes::{LanePool, LaneSettings, StreamPosition};
 use crate::outcomes::Outcomes;
 use crate::page::{Looked, Page};
 use crate::queries::{Answerer, query_limits, start_gateway, start_queries};
@@ -39,16 +39,18 @@ use super::upkeep::keep_up;
 use super::view::DaemonView;
 
 impl Daemon {
-    /// Starts everything. While NATS cannot be reached, the daemon goes on trying in the background and is not ready. All other faults are
-    /// errors.
+    /// Starts the daemon. While NATS cannot be reached, the daemon goes on trying in the background and is not ready.
+    /// All other faults are errors.
     ///
-    /// The future is boxed, so that it is compiled here and not in each program that starts a daemon.
+    /// The future is boxed, so that its code is compiled in this crate only, and not in each program that starts a
+    /// daemon.
     pub fn start(config: Config) -> BoxFuture<'static, Result<Self, StartError>> {
         Self::start_on(config, Arc::new(Disk))
     }
 
-    /// Starts as [`Self::start`] does, and lets engines be registered over HTTP. `engines` follows the registered engines, and
-    /// knows the daemon's `namespaces`. The daemon is not ready before [`Self::note_engines_followed`] is called.
+    /// Starts a daemon as [`Self::start`] does, and lets engines be registered over HTTP. `engines` follows the
+    /// registered engines, and knows the daemon's `namespaces`. The daemon becomes ready only after
+    /// [`Self::note_engines_followed`] is called.
     pub fn start_with_engines(
         config: Config,
         namespaces: Arc<Namespaces>,
@@ -61,7 +63,8 @@ impl Daemon {
         ))
     }
 
-    /// Starts as [`Self::start`] does, with snapshots written to `storage`: for tests on a disk that fails.
+    /// Starts a daemon as [`Self::start`] does, with snapshots written to `storage`. Meant for tests with a disk that
+    /// fails.
     pub fn start_on(
         config: Config,
         storage: Arc<dyn Storage>,
@@ -140,7 +143,8 @@ impl Daemon {
     }
 }
 
-/// Starts the embedded broker, if it is asked for, and the lanes. Makes the parts that the rooms share.
+/// Starts the embedded broker, if the configuration asks for one, and the lanes. Returns the state that the rooms
+/// share.
 async fn share(
     config: Config,
     namespaces: Arc<Namespaces>,
@@ -157,12 +161,12 @@ async fn share(
     let outcomes = Arc::new(Outcomes::new(Arc::clone(&namespaces), config.sharding.shard));
     let shared = Shared {
         pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
+        position: Arc::new(StreamPosition::under(&config)),
         config,
         nats,
         subjects,
         namespaces,
         trust: Arc::default(),
-        position: Arc::default(),
         readiness: Arc::new(Readiness::new()),
         admin_address: None,
         tracer: None,
@@ -233,7 +237,8 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
     }
 }
 
-/// Returns the configuration of NATS. With `nats.embedded`, starts a broker and puts its address there.
+/// Returns the configuration of NATS. With `nats.embedded`, starts a broker and puts the broker's address into the
+/// configuration.
 async fn broker(config: &Config) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
     let needs_jetstream = config.events.transport.keeps_events() || config.snapshots.object_store.is_some();
     let config = &config.nats;

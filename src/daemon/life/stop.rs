@@ -1,4 +1,4 @@
-//! Stopping, step by step, within one time limit.
+//! Stop of a daemon, step by step, within one time limit.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::Daemon;
 use kvatlas_process::admin::{Latch, Readiness};
 
-/// The steps of a stop that did not end in time.
+/// Report of the steps of a stop that did not end in time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StopReport {
-    /// The steps that overran or failed, in order; empty when all went well.
+    /// Names of the steps that overran or failed, in order. Empty if all steps ended in time.
     pub overran: Vec<String>,
 }
 
@@ -25,18 +25,19 @@ impl fmt::Display for StopReport {
     }
 }
 
-/// The time limit of a stop, and the report of the steps that have overrun it.
+/// Time limit of a stop, with the report of the steps that have overrun the limit.
 struct Deadline {
     at: Instant,
     report: StopReport,
 }
 
-/// Most time for a step that needs the NATS server, such as leaving a queue group, while the server cannot be reached.
+/// Maximum time for a step that needs the NATS server, such as leaving a queue group, while the server cannot be
+/// reached.
 const ALONE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Deadline {
-    /// Runs a step that needs the NATS server. While the server cannot be reached, the step is cut short and does not count as
-    /// overrun.
+    /// Runs a step that needs the NATS server. If the server cannot be reached, the step is cut short, and is not
+    /// reported as overrun.
     async fn leave(&mut self, readiness: &Readiness, name: &str, step: impl Future<Output = ()>) {
         let is_away = || !readiness.report().is_set(Latch::Connected);
         let at = match is_away() {
@@ -62,7 +63,8 @@ impl Deadline {
 }
 
 impl Daemon {
-    /// Stops in order: no new queries, no new events, received events applied, a last snapshot, the listeners closed.
+    /// Stops the daemon. In order: no new queries, no new events, received events applied, a last snapshot, the
+    /// listeners closed.
     ///
     /// Takes about `shutdown.drain_seconds` at most. The report names the steps that were cut short.
     ///

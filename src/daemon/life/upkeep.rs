@@ -1,4 +1,4 @@
-//! The work that a running daemon does by the clock.
+//! Work that a running daemon does at regular intervals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,16 +17,16 @@ use super::memory::give_to_system;
 use super::view::DaemonView;
 use super::watch::HolderWatch;
 
-/// Interval at which gauges are published.
+/// Interval between two rounds of the work, for example of the update of gauges.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Does the work by the clock until `stop` is cancelled:
+/// Does the regular work until `stop` is cancelled:
 ///
-/// - publishes gauges
-/// - has the lanes time out waiting events and look for silent holders
+/// - updates gauges
+/// - has the lanes give up events that have waited too long, and look for silent holders
 /// - logs the holders that stay degraded
-/// - forgets empty namespaces, and outcomes of holders that have gone
-/// - gives memory back to the system
+/// - forgets empty namespaces, and outcomes of removed holders
+/// - gives memory back to the operating system
 pub(super) async fn keep_up(
     view: Arc<DaemonView>,
     pool: Arc<LanePool>,

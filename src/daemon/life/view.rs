@@ -1,4 +1,4 @@
-//! The view of a running daemon that the admin listener shows.
+//! State of a running daemon, as the admin listener shows it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,11 +32,11 @@ use crate::troubles::Troubles;
 
 use super::memory::ShrinkWatch;
 
-/// Reads the daemon's state for metrics, probes and people.
+/// Reader of the daemon's state, for metrics, probes and people.
 pub(super) struct DaemonView {
-    /// The role of this process among the daemons: `daemon`, or `gateway`.
+    /// Role of this process: `daemon` or `gateway`.
     pub(super) role: &'static str,
-    /// The configuration of the start.
+    /// Configuration of the start.
     pub(super) config: Config,
     /// Bounds on queries, which a reload may replace.
     pub(super) query_limits: Live<WireLimits>,
@@ -52,14 +52,15 @@ pub(super) struct DaemonView {
     pub(super) metrics: MetricsHandle,
     pub(super) process: ProcessMetrics,
     pub(super) gauges: Mutex<HashMap<NamespaceName, NamespaceGauges>>,
-    /// The keeper of snapshots. `None` until the newest snapshot is loaded, and without a snapshot directory.
+    /// Keeper of snapshots. `None` until the newest snapshot is loaded, and also without a snapshot directory.
     pub(super) snapshots: Mutex<Option<Arc<SnapshotKeeper>>>,
     pub(super) page: Arc<Page>,
     pub(super) shrinks: Mutex<ShrinkWatch>,
 }
 
 impl DaemonView {
-    /// Brings all gauges up to date. Calls `seen` with every holder, its namespace, and the reasons for which it is not exact.
+    /// Updates all gauges. Calls `seen` with every holder, its namespace, and the reasons for which the holder is not
+    /// exact.
     pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons)) {
         let report = self.readiness.report();
         self.process.set_ready(report.is_ready());
@@ -79,19 +80,20 @@ impl DaemonView {
         self.shrinks.lock().note(bytes);
     }
 
-    /// Forgets the outcomes that routers told of holders that have gone.
+    /// Forgets the outcomes of holders that have been removed.
     pub(super) fn forget_gone_outcomes(&self) {
         self.outcomes.forget_gone();
     }
 
-    /// Counts the answers since the last call, and how many of them were not exact. These counts are the cost of doubts.
+    /// Reads the numbers of all answers and of inexact answers since the last call. These numbers are the cost of doubts.
     pub(super) fn note_costs(&self, now: Instant) {
         let namespaces = self.namespaces.all();
         self.costs
             .look(namespaces.iter().map(|namespace| &**namespace), now);
     }
 
-    /// Forgets namespaces that have been empty for long. Their gauges are brought up to date for the last time.
+    /// Forgets namespaces that have been empty for longer than `empty_us_max`. Their gauges are updated for the last
+    /// time.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
             log_gated!(info "a namespace without holders is forgotten"; namespace = namespace.name.as_str());
@@ -102,8 +104,8 @@ impl DaemonView {
         }
     }
 
-    /// Returns what a holder's doubt costs: counts of answers, and of those that list it as not exact. `None` if the holder is exact, or
-    /// its cost is not known.
+    /// Returns the cost of a holder's doubt: the number of recent answers, and the number of those that list the holder
+    /// as not exact. `None` if the holder is exact, or its cost is not known.
     fn cost_of(&self, namespace: &NamespaceName, holder: &HolderRecord) -> Option<ToldCost> {
         // Most holders are exact.
         let is_doubtful = holder.status.inexact_since_us.load() > 0;
@@ -111,7 +113,8 @@ impl DaemonView {
         cost.flatten().map(ToldCost::of_holder)
     }
 
-    /// Brings the gauges of one namespace up to date, as [`Self::publish`] does. Returns the bytes that its index takes.
+    /// Updates the gauges of one namespace, as [`Self::publish`] does. Returns the size of the namespace's index in
+    /// bytes.
     fn publish_sizes(
         &self,
         namespace: &Namespace,
@@ -164,7 +167,7 @@ impl DaemonView {
     }
 }
 
-/// One holder, as `/workers` shows it.
+/// One holder, as the admin path `/workers` shows it.
 #[derive(Serialize)]
 struct HolderJson {
     namespace: NamespaceName,
@@ -172,25 +175,26 @@ struct HolderJson {
     status: HolderStatusReply,
     applied_at_us: u64,
     lag_us: u64,
-    /// The time that the lane has spent on the worker, with all its ranks.
+    /// Time that the lane has spent on the worker, with all its ranks, in microseconds.
     worker_lane_us: u64,
-    /// Counts of blocks in the last minutes: blocks that exact answers promised of the holder, and blocks that requests found.
-    /// Absent if no router has told outcomes.
+    /// Counts of blocks in the last one to two minutes: blocks of the holder that exact answers promised, and blocks
+    /// that requests found. Absent if no router has reported outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<PromiseTally>,
-    /// More about the holder's reasons for doubt, in words.
+    /// Details of the holder's reasons for doubt, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    /// The cost of the holder's doubt: counts of answers, and of those that list it as not exact. Absent if the holder is exact.
+    /// Cost of the holder's doubt: the number of recent answers, and the number of those that list the holder as not
+    /// exact. Absent if the holder is exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<ToldCost>,
-    /// Changes of the holder's state, the oldest first; only if they are asked for.
+    /// Changes of the holder's state, the oldest first. Empty unless the request asks for changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<ShownChange>,
 }
 
-/// Returns details of a holder's doubt, in words: the numbers at the last gap between its batches, or its publisher's own words
-/// about a doubt. `None` if neither is a reason.
+/// Returns details of a holder's doubt, as text. Details are the batch numbers at the last gap, or the publisher's own
+/// explanation. `None` if neither concerns one of the `reasons`.
 fn detail(status: &HolderStatus, reasons: DegradedReasons) -> Option<String> {
     let gap = status.gap.load();
     if gap.received > 0 && reasons.contains(DegradedReason::Gap) {
@@ -211,7 +215,7 @@ impl HolderJson {
     }
 }
 
-/// One namespace, as `/index` shows it.
+/// One namespace, as the admin path `/index` shows it.
 #[derive(Serialize)]
 struct NamespaceJson {
     namespace: NamespaceName,
@@ -225,14 +229,14 @@ struct NamespaceJson {
     workers: usize,
     parked_events: u64,
     foreign_holders: u32,
-    /// Number of holders whose block size is only guessed.
+    /// Number of holders whose block size is not known for certain.
     unsized_holders: u32,
     #[serde(flatten)]
     troubles: Troubles,
     chain_conflicts: u64,
-    /// Holders for which exact answers lately promised more blocks than requests found.
+    /// Holders for which exact answers recently promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
-    /// The recent answers about the namespace, and how many of them were not exact.
+    /// Number of recent answers about the namespace, and number of those that were not exact.
     cost: Option<ToldCost>,
 }
 

@@ -1,8 +1,9 @@
-//! Names in the log the holders that stay degraded, so that an operator sees which worker is broken.
+//! Log lines about holders that stay degraded, so that an operator sees which worker is broken.
 //!
-//! A fault makes many holders degraded for a moment, and most recover at once. The code that notices the fault logs that, at most one
-//! line a second. An operator looks for the holder that does not recover. [`HolderWatch`] gives such a holder a line of its own, and
-//! another line when it is exact again. While any holder is not exact, it also writes a summary once a minute.
+//! A fault makes many holders degraded for a moment, and most recover within moments. The code that notices the fault
+//! logs it, with at most one line a second. An operator looks for the holder that does not recover. [`HolderWatch`]
+//! writes a line about such a holder, and another line when it is exact again. While any holder is not exact, a summary
+//! is written once a minute.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,39 +11,40 @@ use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, NamespaceName};
 
-/// Time for which a holder is degraded before it is named.
+/// Time for which a holder must be degraded before a log line names it.
 const NAMED_AFTER: Duration = Duration::from_secs(3);
 
 /// Interval between summaries while a holder is not exact.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Most lines about single holders that one look writes. One more line counts the rest.
+/// Maximum number of lines about single holders that one look writes. One more line counts the remaining holders.
 const LINES_MAX: usize = 10;
 
 type NamespaceHolder = (NamespaceName, HolderId);
 
-/// A holder that is not exact.
+/// Record of a holder that is not exact.
 #[derive(Debug)]
 struct Inexact {
     since: Instant,
     reasons: DegradedReasons,
     is_named: bool,
-    /// Whether the current look has seen it.
+    /// Whether the current look has seen the holder.
     is_seen: bool,
 }
 
-/// The findings of a look that are worth telling.
+/// Finding of a look that is logged.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
-    /// A holder has been degraded for a while.
+    /// Holder has been degraded for a while.
     Stays(NamespaceHolder, DegradedReasons, Duration),
-    /// A holder that was named is exact again.
+    /// Holder that was named in the log is exact again.
     Recovered(NamespaceHolder, Duration),
-    /// A holder that was named is not known any more.
+    /// Holder that was named in the log is no longer known.
     Gone(NamespaceHolder, Duration),
-    /// Number of further findings, which are not told one by one.
+    /// Number of further findings, which are not logged one by one.
     More(usize),
-    /// Number of degraded holders, counts by reason, the holder that has been degraded longest, and for how long.
+    /// Summary: the number of degraded holders, counts by reason, the holder that has been degraded longest, and for
+    /// how long.
     Summary(usize, DegradedCounts, NamespaceHolder, Duration),
 }
 
@@ -61,7 +63,8 @@ impl fmt::Display for DegradedCounts {
     }
 }
 
-/// Remembers since when holders are degraded. Takes memory for degraded holders only.
+/// Record of the degraded holders, with the time since which each has been degraded. Holders that are exact take no
+/// memory here.
 #[derive(Debug)]
 pub(super) struct HolderWatch {
     inexact: HashMap<NamespaceHolder, Inexact>,
@@ -69,7 +72,7 @@ pub(super) struct HolderWatch {
 }
 
 impl HolderWatch {
-    /// Makes a watch that has seen nothing yet.
+    /// Makes a watch that has not looked at any holder yet.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             inexact: HashMap::new(),
@@ -77,7 +80,7 @@ impl HolderWatch {
         }
     }
 
-    /// Begins a look at every holder.
+    /// Begins a look, that is, a pass over every holder.
     pub(super) fn look(&mut self) -> HolderLook<'_> {
         HolderLook {
             watch: self,
@@ -139,14 +142,14 @@ impl HolderWatch {
     }
 }
 
-/// One look at every holder.
+/// Look in progress, that is, a pass over every holder.
 pub(super) struct HolderLook<'w> {
     watch: &'w mut HolderWatch,
     holders: Vec<(NamespaceHolder, DegradedReasons)>,
 }
 
 impl HolderLook<'_> {
-    /// Notes that the holder exists, and its `reasons` for doubt; none if it is exact.
+    /// Notes that the holder exists, with its `reasons` for doubt. No reasons mean that it is exact.
     pub(super) fn saw(&mut self, namespace: &NamespaceName, holder: &HolderId, reasons: DegradedReasons) {
         let inexact = &self.watch.inexact;
         // An exact holder matters only if it was not exact before.
@@ -159,7 +162,7 @@ impl HolderLook<'_> {
         }
     }
 
-    /// Ends the look, in which all holders have been seen, and logs its findings.
+    /// Ends the look, and logs its findings. Every holder must have been seen before.
     pub(super) fn end(self, now: Instant) {
         self.watch.find(self.holders, now).into_iter().for_each(tell);
     }

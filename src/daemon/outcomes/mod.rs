@@ -1,9 +1,10 @@
-//! Outcomes: reports of how many blocks requests really found cached, beside the blocks that answers promised. They prove in production
-//! that answers are exact, and name the holders that break promises.
+//! Outcomes: reports of how many blocks requests really found cached, beside the blocks that answers promised. In
+//! production they show whether answers are exact, and which holders break promises.
 //!
-//! Routers send outcomes over NATS ([`start_outcomes`]) or HTTP. An outcome names the worker that a request went to, the answer's
-//! promise, and the engine's finding. Outcomes never change an answer: a router that lies makes figures wrong, and nothing else. All
-//! memory is bounded. An outcome of an unknown holder is left out and counted.
+//! Routers send outcomes over NATS ([`start_outcomes`]) or HTTP. An outcome names the worker to which a request went,
+//! the number of blocks that the answer promised, and the number that the engine found. Outcomes never change an
+//! answer: a router that lies makes the reported numbers wrong, and nothing else. All memory is bounded. An outcome of
+//! an unknown holder is left out and counted.
 
 mod start;
 mod tally;
@@ -29,19 +30,19 @@ pub(crate) use tally::PromiseTally;
 
 use tally::Window;
 
-/// Most bytes of a report.
+/// Maximum size of a report, in bytes.
 pub(crate) const REPORT_BYTES_MAX: usize = 64 << 10;
-/// Most holders with outcomes of their own. Each takes about 500 bytes, and four series of the metrics.
+/// Maximum number of holders whose outcomes are kept. Each takes about 500 bytes, and four series of the metrics.
 const HOLDERS_MAX: usize = 4096;
-/// Time without outcomes after which a holder makes room for others.
+/// Time without outcomes after which a holder's record may be replaced by the record of another holder.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Most holders of a namespace that are named for broken promises.
+/// Maximum number of holders of a namespace that are named for broken promises.
 const BROKEN_MAX: usize = 8;
-/// Most holders of a namespace whose promises the page shows.
+/// Maximum number of holders of a namespace whose promises the page shows.
 const TOLD_MAX: usize = 32;
 
-/// Sums over the outcomes of one holder in the last one to two minutes.
+/// Sums of the outcomes of one holder over the last one to two minutes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct HolderPromises {
     pub(crate) worker: WorkerName,
@@ -50,25 +51,27 @@ pub(crate) struct HolderPromises {
     pub(crate) lately: PromiseTally,
 }
 
-/// Promises of a namespace in the last one to two minutes.
+/// Promises about the holders of a namespace in the last one to two minutes, compared with the blocks that requests
+/// found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct NamespacePromises {
-    /// Number of holders with outcomes.
+    /// Number of holders with at least one outcome.
     holders: usize,
-    /// Some of these holders, sorted by the share of promised blocks that requests did not find, the largest share first.
+    /// Up to 32 of these holders, sorted by the share of promised blocks that requests did not find. The largest share
+    /// comes first.
     worst: Vec<HolderPromises>,
 }
 
-/// Why a report was refused as a whole.
+/// Reason why a report was refused as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ReportError {
-    /// The report speaks another version of the contract.
+    /// Report has another version of the contract. The value is that version.
     #[error("version {0} is not known; this daemon speaks 1")]
     Version(u64),
-    /// The report has too many outcomes.
+    /// Report has too many outcomes. The value is their number.
     #[error("{0} outcomes are more than the {OUTCOMES_MAX} of a report; send several")]
     TooMany(usize),
-    /// The namespace of the report is not known.
+    /// Namespace of the report is not known.
     #[error("namespace {0} is not known here")]
     UnknownNamespace(NamespaceName),
 }
@@ -94,10 +97,10 @@ impl From<ReportError> for WireError {
     }
 }
 
-/// The outcomes that routers have reported.
+/// Store of the outcomes that routers have reported.
 pub(crate) struct Outcomes {
     namespaces: Arc<Namespaces>,
-    /// The daemon's shard, if it has one. Outcomes about workers of other shards are ignored.
+    /// Shard of the daemon, if it has one. Outcomes about workers of other shards are ignored.
     shard: Option<Shard>,
     errors: OutcomeErrorMetrics,
     kept: Mutex<KeptOutcomes>,
@@ -109,16 +112,18 @@ struct KeptOutcomes {
     holders: HashMap<NamespaceName, HashMap<HolderId, HolderOutcomes>>,
 }
 
-/// The outcomes of one holder.
+/// Outcomes of the requests that went to one holder.
 struct HolderOutcomes {
-    /// Sums of the last one to two minutes, over exact answers only: an answer in doubt promises nothing.
+    /// Sums of the last one to two minutes. Only exact answers are included, because an answer in doubt promises
+    /// nothing.
     lately: Window,
     told_at: Instant,
     metrics: HolderOutcomeMetrics,
 }
 
 impl Outcomes {
-    /// Makes an empty store for the outcomes of holders in `namespaces`. With a `shard`, only outcomes of its workers count.
+    /// Makes an empty store for the outcomes of holders in `namespaces`. With a `shard`, only outcomes about workers of
+    /// that shard are kept.
     pub(crate) fn new(namespaces: Arc<Namespaces>, shard: Option<Shard>) -> Self {
         Self {
             namespaces,
@@ -128,7 +133,8 @@ impl Outcomes {
         }
     }
 
-    /// Takes a report about the namespace `name`. Returns how many of its outcomes were counted, which are the outcomes of known holders.
+    /// Takes a report about the namespace `name`. Returns the number of counted outcomes. Only outcomes of known
+    /// holders are counted.
     ///
     /// # Errors
     ///
@@ -152,12 +158,12 @@ impl Outcomes {
         taken
     }
 
-    /// Counts a report that cannot be decoded.
+    /// Counts a report that could not be decoded.
     pub(crate) fn undecodable(&self, error: &dyn std::fmt::Display) {
         self.errors.refused(OutcomeRefusal::Undecodable, 1, error);
     }
 
-    /// Returns a holder's sums of the last one to two minutes. `None` if there was no outcome.
+    /// Returns the sums of a holder's outcomes over the last one to two minutes. `None` if there was no outcome.
     pub(crate) fn lately(
         &self,
         name: &NamespaceName,
@@ -170,8 +176,8 @@ impl Outcomes {
         (lately.requests > 0).then_some(lately)
     }
 
-    /// Returns the holders for which exact answers lately promised more blocks than requests found, the worst first. Holders with
-    /// few promised blocks are left out.
+    /// Returns the holders for which exact answers recently promised more blocks than requests found. The holder with
+    /// the worst share comes first. Holders with few promised blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
         let (_, broken) = self.worst(name, now, BROKEN_MAX, PromiseTally::is_broken, |lately| {
             lately.missing_blocks
@@ -179,7 +185,8 @@ impl Outcomes {
         broken
     }
 
-    /// Returns the promises about the holders of a namespace in the last one to two minutes. `None` if no outcome was reported.
+    /// Returns the promises about the holders of a namespace in the last one to two minutes. `None` if no outcome was
+    /// reported.
     pub(crate) fn promises(&self, name: &NamespaceName, now: Instant) -> Option<NamespacePromises> {
         let has_outcomes = |lately: PromiseTally| lately.requests > 0;
         let (holders, worst) = self.worst(
@@ -192,8 +199,8 @@ impl Outcomes {
         (holders > 0).then_some(NamespacePromises { holders, worst })
     }
 
-    /// Returns the number of holders of a namespace for which `is_wanted` holds, and up to `max` of them, the largest `badness`
-    /// first.
+    /// Returns the number of holders of a namespace for which `is_wanted` holds. Also returns up to `max` of these
+    /// holders, the one with the largest `badness` first.
     fn worst(
         &self,
         name: &NamespaceName,
@@ -256,7 +263,7 @@ impl Outcomes {
         true
     }
 
-    /// Forgets holders that the index no longer knows.
+    /// Forgets the outcomes of holders that the index no longer knows.
     pub(crate) fn forget_gone(&self) {
         self.kept.lock().holders.retain(|name, holders| {
             let namespace = self.namespaces.get(name);
@@ -281,7 +288,7 @@ impl KeptOutcomes {
             .or_insert_with(|| OutcomeMetrics::for_namespace(namespace_label(name.as_str())))
     }
 
-    /// Returns the outcomes of a holder. `None` if the holder is new, and there is no room for it.
+    /// Returns the record of a holder's outcomes. `None` if the holder is new, and there is no room for its record.
     fn of_holder(&mut self, name: &NamespaceName, id: HolderId, now: Instant) -> Option<&mut HolderOutcomes> {
         let is_new = self
             .holders
@@ -311,13 +318,13 @@ impl KeptOutcomes {
     }
 }
 
-/// Tells whether the index knows a holder.
+/// Whether the index knows a holder.
 fn is_known(namespace: &Namespace, id: &HolderId) -> bool {
     let known = namespace.indexer.holders_of(std::slice::from_ref(&id.worker));
     known.iter().any(|holder| holder.id == *id)
 }
 
-/// Converts an outcome from tokens to blocks.
+/// Converts an outcome from tokens to blocks of `block_size` tokens.
 fn counted(outcome: &Outcome, block_size: u32) -> CountedOutcome {
     let found = u64::from(outcome.found_tokens / block_size.max(1));
     // An engine always computes the last token. So if a whole prompt is cached, the engine reuses the blocks before that token only.

@@ -13,8 +13,8 @@ use crate::shared::{Shared, Stage};
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Subscribes to outcomes, as a task of `stage`. Replicas share the reports by `queue_group`. Each shard receives all reports, and counts
-/// the outcomes of its own workers.
+/// Subscribes to outcomes, as a task of `stage`. Replicas share the reports through a queue group. Each shard receives
+/// all reports, and counts the outcomes about its own workers.
 pub(crate) async fn start_outcomes(
     shared: &Shared,
     stage: &Stage,

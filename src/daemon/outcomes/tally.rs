@@ -6,35 +6,37 @@ use serde::Serialize;
 
 use kvatlas_telemetry::CountedOutcome;
 
-/// Length of one span. A window has two spans.
+/// Length of one span of time. A window has two spans.
 const SPAN: Duration = Duration::from_secs(60);
 
-/// Sums of the blocks that exact answers promised and that requests found.
+/// Sums over requests: the blocks that exact answers promised, and the blocks that the requests found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub(crate) struct PromiseTally {
-    /// Number of requests with a reported outcome.
+    /// Number of requests for which an outcome was reported.
     pub(crate) requests: u64,
-    /// Blocks that answers promised to these requests.
+    /// Number of blocks that answers promised to these requests.
     pub(crate) promised_blocks: u64,
-    /// Promised blocks that the requests did not find.
+    /// Number of promised blocks that the requests did not find.
     pub(crate) missing_blocks: u64,
-    /// Blocks that the requests found beyond the promised ones.
+    /// Number of blocks that the requests found beyond the promised ones.
     pub(crate) unpromised_blocks: u64,
 }
 
-/// Fewest promised blocks for a judgement. Fewer say little: a block or two may always be evicted between an answer and its request.
+/// Minimum number of promised blocks for a judgement. A smaller number says little, because a block or two may always
+/// be evicted between an answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// Divisor of the promised blocks. More missing blocks than the quotient, a twentieth, break the promise.
+/// Divisor of the number of promised blocks. The promise is broken if more blocks are missing than the quotient, a
+/// twentieth of the promised ones.
 const BROKEN_SHARE: u64 = 20;
 
 impl PromiseTally {
-    /// Tells whether more than a twentieth of the promised blocks was not found. False if too few blocks were promised.
+    /// Whether more than a twentieth of the promised blocks were not found. False if too few blocks were promised.
     pub(super) fn is_broken(self) -> bool {
         self.promised_blocks >= TOLD_BLOCKS_MIN
             && self.missing_blocks.saturating_mul(BROKEN_SHARE) > self.promised_blocks
     }
 
-    /// Returns how many of a million promised blocks were not found.
+    /// Returns the share of the promised blocks that were not found, in millionths.
     pub(super) fn missing_millionths(self) -> u64 {
         self.missing_blocks.saturating_mul(1_000_000) / self.promised_blocks.max(1)
     }
@@ -56,7 +58,7 @@ impl PromiseTally {
     }
 }
 
-/// A tally of the last one to two minutes: the sums of the present span and of the span before it.
+/// Sums over the last one to two minutes: those of the present span and of the span before it.
 #[derive(Debug)]
 pub(super) struct Window {
     begun_at: Instant,
@@ -78,7 +80,7 @@ impl Window {
         self.current.add(outcome);
     }
 
-    /// Returns the sum of both spans.
+    /// Returns the sums over both spans of the window.
     pub(super) fn sum(&mut self, now: Instant) -> PromiseTally {
         self.move_to(now);
         self.current.plus(self.before)

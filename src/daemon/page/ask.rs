@@ -1,4 +1,4 @@
-//! The page's query box.
+//! The query box of the page.
 
 use kvatlas_core::wire::{QueryRequest, SingleQuery};
 
@@ -7,7 +7,7 @@ use crate::queries::AnyReply;
 use super::parameters::Parameters;
 use super::{Page, PageRefusal};
 
-/// Most holders that are listed. The answer also has their total number.
+/// Maximum number of holders that are listed. The answer also has the total number of holders.
 const HOLDERS_MAX: u32 = 200;
 
 impl Page {

@@ -1,4 +1,4 @@
-//! Tree of the prefixes that recent queries have asked for.
+//! Tree of the prefixes for which recent queries have asked.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use super::atlas::Branch;
 
 type PrefixPath = Arc<[PositionalLineageHash]>;
 
-/// Returns the branches of the sample's tree, parents first. The weight of a branch is the number of queries that go through it.
+/// Returns the branches of the tree of the sampled queries, parents first. The weight of a branch is the number of
+/// queries whose path goes through it.
 pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
     let mut paths: Vec<PrefixPath> = queries.iter().map(|query| Arc::clone(&query.blocks)).collect();
     paths.sort_unstable();
@@ -41,13 +42,13 @@ pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
     branches
 }
 
-/// Returns the seconds since the oldest query of the sample, rounded up. 0 if there is none.
+/// Returns the seconds since the oldest query of the sample, rounded up. 0 if the sample is empty.
 pub(super) fn seconds(queries: &[SampledQuery], now: Instant) -> u64 {
     let oldest = queries.iter().map(|query| query.at).min();
     oldest.map_or(0, |oldest| now.saturating_duration_since(oldest).as_secs() + 1)
 }
 
-/// Returns how many of the queries ask for a whole prefix.
+/// Returns the number of queries that ask for the whole of `prefix`.
 pub(super) fn asking(queries: &[SampledQuery], prefix: &[PositionalLineageHash]) -> usize {
     let asks = |query: &&SampledQuery| query.blocks.starts_with(prefix);
     queries.iter().filter(asks).count()
@@ -79,8 +80,8 @@ fn groups(paths: &[PrefixPath], position: usize, parent: Option<usize>) -> Vec<P
     groups
 }
 
-/// Returns how many leading blocks all of the sorted paths share. In sorted order, that is the number that the first and the last
-/// path share.
+/// Returns the number of leading blocks that all of the sorted paths share. Because the paths are sorted, that is the
+/// number that the first and the last path share.
 fn common(paths: &[PrefixPath]) -> usize {
     match (paths.first(), paths.last()) {
         (Some(first), Some(last)) => first
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
     use crate::queries::QuerySample;
 
-    /// A query of the sample with these sequence hashes.
+    /// Returns a sampled query with these sequence hashes.
     fn query(hashes: &[u64]) -> SampledQuery {
         let name = NamespaceName::new("n").unwrap();
         let sample = QuerySample::default();

@@ -1,7 +1,9 @@
-//! The atlas: a tree of the hottest prefixes.
+//! The atlas: a tree of the hottest prefixes, that is, those with the greatest weight. A [`Lens`] says how prefixes are
+//! weighed.
 //!
-//! A node is a stretch of blocks that all paths through it have in common. Its children are the different continuations. The weight of a
-//! node is at least the sum of its children's weights. If there are too many nodes, the lightest are left out, and their number is told.
+//! A node is a stretch of blocks that all paths through it have in common. Its children are the different
+//! continuations. The weight of a node is at least the sum of its children's weights. If there are too many nodes, the
+//! lightest are left out and counted.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -13,66 +15,67 @@ use kvatlas_core::index::{Namespace, Search};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::QueryKey;
 
-/// Most nodes of an atlas.
+/// Maximum number of nodes of an atlas.
 pub(super) const NODES_MAX: usize = 400;
-/// Most names of holders in a node. The explanation of a node lists up to 200.
+/// Maximum number of holders whose names a node lists. The explanation of a node lists up to 200.
 const NAMES_MAX: usize = 4;
 
-/// Meaning of a prefix's weight.
+/// Meaning of the weights of prefixes in an atlas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lens {
-    /// Number of queries of the sample that asked for the prefix.
+    /// Weight is the number of sampled queries that asked for the prefix.
     Asked,
-    /// Number of copies that are held of the prefix's own blocks and of all blocks behind them.
+    /// Weight is the number of copies that holders have of the prefix's own blocks and of all blocks after them.
     Held,
 }
 
-/// One node of the tree before light nodes are left out.
+/// Node of the tree, before nodes of little weight are left out.
 #[derive(Debug, Clone)]
 pub(super) struct Branch {
     /// Index of the parent, which comes earlier in the list. `None` for a root.
     pub(super) parent: Option<usize>,
     /// Position of the branch's first block.
     pub(super) start: usize,
-    /// Position behind the branch's last block.
+    /// Position after the branch's last block.
     pub(super) end: usize,
     pub(super) weight: u64,
-    /// All blocks from position 0 up to `end`, or more.
+    /// Path with all blocks from position 0 up to `end`, and possibly further blocks.
     pub(super) path: Arc<[PositionalLineageHash]>,
 }
 
-/// The hottest prefixes of a namespace at one moment.
+/// Hottest prefixes of a namespace at one moment.
 #[derive(Debug, Serialize)]
 pub(super) struct Atlas {
-    /// The sum of all weights.
+    /// Sum of the weights of all prefixes.
     pub(super) total: u64,
-    /// Seconds over which the sample of queries reaches. `None` if the weights are not from a sample.
+    /// Seconds that the sample of queries covers. `None` if the weights are not from a sample.
     pub(super) seconds: Option<u64>,
     /// Whether the walk over the index ended at a bound.
     pub(super) partial: bool,
-    /// Number of nodes that were left out as too light.
+    /// Number of nodes that were left out because their weight is too small.
     pub(super) left_out: usize,
     pub(super) block_size: u32,
     pub(super) nodes: Vec<Node>,
 }
 
-/// A node of the tree; a parent comes before its children.
+/// Node of the tree. A parent comes before its children.
 #[derive(Debug, Serialize)]
 pub(super) struct Node {
     pub(super) parent: Option<usize>,
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) weight: u64,
-    /// Number of holders of the node's first block.
+    /// Number of holders that have the node's first block.
     some: usize,
-    /// Number of holders of all the node's blocks. `exact` is the number of those holders that are exact.
+    /// Number of holders that have all blocks of the node. `exact` is the number of those holders that are exact.
     all: usize,
     exact: usize,
-    /// Number of holders of all the node's blocks from which a request can reuse at least one of these blocks.
+    /// Number of holders that have all blocks of the node and from which a request can reuse at least one of these
+    /// blocks.
     usable: usize,
-    /// Names of some holders of all the node's blocks.
+    /// Names of some holders that have all blocks of the node.
     names: Vec<String>,
-    /// The node's last block, by which requests name the node.
+    /// Hash of the node's last block, by which requests name the node.
     block: String,
     #[serde(skip)]
     pub(super) path: Arc<[PositionalLineageHash]>,
@@ -109,7 +112,7 @@ impl Atlas {
         }
     }
 
-    /// Returns the node whose last block is `block`.
+    /// Returns the node whose last block is `block`, if there is one.
     pub(super) fn node(&self, block: PositionalLineageHash) -> Option<&Node> {
         let ends_with = |node: &&Node| node.prefix().last() == Some(&block);
         self.nodes.iter().find(ends_with)

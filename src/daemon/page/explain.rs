@@ -16,19 +16,20 @@ use super::held::{Below, below};
 use super::parameters::Parameters;
 use super::{Page, PageRefusal, asked};
 
-/// Most holders that are listed. The answer also has their total number.
+/// Maximum number of holders that are listed. The answer also has the total number of holders.
 const HOLDERS_MAX: u32 = 200;
 
 #[derive(Serialize)]
 struct Explanation {
-    /// Position of the node's first block, and in `end` the position behind its last block.
+    /// Position of the node's first block. `end` is the position after its last block.
     start: usize,
     end: usize,
     block_size: u32,
-    /// Holders of at least the first block of the whole prefix, the deepest first.
+    /// Holders that have at least the first block of the whole prefix. The holder with the most leading blocks comes
+    /// first.
     holders: Vec<ExplainedHolder>,
     holders_total: u32,
-    /// Number of holders of the whole prefix.
+    /// Number of holders that have the whole prefix.
     complete: u32,
     loss: Loss,
 }
@@ -39,7 +40,7 @@ struct ExplainedHolder {
     rank: u32,
     blocks: u32,
     usable: u32,
-    /// Reason why a request cannot reuse more of the holder's blocks. `None` if nothing limits it.
+    /// Reason why a request cannot reuse more of the holder's blocks. `None` if a request can reuse all of them.
     limit: Option<&'static str>,
     degraded: DegradedReasons,
     address: Option<Address>,
@@ -47,22 +48,23 @@ struct ExplainedHolder {
     dropped_out: Option<(u32, u32)>,
 }
 
-/// Cost of the loss of the node's blocks by every holder.
+/// Cost of a loss of the node's blocks at every holder.
 #[derive(Serialize)]
 struct Loss {
-    /// Blocks that are held at and below the first block of the node. After the loss, no query finds them.
+    /// Number of blocks that are held from the first block of the node on, in all continuations. After the loss, no
+    /// query finds them.
     below: Below,
     /// Number of sampled queries that ask for the whole prefix. `sampled` counts all queries of the sample, and `seconds` is the
     /// time that the sample covers.
     asking: usize,
     sampled: usize,
     seconds: u64,
-    /// Tokens that each of the `asking` queries would have to compute again.
+    /// Number of tokens that each of the `asking` queries would have to compute again.
     tokens: u64,
 }
 
 impl Page {
-    /// Explains the node of an atlas whose last block is the parameter `block`.
+    /// Explains a node of an atlas. The parameter `block` names the node by its last block.
     pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, PageRefusal> {
         let (name, lens, block) = (parameters.namespace()?, parameters.lens()?, parameters.block()?);
         let namespace = self.answerer.namespace(&name)?;
@@ -135,8 +137,8 @@ impl Page {
         }
     }
 
-    /// Finds the node that ends with `block`, in the newest wanted atlas that has one. Returns the node's first position, and all
-    /// blocks up to its end.
+    /// Finds the node that ends with `block`, in the newest atlas that has such a node and for which `is_wanted` holds.
+    /// Returns the node's first position, and all blocks up to its end.
     fn find_node(
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,

@@ -1,4 +1,4 @@
-//! The files of the page.
+//! Static files of the page: HTML, CSS and scripts.
 
 use hyper::header::{CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, VARY};
 use hyper::{Response, StatusCode};
@@ -7,7 +7,8 @@ use kvatlas_process::admin::AdminBody;
 
 use super::respond as respond_with;
 
-/// Content-Security-Policy of the page: it loads its own files and answers only, has no inline code, and may not stand in a frame.
+/// Content-Security-Policy of the page. The page loads only its own files and answers, has no inline code, and may not
+/// stand in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
      trusted-types 'none'";
@@ -40,7 +41,7 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
 ];
 
-/// Returns the response with the file at `path`, if there is such a file.
+/// Returns the response with the file at `path`. `None` if there is no such file.
 pub(super) fn respond(path: &str) -> Option<Response<AdminBody>> {
     let (_, content_type, text) = FILES.iter().find(|(file, _, _)| *file == path)?;
     let mut response = respond_with(StatusCode::OK, content_type, AdminBody::whole(*text));

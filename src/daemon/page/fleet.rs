@@ -1,7 +1,8 @@
-//! Changes of the holders since a client was last sent them.
+//! Changes of the holders' state since the last message to a client.
 //!
-//! All streams share one [`FleetState`]. It numbers its looks (passes over all holders in the index). For each holder it keeps the number of
-//! the look that last found something new. A client that has been sent look 7 gets the holders with a greater number.
+//! All streams share one [`FleetState`]. The state numbers its looks (passes over all holders in the index). For each
+//! holder it keeps the number of the look that last found something new. A client that has received look 7 gets the
+//! holders with a greater number.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,23 +12,23 @@ use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Address, HolderId, Labels, NamespaceName, Profile};
 
-/// Most holders that the page shows, over all namespaces. The page also gets the total number of holders.
+/// Maximum number of holders that the page shows, over all namespaces. The page also gets the total number of holders.
 pub(super) const HOLDERS_MAX: usize = 50_000;
-/// Most departed holders that are remembered for clients that have not been told of them yet.
+/// Maximum number of removed holders that are remembered, for clients that still show them.
 const GONE_MAX: usize = 10_000;
 
 /// A holder's number on the page. A number is never used again for another holder.
 pub(super) type Number = u64;
 
-/// The state of all holders, as the last look saw it.
+/// State of all holders, as the last look saw it.
 #[derive(Debug, Default)]
 pub(super) struct FleetState {
     look: u64,
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
     gone: VecDeque<(u64, Number)>,
-    /// Number of the look since which all departures of holders are remembered. A client that has not been sent this look must be sent
-    /// everything.
+    /// Number of the oldest look since which all removals of holders are remembered. A client that has not received
+    /// this look must receive the whole state.
     complete_since: u64,
     shown: usize,
     total: usize,
@@ -40,7 +41,8 @@ struct FleetEntry {
     profile: Profile,
     /// Time since which the holder is not exact, in microseconds since the Unix epoch. 0 if the holder is exact.
     since_us: u64,
-    /// Number of the look that last saw `since_us` change. `added`, `changed`, `profiled` and `seen` are numbers of looks, too.
+    /// Number of the look that last saw `since_us` change. `added`, `changed`, `profiled` and `seen` are numbers of
+    /// looks, too.
     dated: u64,
     added: u64,
     changed: u64,
@@ -48,26 +50,28 @@ struct FleetEntry {
     seen: u64,
 }
 
-/// The facts that the page shows of a holder beside its name.
+/// Facts about a holder that the page shows beside its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Facts {
     blocks: u64,
-    /// The bits of the degraded reasons; 0 if the holder is exact.
+    /// Bits of the holder's reasons for doubt. 0 if the holder is exact.
     reasons: u32,
     lag_us: u64,
     applied_at_us: u64,
     parked_events: u32,
 }
 
-/// The changes that a client is sent. To keep a frame of thousands of holders short, a holder's values are an array in this order:
+/// Changes that are sent to a client. To keep a frame of thousands of holders short, a holder's values are an array in
+/// this order:
 ///
 /// * `added`: number, namespace, worker, rank;
-/// * `profiles`: number, address, labels; only for holders that have an address or labels, or have lost them;
+/// * `profiles`: number, address, labels; only for holders that have an address or labels, or have just lost them;
 /// * `since`: number, and the time since which the holder is not exact, in microseconds since the Unix epoch, or 0;
-/// * `facts`: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds, parked events.
+/// * `facts`: number, blocks, bits of the reasons for doubt, lag in microseconds, time of the last batch in
+///   microseconds, parked events.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetChange<'a> {
-    /// Whether the client has to forget everything it knew.
+    /// Whether the client has to forget all holders that it knew.
     whole: bool,
     added: Vec<(Number, &'a str, &'a str, u32)>,
     profiles: Vec<(Number, &'a str, &'a Labels)>,
@@ -92,7 +96,7 @@ impl Facts {
 }
 
 impl FleetState {
-    /// Takes a look: compares all holders with the last look, and notes the changes.
+    /// Takes a look, that is, compares all holders with the last look and notes the changes.
     pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
         self.look += 1;
         (self.shown, self.total) = (0, 0);
@@ -172,8 +176,8 @@ impl FleetState {
         Some(entry.number)
     }
 
-    /// Returns the changes since look `heard`, which is the last look that the client was sent, or 0 for a new client. Sets `heard` to
-    /// the present look.
+    /// Returns the changes since look `heard`, the last look that the client has received. `heard` is 0 for a new
+    /// client. Sets `heard` to the present look.
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };

@@ -1,4 +1,5 @@
-//! Tree of the prefixes that are held, from a walk over the index. The index is a radix tree; its edges are runs of blocks.
+//! Tree of the prefixes that holders have, from a walk over the index. The index is a radix tree whose edges are runs
+//! of blocks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,16 +9,16 @@ use kvatlas_core::index::{PositionalIndexer, Walk};
 
 use super::atlas::Branch;
 
-/// Most runs that a walk visits.
+/// Maximum number of runs that a walk visits.
 const RUNS_MAX: usize = 100_000;
-/// Most blocks of all runs that a walk keeps; 8 bytes each. The last run may exceed the bound.
+/// Maximum number of blocks that a walk keeps of all runs together; 8 bytes each. The last run may exceed the bound.
 const BLOCKS_MAX: usize = 1 << 21;
-/// Most time that the steps of a walk take together.
+/// Maximum time that the steps of a walk take together.
 const TIME_MAX: Duration = Duration::from_millis(500);
-/// Greatest depth of a prefix that can be shown, in blocks.
+/// Maximum depth of a prefix that can be shown, in blocks.
 const DEPTH_MAX: usize = 8192;
 
-/// One run that the walk has visited.
+/// Run that the walk has visited.
 struct Met {
     parent: Option<usize>,
     start: usize,
@@ -25,8 +26,8 @@ struct Met {
     weight: u64,
 }
 
-/// Returns the branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a branch is the number
-/// of copies that are held of its own blocks and of all blocks behind them.
+/// Returns the branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a
+/// branch is the number of copies that holders have of its own blocks and of all blocks after them.
 pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
     let (mut met, partial) = meet(&mut indexer.walk());
     // Children come after their parents.
@@ -75,7 +76,7 @@ fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
     (met, false)
 }
 
-/// Returns all blocks from position 0 to the last block of a run.
+/// Returns all blocks from position 0 to the last block of run `index` in `met`.
 fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     let mut lineage = Vec::new();
     let mut next = Some(index);
@@ -92,18 +93,18 @@ fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     lineage_hashes(&sequence).map_while(Result::ok).collect()
 }
 
-/// Number of blocks that are held at and below a block.
+/// Number of held blocks among a block and all blocks that continue it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(super) struct Below {
-    /// Different blocks.
+    /// Number of different blocks.
     blocks: u64,
-    /// Pairs of a holder and a block.
+    /// Number of pairs of a holder and a block that the holder has.
     copies: u64,
-    /// Whether the count ended at a bound, so that there may be more.
+    /// Whether the count ended at a bound, so that there may be more blocks.
     partial: bool,
 }
 
-/// Counts the blocks that are held at and below a block.
+/// Counts the held blocks among `block` and all blocks that continue it.
 pub(super) fn below(indexer: &PositionalIndexer, block: PositionalLineageHash) -> Below {
     let mut counted = Below::default();
     let Some(mut walk) = indexer.walk_below(block) else {

@@ -1,22 +1,23 @@
-//! The page that the admin listener shows a browser. It has the fleet of holders, rates, the exactness of answers, an atlas (a tree of
-//! hot prefixes), and a query box.
+//! The page that the admin listener serves to browsers. It shows the fleet of holders, rates, the exactness of answers,
+//! an atlas (a tree of hot prefixes), and a query box.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `assets/` | the page itself: HTML, CSS, ECMAScript modules; embedded, without a build step, nothing loaded from elsewhere |
-//! | `files.rs` | serving them, under a strict Content-Security-Policy |
+//! | `files.rs` | serving the files, under a strict Content-Security-Policy |
 //! | `stream.rs` | server-sent events: a frame a second, an atlas every few seconds |
-//! | `fleet.rs` | changes of the holders since a client was last sent them |
+//! | `fleet.rs` | changes of the holders since the last message to a client |
 //! | `rates.rs` | rates and latencies, from two readings of the metrics |
 //! | `past.rs` | rates and inexact answers of the minutes before a page was opened |
 //! | `atlas.rs` | the tree of the hottest prefixes |
-//! | `asked.rs`, `held.rs` | the sources of that tree: the sample of recent queries, or a walk over the index |
-//! | `explain.rs` | one prefix: its holders, the first block that each lacks, and the cost of losing it |
+//! | `asked.rs`, `held.rs` | two sources of the atlas: the sample of recent queries, and a walk over the index |
+//! | `explain.rs` | one prefix: its holders, the first block that each holder lacks, and the cost of losing it |
 //! | `ask.rs` | the query box |
 //! | `parameters.rs` | the parameters of a request |
 //!
-//! The page only reads. Streams, questions at a time, holders, nodes of an atlas and blocks of a walk are bounded. Work that takes longer
-//! than microseconds runs on a thread for blocking work, so that probes are answered meanwhile.
+//! The page changes nothing. The numbers of streams, of questions at the same time, of holders, of nodes of an atlas
+//! and of blocks of a walk are bounded. Work that takes longer than microseconds runs on a thread for blocking work, so
+//! that probes are answered meanwhile.
 
 mod ask;
 mod asked;
@@ -58,34 +59,34 @@ use parameters::Parameters;
 use past::{READING_INTERVAL, READING_SHARE, RateHistory};
 use rates::Meter;
 
-/// Most questions that are worked on at a time; further questions wait.
+/// Maximum number of questions of browsers that are worked on at the same time. Further questions wait.
 const QUESTIONS_MAX: usize = 2;
-/// Most questions that wait or are being worked on.
+/// Maximum number of questions that wait or are worked on.
 const WAITING_MAX: usize = 16;
-/// Most atlases that are kept, so that their prefixes can be explained.
+/// Maximum number of atlases that are kept, so that their prefixes can be explained.
 const ATLASES_MAX: usize = 8;
 
-/// The records of the daemon that the page shows.
+/// Records of the daemon that the page shows.
 pub(crate) struct Looked {
     pub(crate) sample: Arc<QuerySample>,
     pub(crate) outcomes: Arc<Outcomes>,
     pub(crate) costs: Arc<Costs>,
     pub(crate) missing_shards: Arc<MissingShards>,
     pub(crate) snapshot_failing: Arc<SnapshotFailing>,
-    /// Returns the names of namespaces that do not exist although events of them came lately.
+    /// Function that returns the names of namespaces that do not exist although events for them came recently.
     pub(crate) strays: Box<dyn Fn() -> Vec<Stray> + Send + Sync>,
 }
 
-/// The page's data, read from the daemon.
+/// Server of the page and of its data, which is read from the daemon.
 pub(crate) struct Page {
     answerer: Answerer,
     readiness: Arc<Readiness>,
     looked: Looked,
     metrics: MetricsHandle,
     past: Mutex<Remembered>,
-    /// State behind the frames of all streams. The first stream that asks in a second brings it up to date.
+    /// State from which the frames of all streams are made. The first stream that needs it in a second updates it.
     frame: Mutex<SharedFrame>,
-    /// Atlases that streams have sent, the newest last.
+    /// Atlases that were sent to clients, the newest last.
     atlases: Mutex<VecDeque<KeptAtlas>>,
     streams: Arc<Semaphore>,
     questions: Arc<Semaphore>,
@@ -101,7 +102,7 @@ struct SharedFrame {
 struct Remembered {
     past: RateHistory,
     meter: Meter,
-    /// Earliest time of the next reading. `None` before the first reading.
+    /// Earliest time of the next reading of the metrics. `None` before the first reading.
     next: Option<Instant>,
 }
 
@@ -111,7 +112,7 @@ struct KeptAtlas {
     atlas: Arc<Atlas>,
 }
 
-/// Why a request of the page is refused.
+/// Reason why a request of the page is refused.
 #[derive(Debug, thiserror::Error)]
 enum PageRefusal {
     #[error("{0}")]
@@ -142,7 +143,7 @@ impl PageRefusal {
 }
 
 impl Page {
-    /// Creates the page, with answers from `answerer`.
+    /// Makes the page. It takes its answers to queries from `answerer`.
     pub(crate) fn new(
         answerer: Answerer,
         readiness: Arc<Readiness>,
@@ -166,7 +167,8 @@ impl Page {
         }
     }
 
-    /// Answers a request for the page or for anything that the page loads. `None` if there is no such path. Must be called in a runtime.
+    /// Answers a request for the page, for one of its files, or for its data. `None` if there is no such path. Must be
+    /// called in a tokio runtime.
     pub(crate) fn respond(self: &Arc<Self>, request: PageRequest<'_>) -> Option<PageAnswer> {
         if let Some(response) = files::respond(request.path) {
             return Some(PageAnswer(Box::pin(std::future::ready(response))));
@@ -210,7 +212,7 @@ impl Page {
         Ok(respond(StatusCode::OK, JSON, AdminBody::whole(text)))
     }
 
-    /// Runs `work` on a thread for blocking work when its turn comes. Refused if too many questions wait.
+    /// Runs `work` on a thread for blocking work when its turn comes. Refuses if too many questions wait.
     async fn in_background<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> T + Send + 'static,
@@ -227,8 +229,8 @@ impl Page {
         working.await.map_err(|_| PageRefusal::Failed)
     }
 
-    /// Records rates and counts of answers for pages that are opened later, if the next reading is due. Must be called in a
-    /// runtime, and does not block it.
+    /// Records rates and counts of answers, if the next reading is due. Pages that are opened later show them. Must be
+    /// called in a tokio runtime, and does not block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
         {
             let mut known = self.past.lock();
@@ -301,8 +303,8 @@ impl PageRoute {
     }
 }
 
-/// Builds an answer after which the connection ends. A connection that was used again could reach its age limit in the middle of
-/// a stream.
+/// Builds an answer after which the connection ends. If the connection were used again, it could reach its age limit in
+/// the middle of a stream.
 fn respond(status: StatusCode, content_type: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;

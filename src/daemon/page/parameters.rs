@@ -8,7 +8,7 @@ use kvatlas_process::admin::percent_decode;
 use super::PageRefusal;
 use super::atlas::Lens;
 
-/// `name=value` pairs, each name at most once.
+/// Parameters as `name=value` pairs. A name occurs once at most.
 #[derive(Debug, Default)]
 pub(super) struct Parameters(Vec<(String, String)>);
 
@@ -36,13 +36,13 @@ impl Parameters {
             .ok_or_else(|| PageRefusal::Parameters(format!("the parameter {name} is missing")))
     }
 
-    /// Returns the parameter `namespace`.
+    /// Returns the parameter `namespace`, the name of a namespace.
     pub(super) fn namespace(&self) -> Result<NamespaceName, PageRefusal> {
         let name = NamespaceName::new(self.required("namespace")?);
         name.map_err(|error| PageRefusal::Parameters(format!("namespace: {error}")))
     }
 
-    /// Returns the parameter `lens`.
+    /// Returns the parameter `lens`, which says how an atlas weighs prefixes.
     pub(super) fn lens(&self) -> Result<Lens, PageRefusal> {
         match self.required("lens")? {
             "asked" => Ok(Lens::Asked),
@@ -51,7 +51,7 @@ impl Parameters {
         }
     }
 
-    /// Returns the parameter `block`.
+    /// Returns the parameter `block`, the last block of a node in an atlas.
     pub(super) fn block(&self) -> Result<PositionalLineageHash, PageRefusal> {
         let hash = self.required("block")?.parse();
         hash.map_err(|error| PageRefusal::Parameters(format!("block: {error}")))

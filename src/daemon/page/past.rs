@@ -1,8 +1,8 @@
-//! Record of the last fifteen minutes, for a page that is opened now: overall rates, and for each namespace the answers that were not
-//! exact.
+//! Record of the last fifteen minutes, for a page that is opened now: overall rates, and for each namespace the answers
+//! that were not exact.
 //!
-//! The daemon reads its metrics every few seconds, whether or not a page is open. There are bounds on the points, on the namespaces, and
-//! on the share of one core's time that the readings take.
+//! The daemon reads its metrics every few seconds, whether or not a page is open. The number of points, the number of
+//! namespaces, and the share of one core's time for readings are bounded.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -15,24 +15,24 @@ use kvatlas_core::wire::NamespaceName;
 
 use super::rates::Rates;
 
-/// Least time between two readings. The pause is longer if a reading takes long.
+/// Minimum time between two readings of the metrics. The pause is longer if a reading takes long.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
-/// Divisor that bounds the readings' share of one core's time: from one reading to the next, at least this many times the
-/// reading's duration passes.
+/// Divisor that bounds the share of one core's time for readings. From one reading to the next, at least this many
+/// times the duration of a reading passes.
 pub(super) const READING_SHARE: u32 = 200;
-/// Most points of rates that are kept: fifteen minutes.
+/// Maximum number of points of rates that are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
-/// Readings that one bar of a namespace covers. A bar counts a namespace's answers in a stretch of time.
+/// Number of readings that one bar covers. A bar counts the answers about a namespace in a stretch of time.
 const BAR_READINGS: u64 = 3;
-/// Most bars of a namespace that are kept: fifteen minutes.
+/// Maximum number of bars of a namespace that are kept: fifteen minutes.
 const BARS_MAX: usize = 60;
-/// Most namespaces with bars; 1 KiB each.
+/// Maximum number of namespaces with bars; 1 KiB each.
 const NAMESPACES_MAX: usize = 256;
 
-/// Numbers of answers about a namespace in one bar: all answers, and the answers that were not exact.
+/// Bar of a namespace: the number of all answers about it, and of those that were not exact.
 type Bar = (u64, u64);
 
-/// The record of the last fifteen minutes.
+/// Record of the last fifteen minutes.
 #[derive(Debug, Default)]
 pub(super) struct RateHistory {
     points: VecDeque<(u64, Rates)>,
@@ -42,33 +42,34 @@ pub(super) struct RateHistory {
 
 #[derive(Debug)]
 struct NamespaceBars {
-    /// The namespace's counters at the end of its last bar.
+    /// Counters of the namespace at the end of its last bar.
     counted: Bar,
     bars: VecDeque<Bar>,
-    /// Number of the last reading that has seen the namespace.
+    /// Number of the last reading in which the namespace existed.
     seen: u64,
 }
 
-/// The rates of the last minutes, which a page is sent once. Each row has the time in microseconds since the Unix epoch, and then a
-/// number or null for each of the names.
+/// Rates of the last fifteen minutes, which are sent to a page once. Each row has the time in microseconds since the
+/// Unix epoch, followed by a number or null for each of the names.
 #[derive(Debug, Serialize)]
 pub(super) struct PastRates {
     names: Vec<String>,
     rows: Vec<(u64, Vec<Option<f64>>)>,
 }
 
-/// The bars of all namespaces, the newest last.
+/// Bars of all namespaces, the newest last.
 #[derive(Debug, Serialize)]
 pub(super) struct Sparks<'p> {
-    /// Most bars that a namespace has.
+    /// Maximum number of bars of a namespace.
     bars: usize,
-    /// Seconds that one bar covers.
+    /// Length of the time that one bar covers, in seconds.
     seconds: u64,
     namespaces: HashMap<&'p str, &'p VecDeque<Bar>>,
 }
 
 impl RateHistory {
-    /// Notes a reading: the rates since the reading before, and, at the end of a bar, the answers about each namespace.
+    /// Notes a reading: the rates since the previous reading. If a bar ends with this reading, also notes the number of
+    /// answers about each namespace.
     pub(super) fn note<'n>(
         &mut self,
         now_us: u64,
@@ -106,7 +107,7 @@ impl RateHistory {
         }
     }
 
-    /// Returns the rates of the last minutes.
+    /// Returns the rates of the last fifteen minutes.
     pub(super) fn rates(&self) -> PastRates {
         let mut names = Vec::new();
         let rows = self.points.iter().map(|(at_us, rates)| {
@@ -124,7 +125,7 @@ impl RateHistory {
         PastRates { names, rows }
     }
 
-    /// Returns how many times a bar of every namespace has ended since the start.
+    /// Returns the number of bars that have ended since the start. All namespaces have the same bars.
     pub(super) fn bars_read(&self) -> u64 {
         self.readings / BAR_READINGS
     }
@@ -140,7 +141,7 @@ impl RateHistory {
     }
 }
 
-/// Adds `new`, and removes the oldest entries beyond `max`.
+/// Adds `new` at the end, and removes the oldest entries beyond `max`.
 fn push<T>(kept: &mut VecDeque<T>, max: usize, new: T) {
     kept.push_back(new);
     while kept.len() > max {

@@ -1,6 +1,6 @@
-//! Rates and latencies, from two readings of the metrics.
+//! Rates and latencies, computed from two readings of the metrics.
 //!
-//! The metrics are read from the same text that Prometheus scrapes, so that the page and a dashboard cannot disagree.
+//! The metrics are read from the same text that Prometheus scrapes, so the page and a dashboard cannot disagree.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,47 +9,47 @@ use serde::Serialize;
 
 use crate::queries::AnswerCounts;
 
-/// Rates a second, on average since the last reading. Some fields are present values, as their comments say.
+/// Rates per second, averaged since the last reading. Some fields are present values, as their comments say.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(super) struct Rates {
-    /// Batches applied.
+    /// Number of batches applied per second.
     batches: f64,
-    /// Blocks stored.
+    /// Number of blocks stored per second.
     stored: f64,
-    /// Blocks removed.
+    /// Number of blocks removed per second.
     removed: f64,
-    /// Batches dropped whole.
+    /// Number of whole batches dropped per second.
     dropped: f64,
-    /// Queries answered.
+    /// Number of queries answered per second.
     queries: f64,
-    /// Queries answered with an error, and replies that were not sent.
+    /// Number per second of queries answered with an error, and of replies that were not sent.
     failed: f64,
-    /// Answers in which every holder was exact.
+    /// Number per second of answers in which every holder was exact.
     exact: f64,
-    /// Answers with a degraded holder.
+    /// Number per second of answers with a degraded holder.
     degraded: f64,
-    /// Answers without a holder.
+    /// Number per second of answers without a holder.
     empty: f64,
     /// Share of matched blocks that a request can reuse. `None` if no blocks were matched.
     usable: Option<f64>,
-    /// Time within which half of the queries were answered. `None` if there were no queries.
+    /// Time in microseconds within which half of the queries were answered. `None` if there were no queries.
     query_p50_us: Option<f64>,
-    /// Time within which 99 of a hundred queries were answered.
+    /// Time in microseconds within which 99 % of the queries were answered. `None` if there were no queries.
     query_p99_us: Option<f64>,
-    /// Time within which 99 of a hundred batches were applied.
+    /// Time in microseconds within which 99 % of the batches were applied. `None` if there were no batches.
     apply_p99_us: Option<f64>,
-    /// Messages that wait for a lane now (a lane is a thread that applies events).
+    /// Number of messages that wait for a lane at present. A lane is a thread that applies events.
     waiting: f64,
-    /// Memory of the process in RAM now.
+    /// Present memory of the process in RAM, in bytes.
     resident_bytes: f64,
 }
 
-/// Values of one reading of the metrics, summed over all labels except the bucket bounds of histograms.
+/// Values from one reading of the metrics, summed over all labels except the bucket bounds of histograms.
 #[derive(Debug, Default)]
 struct Reading {
     sums: BTreeMap<&'static str, f64>,
-    /// Buckets of the histogram of query times: the upper bound in seconds, and the number of samples up to that bound. `applied`
-    /// has the same for batches.
+    /// Buckets of the histogram of query times. Each has its upper bound in seconds, and the number of samples up to
+    /// that bound. `applied` has the same for batches.
     queries: DurationBuckets,
     applied: DurationBuckets,
 }
@@ -112,8 +112,8 @@ fn add_bucket(buckets: &mut DurationBuckets, series: &str, value: f64) {
     }
 }
 
-/// Returns the value in microseconds that a share of the samples between two readings does not exceed. The value is interpolated within
-/// its bucket. `None` if there were no samples.
+/// Returns a quantile of the samples that came between two readings: the value in microseconds that the given share of
+/// them does not exceed. The value is interpolated within its bucket. `None` if there were no samples.
 fn quantile_us(before: &DurationBuckets, now: &DurationBuckets, share: f64) -> Option<f64> {
     let earlier = |bound: f64| {
         let same = before.iter().find(|(known, _)| *known == bound);
@@ -144,7 +144,7 @@ fn quantile_us(before: &DurationBuckets, now: &DurationBuckets, share: f64) -> O
     None
 }
 
-/// Computes rates from one reading to the next.
+/// Meter that computes the rates from one reading to the next.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     last: Option<(Instant, Reading, AnswerCounts)>,
@@ -152,17 +152,17 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Returns the time of the last reading.
+    /// Returns the time of the last reading. `None` before the first reading.
     pub(super) fn read_at(&self) -> Option<Instant> {
         self.last.as_ref().map(|(at, _, _)| *at)
     }
 
-    /// Returns the last rates. `None` before the second reading.
+    /// Returns the latest rates. `None` before the second reading.
     pub(super) fn rates(&self) -> Option<&Rates> {
         self.rates.as_ref()
     }
 
-    /// Reads the metrics' text, at the time `now`.
+    /// Reads the text of the metrics, at the time `now`.
     pub(super) fn read(&mut self, text: &str, answers: AnswerCounts, now: Instant) {
         let reading = Reading::of(text);
         self.rates = self.last.as_ref().map(|(at, before, answered)| {

@@ -1,7 +1,7 @@
-//! Streams of server-sent events: a frame a second, or an atlas every few seconds.
+//! Streams of server-sent events. A stream sends a frame a second, or an atlas every few seconds.
 //!
-//! A stream ends by itself before its connection reaches the admin listener's age limit, and the browser opens the next one. It also ends
-//! when the daemon drains, so that no open page delays a stop.
+//! A stream ends by itself before its connection reaches the admin listener's age limit, and the browser opens the next
+//! one. A stream also ends when the daemon drains, so that no open page delays a stop.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -34,21 +34,22 @@ use super::{Page, PageRefusal, SharedFrame, asked, held, permit, respond};
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two checks whether the daemon is draining.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
-/// Least time between two atlases. The pause is longer if making an atlas takes long.
+/// Minimum time between two atlases. The pause is longer if making an atlas takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// Divisor that bounds the share of one core's time for making atlases: the pause after an atlas is at least this many times as
-/// long as making it took.
+/// Divisor that bounds the share of one core's time for making atlases. The pause after an atlas is at least this many
+/// times the time that making it took.
 const ATLAS_SHARE: u32 = 20;
-/// Longest life of a stream. Together with the idle time before it, it is shorter than the longest life of a connection.
+/// Maximum life of a stream. With the idle time before the stream, it is shorter than the maximum life of a connection.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
-/// Most holders of which a frame tells the cost of their doubt. Holders with the greatest cost are chosen.
+/// Maximum number of holders for which a frame tells the cost of their doubt. The holders with the greatest cost are
+/// chosen.
 const COSTS_MAX: usize = 64;
-/// Most messages that wait for a slow client.
+/// Maximum number of messages that wait for a slow client.
 const WAITING_MAX: usize = 2;
 
 const EVENT_STREAM: &str = "text/event-stream";
 
-/// Names of the alerts for troubles on the page that belong to no single holder and no batch.
+/// Names of the page's alerts for troubles that concern no single holder and no batch.
 const ALERTS: [&str; 5] = [
     "KvatlasClockAhead",
     "KvatlasPromisesBroken",
@@ -57,7 +58,8 @@ const ALERTS: [&str; 5] = [
     "KvatlasSnapshotsFail",
 ];
 
-/// The runbook's advice for each word of the page's troubles. Every stream sends it first, so the runbook's pages are read only once.
+/// Advice from the runbook for each word of the page's troubles. Every stream sends the advice first, so the runbook's
+/// pages are read only once.
 static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
     let drops = DropReason::ALL.iter().map(|reason| reason.as_str());
@@ -68,38 +70,39 @@ static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     mends.chain(awaited).collect()
 });
 
-/// First message of a stream: the facts that do not change while the daemon runs.
+/// First message of a stream. It has the facts that do not change while the daemon runs.
 #[derive(Serialize)]
 struct StreamHello {
     version: &'static str,
     commit: &'static str,
-    /// The words for the bits of a holder's reasons.
+    /// Bits of a holder's reasons for doubt, each with its word.
     reasons: Vec<(u32, &'static str)>,
-    /// The runbook's advice for each word.
+    /// Words of the page's troubles, each with the runbook's advice.
     mends: &'static [(&'static str, String)],
 }
 
 #[derive(Serialize)]
 struct PageFrame<'a> {
-    /// Microseconds since the Unix epoch.
+    /// Present time, in microseconds since the Unix epoch.
     now_us: u64,
     ready: bool,
-    /// Why the daemon is not ready.
+    /// Reasons why the daemon is not ready, as texts.
     reasons: Vec<String>,
     /// Name of the readiness latch that the daemon waits for. `None` if the daemon is ready or stopping.
     awaited: Option<&'static str>,
     namespaces: Vec<PageNamespace>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
-    /// In a gateway: the shards whose blocks are missing from answers.
+    /// Shards whose blocks are missing from answers. Only a gateway has any.
     missing_shards: Vec<MissingShard>,
-    /// Namespaces that do not exist although events of them came lately.
+    /// Namespaces that do not exist although events for them came recently.
     strays: Vec<Stray>,
-    /// Why snapshots are not written.
+    /// Reason why snapshots are not written. `None` if they are written.
     snapshots: Option<FailingSnapshots>,
-    /// Why snapshots are not sent to the Object Store.
+    /// Reason why snapshots are not sent to the Object Store. `None` if they are sent.
     uploads: Option<FailingSnapshots>,
-    /// The holders whose doubts concern the most queries: the holder's number, and the share of queries in words.
+    /// Holders whose doubts concern the most queries. Each has its number on the page, and the share of queries as
+    /// text.
     costs: Vec<(Number, String)>,
 }
 
@@ -111,19 +114,19 @@ struct PageNamespace {
     distinct_blocks: u64,
     held_blocks: u64,
     bytes: u64,
-    /// Holders for which exact answers lately promised more blocks than requests found.
+    /// Holders for which exact answers recently promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
-    /// Promises about the namespace's holders in the last one to two minutes, beside the findings of requests. `None` if no
-    /// router tells outcomes.
+    /// Promises about the namespace's holders in the last one to two minutes, compared with the blocks that requests
+    /// found. `None` if no router reports outcomes.
     promises: Option<NamespacePromises>,
-    /// The recent answers about the namespace, and how many of them were not exact.
+    /// Number of recent answers about the namespace, and number of those that were not exact.
     cost: Option<ToldCost>,
     #[serde(flatten)]
     troubles: Troubles,
 }
 
 impl Page {
-    /// Answers with a stream of frames.
+    /// Returns a response that streams frames, one every second.
     pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, PageRefusal> {
         let permit = permit(&self.streams)?;
         Ok(stream(async move |out: StreamOutput| {
@@ -148,8 +151,8 @@ impl Page {
         Some(())
     }
 
-    /// Returns the bars of all namespaces, if there are newer bars than the client was last sent. Updates `heard`, the count of bars it
-    /// was sent.
+    /// Returns the bars of all namespaces, if there are newer bars than the client has. Updates `heard`, the count of
+    /// bars when bars were last sent to the client.
     fn sparks(&self, heard: &mut Option<u64>) -> Option<String> {
         let known = self.past.lock();
         let read = known.past.bars_read();
@@ -159,7 +162,7 @@ impl Page {
         serde_json::to_string(&known.past.sparks()).ok()
     }
 
-    /// Answers with a stream of atlases of one namespace.
+    /// Returns a response that streams atlases of one namespace.
     pub(super) fn atlas_stream(
         self: Arc<Self>,
         namespace: NamespaceName,
@@ -198,7 +201,7 @@ impl Page {
         Some(())
     }
 
-    /// Builds a new atlas.
+    /// Builds a new atlas of the namespace `name`.
     fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, PageRefusal> {
         let namespace = self.answerer.namespace(name)?;
         let trust = self.answerer.trust();
@@ -221,7 +224,8 @@ impl Page {
         }))
     }
 
-    /// Returns the frame for a client that was last sent look `heard`. Sets `heard` to the present look.
+    /// Returns the frame for a client whose last look is `heard`. A look is a pass over all holders. Sets `heard` to
+    /// the present look.
     fn frame(&self, heard: &mut u64) -> Option<String> {
         let namespaces = self.answerer.namespaces().all();
         let mut shared = self.frame.lock();
@@ -256,7 +260,7 @@ impl Page {
         serde_json::to_string(&frame).ok()
     }
 
-    /// Returns the holders whose doubts cost most, each with the cost in words.
+    /// Returns the holders whose doubts concern the most queries, each with the share of queries as text.
     fn told_costs(&self, fleet: &FleetState) -> Vec<(Number, String)> {
         let worst = self.looked.costs.worst(COSTS_MAX).into_iter();
         let told = worst.filter_map(|(name, holder, cost)| {
@@ -286,7 +290,7 @@ impl Page {
         out.begun.elapsed() > STREAM_AGE_MAX || self.readiness.report().is_draining()
     }
 
-    /// Waits for `pause`. Returns `None` if the client has gone or the stream is over.
+    /// Waits for `pause`. Returns `None` if the client has disconnected or the stream is over.
     async fn pause(&self, out: &StreamOutput, pause: Duration) -> Option<()> {
         let until = tokio::time::Instant::now() + pause;
         loop {
@@ -317,19 +321,20 @@ impl StreamHello {
     }
 }
 
-/// The sending end of a stream.
+/// Sending end of a stream.
 struct StreamOutput {
     sender: Sender<Bytes>,
     begun: Instant,
 }
 
 impl StreamOutput {
-    /// Sends an event. Returns `None` if the client has gone.
+    /// Sends an event. Returns `None` if the client has disconnected.
     async fn send(&self, event: &str, data: &impl Serialize) -> Option<()> {
         self.send_text(event, serde_json::to_string(data).ok()?).await
     }
 
-    /// Sends an event whose data is already JSON text, as [`Self::send`] does. JSON text has no line feeds, so the data is one line.
+    /// Sends an event whose data is already JSON text, as [`Self::send`] does. JSON text has no line feeds, so the data
+    /// is one line.
     async fn send_text(&self, event: &str, data: String) -> Option<()> {
         // With this `retry`, the browser opens the next stream so soon after the end of this one that a person does not notice the pause.
         let message = format!("retry: 500\nevent: {event}\ndata: {data}\n\n");

@@ -20,7 +20,7 @@ struct World {
     readiness: Arc<Readiness>,
 }
 
-/// Makes a page over the namespace `n`, with holders of the blocks `[1, 2, 3]`, `[1, 2]` and `[1, 8]`.
+/// Makes a page for the namespace `n`, whose three holders have the blocks `[1, 2, 3]`, `[1, 2]` and `[1, 8]`.
 fn world() -> World {
     let namespaces = unbounded(4);
     let namespace = namespaces.get_or_create(&name(), None).unwrap();

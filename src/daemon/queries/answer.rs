@@ -1,4 +1,4 @@
-//! Answering: from a request's payload to a reply's, without I/O.
+//! Answering of requests: from the payload of a request to the payload of its reply, without I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +45,7 @@ use status::status;
 pub(crate) use status::{report, unsized_holders};
 use unlisted::{Listed, count_doubtful};
 
-/// Answers requests from the index.
+/// Answerer of requests from the index.
 #[derive(Debug, Clone)]
 pub(crate) struct Answerer {
     pub(crate) namespaces: Arc<Namespaces>,
@@ -53,18 +53,19 @@ pub(crate) struct Answerer {
     pub(crate) freshness: Arc<Freshness>,
     pub(crate) subjects: Subjects,
     pub(crate) limits: Live<WireLimits>,
-    /// Counts of all answers by their certainty, and a sample of recent queries; `None` if nothing is sampled.
+    /// Sample of recent queries, with counts of all answers by their certainty. `None` if queries are not sampled.
     pub(crate) sample: Option<Arc<QuerySample>>,
-    /// The count of blocks that [`Self::find`] reports: blocks that a request can reuse, or blocks that full attention has.
+    /// Kind of depth that [`Self::find`] returns: blocks that a request can reuse, or blocks that full attention has.
     pub(crate) dialect_depth: Depth,
-    /// Turns of heavy requests.
+    /// Turns of heavy requests, that is, requests that take long.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
-    /// Hints of routers; `None` if hints are not taken.
+    /// Hints of routers (reports of where they have sent requests). `None` if hints are not taken.
     pub(crate) hints: Option<Arc<Hints>>,
 }
 
 impl Answerer {
-    /// Makes an answerer from `namespaces`. `trust` says which holders are verified, and `freshness` how old their states are.
+    /// Makes an answerer from `namespaces`. `trust` says which holders are verified, and `freshness` says how old their
+    /// states are.
     pub(crate) fn new(
         namespaces: Arc<Namespaces>,
         trust: Arc<StreamTrust>,
@@ -85,7 +86,7 @@ impl Answerer {
         }
     }
 
-    /// Reads a request on a query subject.
+    /// Reads a request that came on a query subject.
     pub(super) fn read_query(
         &self,
         subject: &str,
@@ -96,8 +97,8 @@ impl Answerer {
         Ok((name, QueryRequest::decode(payload, &limits)?))
     }
 
-    /// Answers a request about the namespace `name`. `reply_bytes_max` is the length of the longest reply that can be sent. A batch whose
-    /// reply would be longer is given up early, before the reply takes much memory.
+    /// Answers a request about the namespace `name`. `reply_bytes_max` is the maximum length of the reply. If the reply
+    /// to a batch would be longer, its answering is given up early, before the reply takes much memory.
     pub(crate) fn answer_request(
         &self,
         name: &NamespaceName,
@@ -117,18 +118,18 @@ impl Answerer {
         })
     }
 
-    /// The namespaces that are answered for.
+    /// Returns the namespaces from which requests are answered.
     pub(crate) fn namespaces(&self) -> &Namespaces {
         &self.namespaces
     }
 
-    /// The trust in the stream: says which holders are verified.
+    /// Returns the trust in the stream, which says which holders are verified.
     pub(crate) fn trust(&self) -> &StreamTrust {
         &self.trust
     }
 
-    /// Returns the status of a namespace: how far its holders' events have been applied. `batches_waiting` is the number of
-    /// messages that wait for a lane.
+    /// Returns the status of a namespace: the batches up to which each holder's events have been applied.
+    /// `batches_waiting` is the number of messages that wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
         status(namespace, &self.trust, &look, batches_waiting)
@@ -146,18 +147,19 @@ impl Answerer {
         }
     }
 
-    /// Whether a namespace is unknown: it does not exist, and no events of it are known to have been dropped.
+    /// Whether a namespace is unknown, that is, whether it does not exist and no events for it are known to have been
+    /// dropped.
     pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
         self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
     }
 
-    /// The bounds on requests.
+    /// Returns the present bounds on requests.
     pub(crate) fn limits(&self) -> WireLimits {
         WireLimits::clone(&self.limits.now())
     }
 
-    /// Answers a request on a status subject. `batches_waiting` is the number of messages that wait for a lane, and `bytes_max` the
-    /// length of the longest reply.
+    /// Answers a request on a status subject. `batches_waiting` is the number of messages that wait for a lane, and
+    /// `bytes_max` is the maximum length of the reply.
     pub(super) fn answer_status(
         &self,
         subject: &str,
@@ -178,7 +180,8 @@ impl Answerer {
         })
     }
 
-    /// Returns the answer to a request on a status subject that asks which namespaces are known. Returns `None` for any other subject.
+    /// Returns the answer to a request on a status subject that asks for the names of the known namespaces. Returns
+    /// `None` for any other subject.
     pub(super) fn answer_namespaces(&self, subject: &str) -> Option<Vec<u8>> {
         let known = || NamespacesReply {
             v: PROTOCOL_VERSION,
@@ -194,7 +197,7 @@ impl Answerer {
             .then(|| known().encode())
     }
 
-    /// Approximate length of the reply to a request on a status subject, in bytes.
+    /// Returns the approximate length of the reply to a request on a status subject, in bytes.
     pub(super) fn status_bytes(&self, subject: &str) -> usize {
         let name = self
             .subjects
@@ -205,12 +208,12 @@ impl Answerer {
         })
     }
 
-    /// Answers a replica that asks for the roster: which holders are known.
+    /// Answers a replica that asks for the roster, that is, the list of known holders.
     pub(super) fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         roster::answer(&self.namespaces, &self.trust, payload)
     }
 
-    /// Returns the namespace `name`, or the error that says why it is unknown.
+    /// Returns the namespace `name`. If it is unknown, returns the error that says why.
     pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
         self.namespaces
             .get(name)
@@ -268,14 +271,15 @@ impl Answerer {
         Ok(reply)
     }
 
-    /// Counts an answer that lists `holder`, if the holder is not exact: such answers are a part of what its doubt costs.
+    /// Counts an answer that lists `holder`, if the holder is not exact. The counts tell what the holder's doubt costs.
     fn count_doubt(&self, holder: &HolderRecord, is_exact: bool) {
         if !is_exact && self.sample.is_some() {
             holder.status.doubtful_answers.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Makes the reply from a search: the holders found, with their doubts, and counts of holders that the search may lack.
+    /// Makes the reply from a search: the found holders with their doubts, and the numbers of holders that the search
+    /// may lack.
     fn searched(
         &self,
         doubts: &DoubtFacts<'_, '_>,
@@ -317,7 +321,7 @@ impl Answerer {
         }
     }
 
-    /// Makes the chain that `key` asks for. Fails if it is longer than the limits allow.
+    /// Makes the chain of blocks for which `key` asks. Fails if the chain is longer than the limits allow.
     fn chain<'k>(&self, indexer: &PositionalIndexer, key: &'k QueryKey) -> Result<QueryChain<'k>, WireError> {
         let chain = QueryChain::new(key, indexer.settings().block_size);
         let chain = chain.map_err(|error| WireError::new(ErrorCode::TooLarge, error.to_string()))?;
@@ -330,7 +334,7 @@ impl Answerer {
         Ok(chain)
     }
 
-    /// Answers a query that sends blocks chosen from a chain, with bounds.
+    /// Answers a query that sends bounds: only some blocks of a chain, chosen by the client.
     fn reply_with_bounds(
         &self,
         namespace: &Namespace,
@@ -355,8 +359,8 @@ impl Answerer {
     }
 }
 
-/// Number of holders of the namespace that a query by `key` cannot find: the hashes of their engines are not the contract's
-/// chain.
+/// Returns the number of holders of the namespace that a query by `key` cannot find, because the hashes of their
+/// engines are not the contract's chain.
 fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     match key {
         QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
@@ -364,8 +368,8 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     }
 }
 
-/// Most blocks that a request can reuse; `None` if the request's number of tokens is not known. A request always computes its
-/// last token, and so the block with that token.
+/// Returns the maximum number of blocks that a request can reuse. `None` if the request's number of tokens is not
+/// known. The block with the last token is never reused, because a request always computes its last token.
 fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
     let tokens = match key {
         QueryKey::Tokens { tokens, .. } => token_count.unwrap_or(tokens.len() as u64),
@@ -375,21 +379,21 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// Facts about doubts that must be read before a search, and the key of the query.
+/// Facts about doubts that must be read before a search, with the key of the query.
 struct DoubtFacts<'f, 'n> {
     namespace: &'n Namespace,
-    /// The key that is asked for.
+    /// Key of the query, which names the blocks to find.
     key: &'n QueryKey,
     before: DoubtfulHolders,
     look: FreshnessReading<'f>,
-    /// Whether every publisher is known.
+    /// Whether every publisher is known, so that no holder is missing from answers.
     is_listed: bool,
 }
 
 impl DoubtFacts<'_, '_> {
-    /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and those from before the search. A
-    /// stall or a wait may have ended meanwhile, although the search did not see the events that had waited. `is_listed` says
-    /// whether the holder is in the answer.
+    /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and those from before the
+    /// search. The latter are needed because a stall or a wait may have ended since, although the search did not see
+    /// the events that had waited. `is_listed` says whether the holder is in the answer.
     fn of<T>(
         &self,
         holder: &HolderRecord,
@@ -408,8 +412,8 @@ impl DoubtFacts<'_, '_> {
     }
 }
 
-/// Returns the reasons, with `Behind` if the holder's events wait for too long. An unverified holder does not get `Behind`: nothing is
-/// known of how far it has come.
+/// Returns the reasons, with `Behind` if the holder's events wait for too long. An unverified holder does not get
+/// `Behind`, because nothing is known about its waiting events.
 fn with_wait(
     reasons: DegradedReasons,
     look: &FreshnessReading<'_>,
@@ -422,8 +426,8 @@ fn with_wait(
     reasons
 }
 
-/// Adds the holders that the search did not find, and may have seen in the middle of a batch. Nothing is known of their blocks.
-/// Returns their number, including holders beyond the limit.
+/// Adds the holders that the search did not find, but may have seen in the middle of a batch. Nothing is known about
+/// their blocks. Returns their number, including holders beyond the limit.
 fn add_changing(
     holders: &mut Vec<HolderMatch>,
     seen: &Seen<Matches>,
@@ -447,27 +451,28 @@ fn add_changing(
     saturating_u32(missed.len())
 }
 
-/// The address and labels of a holder that no search has found.
+/// Returns the address and labels of a holder that no search has found.
 fn profile_of(indexer: &PositionalIndexer, id: &HolderId) -> Profile {
     let ranks = indexer.holders_of(std::slice::from_ref(&id.worker));
     let holder = ranks.iter().find(|holder| holder.id == *id);
     holder.map(|holder| holder.status.profile()).unwrap_or_default()
 }
 
-/// Returns the largest number of holders that the options ask for.
+/// Returns the maximum number of holders that the options allow in a reply.
 fn most_of(options: &QueryOptions) -> usize {
     let limit = options.limit.map(usize::try_from);
     limit.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
-/// Returns the holders found that have at least as many blocks as the options ask for.
+/// Returns the found holders that have at least as many blocks as the options demand.
 fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<Item = Match<'a>> + use<'a> {
     let blocks_min = options.min_blocks.max(1);
     let found = matches.holders();
     found.filter(move |found| found.matched_blocks_max >= blocks_min)
 }
 
-/// Returns the holders that the options ask for, best first, and how many there are without the limit.
+/// Returns the holders for a reply, best first, within the limit of the options. Also returns the number of holders
+/// without that limit.
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
@@ -499,7 +504,8 @@ fn best_of(
     (holders.collect(), total)
 }
 
-/// Returns the usable blocks only if they differ from the matched ones, since otherwise they are not sent.
+/// Returns the number of usable blocks if it differs from the number of matched blocks. Otherwise returns `None`,
+/// because an equal number is not sent.
 fn differing(usable: u32, matched: u32) -> Option<u32> {
     (usable != matched).then_some(usable)
 }
@@ -514,14 +520,14 @@ fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
     ReplyOrder::new(blocks, &id.worker, id.rank)
 }
 
-/// The fewest bytes that a holder takes in a reply: its four keys, and the shortest values.
+/// Minimum number of bytes that a holder takes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
 
 /// Approximate number of bytes that a holder takes in the reply to a status request.
 const HOLDER_STATUS_BYTES: usize = 100;
 
-/// Adds to every holder the first block that it lacks, and the reason why no more of its blocks are usable. Neighbouring holders
-/// of the same depth share one look-up of that block.
+/// Adds to every holder the first block that it lacks, and the reason why no more of its blocks are usable. Neighboring
+/// holders of the same depth share one look-up of that block.
 fn explain(
     query: &SingleQuery,
     indexer: &PositionalIndexer,
@@ -552,14 +558,14 @@ fn explain(
     }
 }
 
-/// Returns the form of query under which a batch is counted: the form of its first query.
+/// Returns the kind of query under which a batch is counted, which is the kind of its first query.
 fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
     queries
         .first()
         .map_or(QueryKind::SequenceHashes, |query| kind_of(&query.key))
 }
 
-/// Returns the form of the (first) query of a request, and the number of queries in the request.
+/// Returns the kind of the first query of a request, and the number of queries in the request.
 pub(crate) fn described(request: &QueryRequest) -> (QueryKind, usize) {
     match request {
         QueryRequest::Single(query) => (kind_of(&query.key), 1),

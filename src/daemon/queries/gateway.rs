@@ -1,7 +1,7 @@
-//! The gateway: answers clients that expect one reply, by gathering the shards' replies.
+//! The gateway answers clients that expect one reply. It asks all shards, and gathers their replies into one.
 //!
-//! - It listens on the plain subjects, like a daemon that has all workers. It asks on the shards' subjects, where only sharded daemons
-//!   listen. So no request is answered twice.
+//! - A gateway listens on the plain subjects, like a daemon that has all workers. It asks on the shards' subjects, on
+//!   which only sharded daemons listen. So no request is answered twice.
 //! - A reply that lacks shards names them.
 //! - Gateways have no state. Any number of them share the requests by queue group.
 
@@ -28,22 +28,22 @@ use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::shards::ShardAsker;
 use super::turns::Connected;
 
-/// Settings of a gateway's gathering.
+/// Settings of a gateway.
 #[derive(Debug, Clone)]
 pub(super) struct GatewaySettings {
-    /// Longest wait for the shards' answers.
+    /// Maximum time to wait for the shards' answers.
     pub(super) deadline: Duration,
-    /// Most requests that are gathered at the same time.
+    /// Maximum number of requests for which shards are asked at the same time.
     pub(super) gathers_max: usize,
     /// Bounds on the size of requests.
     pub(super) limits: Live<WireLimits>,
-    /// The observers of every request.
+    /// Observers that see every request.
     pub(super) observers: Observers,
-    /// Record of the shards that are missing in answers.
+    /// Record of the shards that are missing from answers.
     pub(super) missing: Arc<MissingShards>,
 }
 
-/// Answers requests by asking the shards, on one connection.
+/// Gateway on one connection. It answers requests by asking the shards.
 pub(crate) struct Gateway {
     served: ServedRequests,
     under_way: TaskTracker,
@@ -51,7 +51,7 @@ pub(crate) struct Gateway {
     connected: Connected,
 }
 
-/// The parts that all gathers under way share.
+/// Parts that all requests in progress on a connection share.
 struct Parts {
     asker: ShardAsker,
     responder: Responder,
@@ -87,9 +87,10 @@ impl Gateway {
         })
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then. Calls `subscribed` whenever
-    /// the server has confirmed the subscriptions: at the start, and each time that the server restores a right that it had
-    /// withdrawn.
+    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then.
+    ///
+    /// Calls `subscribed` each time that the server has confirmed the subscriptions. That is at the start, and whenever
+    /// the server restores a right that it had withdrawn.
     ///
     /// # Errors
     ///

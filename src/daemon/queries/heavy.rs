@@ -1,15 +1,17 @@
 //! Heavy requests, which take long, and the order in which they get their turns.
 //!
-//! A request of a few hundred bytes can ask for the blocks of thousands of holders, many times over. So the time that a request may take
-//! is estimated from its *work*: how many looks at holders it costs the index. Its length says little:
+//! A request of a few hundred bytes can ask for the blocks of thousands of holders, many times over. So the time that a
+//! request may take is estimated from its *work*: the number of looks at holders that it costs the index. The length of
+//! the request says little:
 //!
 //! | a request that looks at | is answered |
 //! |---|---|
-//! | up to [`HEAVY_WORK`] | at once, on the connection on which it has come |
-//! | more | in pieces, after the heavy requests of its namespace before it. Between two pieces other requests are answered |
+//! | up to [`HEAVY_WORK`] | immediately, on the connection on which it has come |
+//! | more | in pieces, after the earlier heavy requests of its namespace. Between two pieces other requests are answered |
 //! | so many that the waiting work of its namespace would exceed [`WAITING_WORK_MAX`], while others wait | not at all: error 429 |
 //!
-//! So a namespace takes one processor at most, and delays other requests by no more than a piece's time.
+//! So the heavy requests of a namespace take one processor at most, and delay other requests by no more than a piece's
+//! time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,26 +22,26 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
-/// Most work of a request that is answered at once, in looks at holders. It takes some milliseconds.
+/// Maximum work of a request that is answered immediately, in looks at holders. This work takes some milliseconds.
 const HEAVY_WORK: u64 = 16_384;
-/// Most work of one namespace that may wait, in looks at holders. It takes about a second.
+/// Maximum work of one namespace that may wait, in looks at holders. This work takes about a second.
 const WAITING_WORK_MAX: u64 = 4 << 20;
-/// Time after which a piece ends. The query that is being answered then is finished first.
+/// Time after which a piece of a heavy request ends. A query in progress is finished first.
 pub(super) const PIECE: Duration = Duration::from_millis(1);
 
-/// The heavy requests of all listeners.
+/// Heavy requests of all listeners and of NATS, by namespace.
 #[derive(Debug, Default)]
 pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, HeavyQueue>>);
 
-/// The heavy requests of one namespace.
+/// Heavy requests of one namespace.
 #[derive(Debug)]
 struct HeavyQueue {
     turn: Arc<Semaphore>,
-    /// Work of the requests that wait, and of the request that has its turn.
+    /// Work of the requests that wait, and of the request that has its turn, in looks at holders.
     work: u64,
 }
 
-/// A heavy request that waits for its turn, or has it. Dropping the value frees its share of the waiting work.
+/// Heavy request that waits for its turn or has it. Dropping this value removes its share of the waiting work.
 #[derive(Debug)]
 pub(crate) struct HeavyRequest {
     turns: Arc<HeavyTurns>,
@@ -49,7 +51,7 @@ pub(crate) struct HeavyRequest {
 }
 
 impl HeavyTurns {
-    /// Lets a request wait for its turn if it is a heavy one.
+    /// Registers a request to wait for its turn, if the request is heavy. Returns `None` if it is not heavy.
     ///
     /// # Errors
     ///
@@ -65,12 +67,12 @@ impl HeavyTurns {
         }
     }
 
-    /// Lets a request of this `work` wait for its turn.
+    /// Registers a request of this `work` to wait for its turn.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::TooManyRequests`] if too much work of this namespace waits. A request that is larger than the bound is taken if no
-    /// other waits.
+    /// [`ErrorCode::TooManyRequests`] if too much work of this namespace waits. A request that alone exceeds the bound
+    /// is taken if no other request waits.
     fn enter(self: &Arc<Self>, namespace: &NamespaceName, work: u64) -> Result<HeavyRequest, WireError> {
         let mut namespaces = self.0.lock();
         let waiting = namespaces.entry(namespace.clone()).or_insert_with(|| HeavyQueue {
@@ -96,7 +98,8 @@ impl HeavyTurns {
 }
 
 impl HeavyRequest {
-    /// Waits for the turn, which lasts as long as the returned permit. No other heavy request of the namespace has a turn meanwhile.
+    /// Waits for the turn of this request. The turn lasts as long as the returned permit. No other heavy request of the
+    /// namespace has a turn meanwhile.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.turn.acquire().await.ok()

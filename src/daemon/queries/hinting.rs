@@ -1,4 +1,4 @@
-//! Receives hints of routers over NATS.
+//! Receiver of routers' hints over NATS.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,16 @@ use kvatlas_config::Live;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Shortest pause between two looks at which hints have come true. An engine keeps a block that it has just stored for much
-/// longer.
+/// Minimum pause between two checks of which hints have come true. An engine keeps a block that it has just stored for
+/// much longer.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
-/// Pause after a look, as a multiple of the look's own time, so that looks take a small share of a core.
+/// Pause after a check, as a multiple of the time that the check took. So checks take a small share of a core.
 const LOOK_PAUSES: u32 = 20;
-/// Most hints of a namespace that one look checks.
+/// Maximum number of hints of a namespace that one check looks at.
 const LOOKED_AT_MAX: usize = 1024;
 
-/// Begins to take hints from NATS as a task of `stage`, if the settings allow hints. Every replica takes all hints, so whichever replica
-/// is asked next knows them.
+/// Begins to take hints from NATS as a task of `stage`, if the settings allow hints. Every replica takes all hints, so
+/// that any replica can use them in its next answer.
 pub(super) async fn start_hints(
     shared: &Shared,
     stage: &Stage,

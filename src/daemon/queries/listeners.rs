@@ -1,4 +1,4 @@
-//! The source of the listeners' answers, which is made when the first listener asks for it.
+//! Source of the listeners' answers. It is made when the first listener asks for it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::shards::{ShardAsker, gathers_max};
 use super::source::{IndexHere, Shards, Source, SourceError};
 
 impl Shared {
-    /// Returns the source of answers of all listeners: the index here, or, in a gateway, the shards.
+    /// Returns the source from which all listeners answer: the index of this process, or, in a gateway, the shards.
     ///
     /// # Errors
     ///
@@ -23,8 +23,8 @@ impl Shared {
     }
 }
 
-/// Makes the source of answers of all listeners: the index of this process, or the shards. A gateway is not ready while it has no
-/// connection to the shards.
+/// Makes the source from which all listeners answer: the index of this process, or the shards. A gateway is not ready
+/// while it has no connection to the shards.
 ///
 /// # Errors
 ///

@@ -1,13 +1,14 @@
 //! Membership in a queue group, which can be left without losing a request.
 //!
-//! The client library forgets a subscription when it unsubscribes, and its `drain` does not wait for the server either. Requests that the
-//! server sent before it learned of the end would stay unanswered. The library does support a subscription that ends after N messages,
-//! and it counts as the server does. So a member leaves in two steps:
+//! The client library forgets a subscription when it unsubscribes, and its `drain` does not wait for the server either.
+//! Requests that the server sent before it learned of the end would stay unanswered. The library does support a
+//! subscription that ends after N messages, and counts these messages as the server does. So a member leaves in two
+//! steps:
 //!
-//! 1. Unsubscribe after N more messages.
-//! 2. Pad up to N with *fillers*: empty messages of its own that want no reply.
+//! 1. Tell the server to end the subscription after N more messages.
+//! 2. Send *fillers* until N messages have come. A filler is an empty message that wants no reply.
 //!
-//! Some fillers go to the other members, which pass over them.
+//! The server gives some fillers to other members of the queue group, which ignore them.
 
 use std::time::Duration;
 
@@ -17,32 +18,36 @@ use tokio::task::coop::has_budget_remaining;
 
 use kvatlas_process::broker::SubscribeError;
 
-/// N, the number of further messages after which the subscription ends. It is larger than a burst of requests that can be under
-/// way while the server learns of the end.
+/// Number of further messages after which the subscription ends, once a member leaves its queue group. The number is
+/// larger than any burst of requests that can be on the way before the server learns of the end.
 const AHEAD: u64 = 1024;
-/// Most fillers that are sent at once after the first N.
+/// Maximum number of fillers (empty messages that bring a subscription to its end) that are sent in one round. The
+/// first round may have [`AHEAD`].
 const FILL_MAX: u64 = 256;
-/// Time without a message after which more fillers are sent.
+/// Time without a message after which another round of fillers (empty messages that bring a subscription to its end) is
+/// sent.
 const FILL_INTERVAL: Duration = Duration::from_millis(5);
-/// Most times that fillers are sent. In a group of M members, one filler in M comes back.
+/// Maximum number of rounds of fillers after the first one. In a group of M members, one filler in M comes back to the
+/// sender.
 const FILLS_MAX: u32 = 200;
 
-/// A membership in a queue group.
+/// Membership in a NATS queue group.
 pub(crate) struct QueueMember {
     client: Client,
     subject: String,
-    /// Subject for fillers alone, which the subscription to `subject` covers. `None` if fillers are sent on `subject` itself.
+    /// Subject on which only fillers are sent, and which the subscription to `subject` covers. `None` if fillers are
+    /// sent on `subject` itself.
     filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,
-    /// Number of messages after which the subscription ends; `u64::MAX` until the group is being left.
+    /// Number of messages after which the subscription ends. `u64::MAX` until the group is being left.
     end: u64,
     fills_left: u32,
 }
 
 impl QueueMember {
-    /// Joins the queue group `group` on `subject`. `filler_subject` is a subject without requests that the subscription to
-    /// `subject` covers, if there is one.
+    /// Joins the queue group `group` on `subject`. `filler_subject`, if given, must be a subject without requests that
+    /// the subscription to `subject` covers.
     pub(crate) async fn join(
         client: &Client,
         subject: String,
@@ -72,8 +77,8 @@ impl QueueMember {
         }
     }
 
-    /// Returns the next request while the group is being left: first the buffered requests, then those that the server sent before it
-    /// learned of the end. Returns `None` after the last one.
+    /// Returns the next request while the group is being left. The buffered requests come first, then those that the
+    /// server sent before it learned of the end. Returns `None` after the last one.
     pub(crate) async fn next_until_left(&mut self) -> Option<Message> {
         if self.end == u64::MAX {
             if let Some(request) = self.next_buffered().await {
@@ -84,8 +89,8 @@ impl QueueMember {
         self.next_while_leaving().await
     }
 
-    /// Returns the next request that has been received already; `None` if the buffer is empty. The buffer must be empty before
-    /// the end is told to the server, because buffered messages would count as messages up to the end.
+    /// Returns the next request that has been received already. `None` if the buffer is empty. The buffer must be empty
+    /// before the server is told when the subscription ends, because buffered messages would count toward that end.
     async fn next_buffered(&mut self) -> Option<Message> {
         loop {
             // Without budget, the buffer looks empty.
@@ -99,8 +104,8 @@ impl QueueMember {
         }
     }
 
-    /// Returns the next request that has been received already. Returns `None` if there is none, or if the task has used up its
-    /// budget of tokio.
+    /// Returns the next request that has been received already. Returns `None` if there is none, or if the task has
+    /// used up its tokio budget.
     pub(super) fn next_received(&mut self) -> Option<Message> {
         loop {
             let message = self.messages.next().now_or_never()??;
@@ -110,7 +115,7 @@ impl QueueMember {
         }
     }
 
-    /// Tells the server after how many messages to end the subscription, and sends fillers.
+    /// Tells the server to end the subscription after [`AHEAD`] more messages, and sends as many fillers.
     async fn leave(&mut self) {
         self.end = self.received + AHEAD;
         // An error means that the client is closed: no message comes any more.
@@ -144,8 +149,8 @@ impl QueueMember {
         }
     }
 
-    /// Counts a message, and returns whether it is a request. Fillers are not requests. An empty message that wants no reply is a
-    /// test of the sender's right to publish, and not a request.
+    /// Counts a message, and returns whether it is a request. Fillers are not requests. Any other empty message that
+    /// wants no reply only tests the sender's right to publish, so it is not a request either.
     fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
         let is_trial = message.reply.is_none() && message.payload.is_empty();

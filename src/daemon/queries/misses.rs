@@ -1,5 +1,5 @@
-//! Consecutive questions for which no holder is found. The likely cause is that the router hashes prompts differently from the
-//! engines. No single answer shows that, so the log says it.
+//! Counts of consecutive questions for which no holder is found. If there are many, the router probably hashes prompts
+//! differently from the engines. No single answer shows such a difference, so a warning is logged.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,13 +11,14 @@ use super::Source;
 /// number has doubled.
 const SUSPICIOUS: u64 = 100;
 
-/// Counter of one listener's consecutive questions for which no holder was found, although there were holders.
+/// Counter of one listener's consecutive questions without a holder, that is, questions for which no holder was found
+/// although there were holders.
 #[derive(Debug)]
 pub(crate) struct Misses {
     in_a_row: AtomicU64,
     /// Name of the routers that ask this listener, for the log.
     routers: &'static str,
-    /// Settings of such a router that an operator should compare with the namespace's settings, for the log.
+    /// Settings of such a router that an operator should compare with the settings of the namespace. For the log.
     compared: &'static str,
 }
 
@@ -30,13 +31,13 @@ impl Misses {
         }
     }
 
-    /// Notes a question for which a holder was found. The count begins again.
+    /// Notes a question for which a holder was found. Resets the count to 0.
     pub(crate) fn found(&self) {
         self.in_a_row.store(0, Ordering::Relaxed);
     }
 
-    /// Notes a question for which no holder was found in the namespaces `asked`. Does not count while these namespaces have no
-    /// holders.
+    /// Notes a question for which no holder was found in the namespaces `asked`. The question is not counted if these
+    /// namespaces have no holders.
     pub(crate) fn missed(&self, source: &Source, asked: &[NamespaceName]) {
         let held = || asked.iter().filter_map(|name| described(source, name)).collect();
         if let Some((in_a_row, held)) = self.suspicious(held) {
@@ -49,8 +50,8 @@ impl Misses {
         }
     }
 
-    /// Counts a question for which no holder was found. If a warning is due, returns the number of such questions in a row, and
-    /// the namespaces with holders, which `held` returns.
+    /// Counts a question for which no holder was found. If a warning is due, returns the number of consecutive
+    /// questions of this kind, and the namespaces with holders. `held` lists these namespaces.
     fn suspicious(&self, held: impl FnOnce() -> Vec<String>) -> Option<(u64, Vec<String>)> {
         let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
         if !is_time(in_a_row) {
@@ -65,13 +66,13 @@ impl Misses {
     }
 }
 
-/// Tells whether a warning is due after this many consecutive questions.
+/// Whether a warning is due after this many consecutive questions.
 fn is_time(in_a_row: u64) -> bool {
     in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
 }
 
-/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. A gateway knows neither,
-/// and returns the name alone.
+/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. A gateway does
+/// not know the block size or the holders, so it always returns only the name.
 fn described(source: &Source, name: &NamespaceName) -> Option<String> {
     let Source::Here(index) = source else {
         return Some(name.to_string());

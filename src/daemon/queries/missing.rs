@@ -1,4 +1,4 @@
-//! The shards that are missing in a gateway's answers now, and since when.
+//! Shards that are missing from a gateway's answers at present, and the time since which each is missing.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,14 @@ use serde::Serialize;
 
 use kvatlas_core::wire::Gathered;
 
-/// Time in microseconds since the last answer without a shard after which the shard no longer counts as missing.
+/// Time in microseconds after which a shard no longer counts as missing. It counts from the last answer that lacked the
+/// shard.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
 
-/// A shard that is missing in answers.
+/// Shard that is missing from answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct MissingShard {
-    /// The shard's index from 0, and the number of shards.
+    /// Index of the shard, from 0. `shards` is the number of shards.
     shard: u32,
     shards: u32,
     /// Time of the first answer without the shard, in microseconds since the Unix epoch.
@@ -22,13 +23,13 @@ pub(crate) struct MissingShard {
     last_us: u64,
 }
 
-/// The shards that are missing, by index. The contract bounds how many there can be.
+/// Missing shards, by index. The contract bounds the number of shards.
 #[derive(Debug, Default)]
 pub(crate) struct MissingShards(Mutex<BTreeMap<u32, MissingShard>>);
 
 impl MissingShards {
-    /// Notes the shards that an answer lacks, and forgets the shards that it has. `now_us` is in microseconds since the Unix
-    /// epoch.
+    /// Notes the shards that an answer lacks, and forgets the shards that the answer includes. `now_us` is in
+    /// microseconds since the Unix epoch.
     pub(super) fn note(&self, gathered: &Gathered, now_us: u64) {
         let mut known = self.0.lock();
         known.retain(|shard, _| gathered.missing.contains(shard));
@@ -43,7 +44,7 @@ impl MissingShards {
         }
     }
 
-    /// Returns the shards that are missing at `now_us`, in microseconds since the Unix epoch.
+    /// Returns the shards that count as missing at `now_us`, in microseconds since the Unix epoch.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
         let known = self.0.lock();
         let lately = known

@@ -1,26 +1,27 @@
 //! Queries: from a request to its reply.
 //!
-//! A daemon with an index answers inline, one request after the other on each connection. An answer costs microseconds, less than
-//! handing it to another task. Several connections share the requests by queue group, as several replicas do.
+//! A daemon with an index answers inline, one request after the other on each connection. An answer takes microseconds,
+//! less than passing the request to another task would. Several connections share the requests through a queue group,
+//! as several replicas do.
 //!
-//! A gateway answers the same subjects by asking the shards, many requests at a time.
+//! A gateway answers requests on the same subjects by asking the shards. It works on many requests at the same time.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `start.rs` | connections, and when to begin |
-//! | `turns.rs` | one connection after the other: leaving a server that is about to shut down |
-//! | `requests.rs` | the subscriptions to requests, and leaving the queue group without losing one |
+//! | `start.rs` | making the connections, and the moment to begin |
+//! | `turns.rs` | successive connections: moving to another server when a server is about to shut down |
+//! | `requests.rs` | the subscriptions to requests, and leaving the queue group without losing a request |
 //! | `service.rs` | one connection of a daemon with an index |
 //! | `answer.rs` | from a request's payload to a reply's, without I/O |
 //! | `heavy.rs`, `answer/pieces.rs` | heavy requests, which take long: their order, and answering them in pieces |
 //! | `whole.rs` | searches that see a batch whole, or say that its holder is changing |
 //! | `observed.rs` | counts and trace spans of requests |
-//! | `prompts.rs` | what an answer found of each prompt, for metrics |
+//! | `prompts.rs` | the number of blocks that an answer found of each prompt, for metrics |
 //! | `reply_memory.rs` | memory for replies, many in one piece |
-//! | `sample.rs` | which prompts are asked about, for people who look |
+//! | `sample.rs` | a sample of the prompts in queries, for people who look at the page |
 //! | `gateway.rs` | one connection of a gateway |
-//! | `source.rs`, `listeners.rs` | the source of the listeners' answers: the index, or the shards; choosing the source |
-//! | `misses.rs` | a warning about routers for which no holder is ever found |
+//! | `source.rs`, `listeners.rs` | the source of the listeners' answers (the index or the shards), and its choice |
+//! | `misses.rs` | a warning about routers whose questions never find a holder |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 

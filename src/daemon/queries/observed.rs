@@ -1,4 +1,4 @@
-//! The observers of requests: the counts for NATS's service statistics, and trace spans.
+//! Observers of requests: counts for the NATS service statistics, and trace spans.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use kvatlas_core::wire::WireError;
 use super::requests::Asked;
 use kvatlas_process::presence::ServiceCounts;
 
-/// The observers of requests. Clones share the same counts.
+/// Observers that see every request over NATS. Clones share the same counts.
 #[derive(Debug, Clone)]
 pub(super) struct Observers {
     counts: Arc<ServiceCounts>,
-    /// The tracer; `None` if there is no collector.
+    /// Tracer that opens spans. `None` if no collector is configured.
     tracer: Option<Tracer>,
 }
 
@@ -27,7 +27,7 @@ impl Observers {
         }
     }
 
-    /// The counts so far.
+    /// Returns the counts of requests so far. They go on counting.
     pub(super) fn counts(&self) -> Arc<ServiceCounts> {
         Arc::clone(&self.counts)
     }
@@ -44,7 +44,8 @@ impl Observers {
         Some(span)
     }
 
-    /// Makes the headers of requests to shards on behalf of this request, so that their spans belong to the same trace.
+    /// Makes the headers of the requests that are sent to shards on behalf of this request. They put the shards' spans
+    /// into the same trace.
     pub(super) fn passed_on(&self, span: Option<&OpenSpan>, request: &Message) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let received = || Some(request.headers.as_ref()?.get(TRACEPARENT)?.as_str().to_owned());
@@ -55,7 +56,7 @@ impl Observers {
         headers
     }
 
-    /// Notes that the request ended after `elapsed`. `error` is the error that was sent instead of an answer, if any.
+    /// Notes that a request ended after `elapsed`. `error` is the error that was sent instead of an answer, if any.
     pub(super) fn end(
         &self,
         asked: Asked,

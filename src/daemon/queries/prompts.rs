@@ -1,10 +1,11 @@
-//! The blocks that an answer found of each prompt, as metrics and the page count them.
+//! Number of blocks that an answer found of each prompt, for metrics and for the page.
 
 use kvatlas_core::wire::{BatchReply, HolderMatch, QueryReply, QueryResult};
 use kvatlas_telemetry::AnsweredPrompt;
 use kvatlas_telemetry::labels::AnswerState;
 
-/// The findings for each prompt of a batch that was answered.
+/// Returns the number of blocks found for each prompt of a batch. Prompts that were answered with an error are left
+/// out.
 pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPrompt> {
     reply.results.iter().filter_map(|result| match result {
         QueryResult::Reply(reply) => Some(prompt_of(reply)),
@@ -12,7 +13,7 @@ pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPro
     })
 }
 
-/// The findings of an answer for its prompt.
+/// Returns the number of blocks that an answer found of its prompt, and the certainty of the answer.
 pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
     let most = |blocks: fn(&HolderMatch) -> u32| reply.holders.iter().map(blocks).max().unwrap_or_default();
     AnsweredPrompt {
@@ -23,7 +24,7 @@ pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
     }
 }
 
-/// How certain an answer is.
+/// Returns how certain an answer is.
 pub(super) fn state_of(reply: &QueryReply) -> AnswerState {
     AnswerState::of(reply.is_exact(), reply.holders.is_empty())
 }

@@ -1,19 +1,19 @@
-//! Memory for replies, many in one piece.
+//! Memory for replies. Many short replies share one piece of memory.
 //!
-//! One thread makes a reply, and another thread frees the memory after the reply has been sent. Memory that is freed by another
-//! thread costs the allocator more than a copy of a short reply.
+//! One thread makes a reply, and another thread frees the reply's memory after sending it. If one thread frees memory
+//! that another thread has allocated, that costs the allocator more than a copy of a short reply.
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes of one piece of memory.
+/// Size of one piece of memory, in bytes.
 const PIECE_BYTES: usize = 16 << 10;
-/// Most bytes of a reply that is copied. A longer reply keeps the memory in which it was made.
+/// Maximum length of a reply that is copied, in bytes. A longer reply keeps the memory in which it was made.
 const COPIED_BYTES_MAX: usize = 2 << 10;
 
-/// The memory that the short replies of one connection are copied to.
+/// Memory to which the short replies of one connection are copied.
 ///
-/// A waiting reply keeps its piece in memory. Replies are sent in the order in which they were made. So at most two pieces exist
-/// that are not full of waiting replies.
+/// A piece stays in memory as long as a reply in it waits to be sent. Replies are sent in the order in which they were
+/// made. So at most two pieces exist that are not full of waiting replies.
 #[derive(Debug)]
 pub(super) struct ReplyMemory {
     piece: BytesMut,
@@ -26,7 +26,7 @@ impl ReplyMemory {
         }
     }
 
-    /// Returns the bytes of the reply: a copy in the current piece if the reply is short, else its own memory.
+    /// Returns the bytes of the reply. A short reply is copied into the current piece; a long one keeps its own memory.
     pub(super) fn take(&mut self, reply: Vec<u8>) -> Bytes {
         if reply.len() > COPIED_BYTES_MAX {
             return reply.into();

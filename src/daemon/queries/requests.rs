@@ -1,5 +1,5 @@
-//! The requests that a daemon receives. A refused subscription is made again, and no request is lost when the daemon leaves its
-//! queue group.
+//! Requests that a daemon receives. If the server refuses a subscription, it is made again. When the daemon leaves its
+//! queue group, no request is lost.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,15 +19,15 @@ pub(crate) use kvatlas_process::presence::Asked;
 use super::member::QueueMember;
 use super::turns::Connected;
 
-/// Pauses before subscriptions that the server refused are tried again.
+/// Pauses before the next try after the server has refused a subscription.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
-/// Longest wait for the messages under way on subscriptions that have been replaced.
+/// Maximum time to wait for messages that are still on the way on replaced subscriptions.
 const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The requests that a daemon answers: their subjects and their queue group.
+/// Requests that a daemon answers, described by their subjects and the queue group that shares them.
 #[derive(Debug, Clone)]
 pub(super) struct ServedRequests {
     subjects: Subjects,
@@ -36,10 +36,10 @@ pub(super) struct ServedRequests {
 }
 
 impl ServedRequests {
-    /// Makes the requests under `subjects` that fall to a member of `queue_group`.
+    /// Describes the requests under `subjects` that are given to members of `queue_group`.
     ///
-    /// With a shard, makes the requests on the shards' subjects that fall to a replica of that shard. Each shard is a queue group of its
-    /// own, so every shard gets every request.
+    /// With a `shard`, describes the requests on the shards' subjects that are given to replicas of that shard. Each
+    /// shard has its own queue group, so every shard gets every request.
     pub(super) fn new(subjects: &Subjects, queue_group: &str, shard: Option<Shard>) -> Self {
         match shard {
             None => Self {
@@ -55,35 +55,36 @@ impl ServedRequests {
         }
     }
 
-    /// The queue group that shares the requests.
+    /// Returns the queue group that shares the requests.
     pub(super) fn queue_group(&self) -> &str {
         &self.queue_group
     }
 
-    /// The subjects of the requests.
+    /// Returns the subjects of the requests.
     pub(super) fn subjects(&self) -> &Subjects {
         &self.subjects
     }
 
-    /// The shard whose workers are known; `None` for all workers.
+    /// Returns the shard whose workers the daemon knows. `None` means all workers.
     pub(super) fn shard(&self) -> Option<Shard> {
         self.shard
     }
 
-    /// Subject on which replicas ask each other for their rosters, the lists of known holders. Replicas that answer the same
-    /// requests share it.
+    /// Returns the subject on which replicas ask each other for their rosters (lists of known holders). Replicas that
+    /// answer the same requests share this subject.
     pub(super) fn roster_subject(&self) -> String {
         self.subjects.roster(&self.queue_group)
     }
 
-    /// Subjects of the subscriptions through which requests arrive.
+    /// Returns the subjects of the subscriptions through which requests arrive.
     pub(super) fn subscriptions(&self) -> [String; 2] {
         [self.subjects.all_queries(), self.subjects.all_statuses()]
     }
 
-    /// Joins the queue group, and waits until the server has confirmed the subscriptions. If the server refuses, tries again
-    /// without end, since rights can be restored. `refusals` must change with every refusal. `intake` counts the messages that
-    /// `client` receives.
+    /// Joins the queue group, and waits until the server has confirmed the subscriptions. If the server refuses, tries
+    /// again without end, since rights can be restored.
+    ///
+    /// `refusals` must change with every refusal. `intake` counts the messages that `client` receives.
     pub(super) async fn join_confirmed(
         &self,
         client: &Client,
@@ -128,7 +129,7 @@ impl ServedRequests {
     }
 }
 
-/// The requests that the server sends to one connection.
+/// Requests that the server sends to one connection.
 pub(super) struct Requests {
     queries: QueueMember,
     statuses: QueueMember,
@@ -144,7 +145,7 @@ impl Requests {
         }
     }
 
-    /// Returns the next request that has been received already, if any. Reports the taken messages to `intake`.
+    /// Returns the next request that has been received already, if any. Reports the messages that it takes to `intake`.
     fn next_received(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         let received = intake.received();
         // Without budget, every buffer looks empty.
@@ -165,7 +166,7 @@ impl Requests {
         request
     }
 
-    /// Waits for the next request as [`Self::next`] does, and reports the taken messages to `intake`.
+    /// Waits for the next request as [`Self::next`] does. Reports the messages that it takes to `intake`.
     async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         loop {
             if let Some(request) = self.next_received(intake) {
@@ -184,7 +185,7 @@ impl Requests {
         intake.discard(self.statuses.messages).await;
     }
 
-    /// Ends these subscriptions, which new ones have replaced, and returns the requests that still came on them.
+    /// Ends these subscriptions, because new ones have replaced them. Returns the requests that still came on them.
     async fn replaced(&mut self) -> VecDeque<(Asked, Message)> {
         let mut left = VecDeque::new();
         let draining = async {
@@ -203,8 +204,8 @@ impl Requests {
         left
     }
 
-    /// Returns the next request while the queue group is being left: all requests that the server has sent are answered. Returns `None`
-    /// after the last one.
+    /// Returns the next request while the queue group is being left, until all requests that the server has sent are
+    /// answered. Returns `None` after the last one.
     async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         if let Some(message) = self.queries.next_until_left().await {
             return Some((Asked::Query, message));
@@ -214,32 +215,34 @@ impl Requests {
     }
 }
 
-/// The requests of one connection. They go on after the server has withdrawn the right to subscribe and restored it.
+/// Requests of one connection that go on after a refusal. If the server withdraws the right to subscribe and restores
+/// it later, the subscriptions are made again.
 pub(super) struct LastingRequests {
     client: Client,
     served: ServedRequests,
     refusals: watch::Receiver<u64>,
     intake: Arc<Intake>,
     current: Requests,
-    /// Requests that came on subscriptions that have been replaced.
+    /// Requests that came on subscriptions that have been replaced by new ones.
     left: VecDeque<(Asked, Message)>,
     rejoining: Option<Rejoining>,
 }
 
 type Rejoining = Pin<Box<dyn Future<Output = Result<Requests, SubscribeError>> + Send>>;
 
-/// The outcome of [`LastingRequests::next`].
+/// Result of [`LastingRequests::next`].
 pub(super) enum NextRequest {
-    /// A request.
+    /// Request that came, with its kind.
     Request(Asked, Message),
-    /// The server has confirmed the subscriptions again.
+    /// Notice that the server has confirmed the subscriptions again.
     Rejoined,
-    /// The client is closed.
+    /// Notice that the client is closed.
     Closed,
 }
 
 impl LastingRequests {
-    /// Joins the queue group, and waits until the server has confirmed that. Returns `None` if `stop` was cancelled first.
+    /// Joins the queue group, and waits until the server has confirmed the subscriptions. Returns `None` if `stop` was
+    /// cancelled first.
     pub(super) async fn join(
         connected: &Connected,
         served: ServedRequests,
@@ -266,7 +269,7 @@ impl LastingRequests {
         }))
     }
 
-    /// Waits for the next request, or for another event of [`NextRequest`].
+    /// Waits for the next request, or for another case of [`NextRequest`].
     pub(super) async fn next(&mut self) -> Result<NextRequest, SubscribeError> {
         loop {
             if let Some((asked, message)) = self.left.pop_front() {
@@ -296,8 +299,8 @@ impl LastingRequests {
         left.or_else(|| self.current.next_received(&self.intake))
     }
 
-    /// Returns the next request while the queue group is being left: all requests that the server has sent are answered. Returns `None`
-    /// after the last one.
+    /// Returns the next request while the queue group is being left, until all requests that the server has sent are
+    /// answered. Returns `None` after the last one.
     pub(super) async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         self.rejoining = None;
         match self.left.pop_front() {

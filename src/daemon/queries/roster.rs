@@ -1,4 +1,5 @@
-//! The roster: which holders this daemon knows. A starting replica compares its own roster with that of a replica that serves.
+//! The roster: the list of holders that this daemon knows. A starting replica compares its own roster with the roster
+//! of a replica that serves.
 
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::StreamTrust;
@@ -7,7 +8,7 @@ use kvatlas_core::wire::{
     WireError,
 };
 
-/// Lists all holders behind `after`, in the order of their keys.
+/// Lists all holders after `after`, in the order of their keys.
 pub(super) fn known_holders(
     namespaces: &Namespaces,
     trust: &StreamTrust,
@@ -31,8 +32,9 @@ pub(super) fn known_holders(
     known
 }
 
-/// Number of holders in `theirs`, a serving replica's roster, that `ours` lacks or that are exact in `theirs` only. Both rosters
-/// are in the order of keys.
+/// Returns the number of holders that this daemon knows less well than another replica does. `theirs` is the roster of
+/// the serving replica, and `ours` is the own one. Counted are holders that `ours` lacks, and holders that are exact in
+/// `theirs` only. Both rosters are in the order of keys.
 pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> usize {
     let is_behind = |theirs: &&RosterHolder| {
         let found = ours.binary_search_by(|ours| ours.key.cmp(&theirs.key));
@@ -42,7 +44,7 @@ pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> 
     theirs.iter().filter(is_behind).count()
 }
 
-/// Answers a request for a page of the roster.
+/// Answers another replica's request for one page of the roster.
 pub(super) fn answer(
     namespaces: &Namespaces,
     trust: &StreamTrust,

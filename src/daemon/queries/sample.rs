@@ -1,4 +1,5 @@
-//! Counts of all answers by their certainty, and a sample of recent queries, which shows the prompts that are asked about.
+//! Counts of all answers by their certainty, and a sample of recent queries. The sample shows which prompts routers ask
+//! about.
 //!
 //! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. That bounds its
 //! memory to some megabytes and its work to a small share of one core, at any rate of queries. Counts over the sample are exact
@@ -17,37 +18,37 @@ use kvatlas_core::index::{Namespace, QueryChain};
 use kvatlas_core::wire::NamespaceName;
 use kvatlas_telemetry::labels::AnswerState;
 
-/// Most queries that are kept.
+/// Maximum number of queries that the sample keeps.
 const QUERIES_MAX: usize = 2048;
-/// Most leading blocks of a query that are kept.
+/// Maximum number of leading blocks that are kept of a query.
 pub(crate) const BLOCKS_MAX: usize = 256;
-/// Most blocks of all kept queries together; a block takes 16 bytes.
+/// Maximum number of blocks of all kept queries together. A block takes 16 bytes.
 const BLOCKS_TOTAL_MAX: usize = 1 << 18;
-/// Shortest time between two queries that are kept.
+/// Minimum time between two queries that are kept.
 const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
 
-/// One query of the sample.
+/// Query in the sample.
 #[derive(Debug, Clone)]
 pub(crate) struct SampledQuery {
     /// Time at which the query was answered.
     pub(crate) at: Instant,
-    /// The leading blocks that the query asked for, at least one.
+    /// Leading blocks for which the query asked; at least one.
     pub(crate) blocks: Arc<[PositionalLineageHash]>,
     namespace: NamespaceName,
 }
 
-/// Number of answered queries, by the certainty of the answer.
+/// Number of answered queries, by the certainty of their answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(crate) struct AnswerCounts {
-    /// Certain answers with holders.
+    /// Number of certain answers with holders.
     pub(crate) exact: u64,
-    /// Answers that are not certain.
+    /// Number of answers that are not certain.
     pub(crate) degraded: u64,
-    /// Certain answers that no holder has any block of the prompt.
+    /// Number of certain answers that say that no holder has any block of the prompt.
     pub(crate) empty: u64,
 }
 
-/// Counts of all answers, and a sample of recent queries.
+/// Sample of recent queries, with counts of all answers.
 #[derive(Debug, Default)]
 pub(crate) struct QuerySample {
     /// Earliest time at which the next query is kept, in microseconds.
@@ -76,7 +77,8 @@ impl QuerySample {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Keeps a query if enough time has passed since the last one. `now_us` is a clock in microseconds that does not run backwards.
+    /// Keeps a query if enough time has passed since the last kept one. `now_us` is the time in microseconds on a clock
+    /// that does not run backwards.
     pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>, now_us: u64) {
         if !chain.is_empty() && self.is_time(now_us) {
             let blocks = (0..chain.len().min(BLOCKS_MAX)).map(|index| chain.key(index));
@@ -84,7 +86,7 @@ impl QuerySample {
         }
     }
 
-    /// The counts of all answers so far.
+    /// Returns the counts of all answers so far.
     pub(crate) fn counts(&self) -> AnswerCounts {
         AnswerCounts {
             exact: self.exact.load(Ordering::Relaxed),
@@ -93,14 +95,15 @@ impl QuerySample {
         }
     }
 
-    /// The kept queries about a namespace, oldest first.
+    /// Returns the kept queries about a namespace, the oldest first.
     pub(crate) fn queries(&self, namespace: &NamespaceName) -> Vec<SampledQuery> {
         let kept = self.kept.lock();
         let about = kept.queries.iter().filter(|query| query.namespace == *namespace);
         about.cloned().collect()
     }
 
-    /// Whether enough time has passed since a query was last kept. If several threads ask at once, only one gets true.
+    /// Whether enough time has passed since a query was last kept. If several threads call this at the same time, only
+    /// one gets true.
     fn is_time(&self, now_us: u64) -> bool {
         let interval_us = u64::try_from(SAMPLING_INTERVAL.as_micros()).unwrap_or(u64::MAX);
         let next = self.next_us.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Serving queries from the index, on one connection.
+//! Service that answers queries from the index, on one connection.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,27 +27,29 @@ use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::turns::Connected;
 
-/// Bytes above which a query, or the reply to a status request, is *large*. Large requests wait for each other, and small ones do
-/// not wait for them.
+/// Number of bytes above which a request is *large*. Counted are the bytes of a query, or of the reply to a status
+/// request. Large requests wait for each other, and small requests do not wait for large ones.
 const LARGE_BYTES: usize = 32 << 10;
-/// Most bytes of a waiting request that is copied. A request that is not copied keeps in memory everything that the client
-/// library read together with it.
+/// Maximum length of a waiting request that is copied, in bytes. A request that is not copied keeps in memory
+/// everything that the client library read together with it.
 const COPIED_BYTES_MAX: usize = 256 << 10;
-/// Most received requests that are answered in a row before the task checks for other work.
+/// Maximum number of received requests that are answered in a row before the task checks for other work.
 const REQUESTS_AT_ONCE: usize = 64;
-/// Most replies that are made before the connection writes them, while further requests have been received.
+/// Maximum number of replies that are made before the connection writes them, while further requests have been
+/// received.
 const REPLIES_AT_ONCE: usize = 32;
-/// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
+/// Number of bytes for which one unit of the room for large requests stands. Units are needed because a semaphore
+/// counts in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
-/// Serves queries on one connection.
+/// Service that answers queries on one connection.
 pub(crate) struct QueryService {
     connected: Connected,
     served: ServedRequests,
     answering: ConnectionAnswerer,
 }
 
-/// The parts that answer requests of one connection, one after the other.
+/// Parts that answer the requests of one connection, one after the other.
 struct ConnectionAnswerer {
     answerer: Answerer,
     pool: Arc<LanePool>,
@@ -55,13 +57,13 @@ struct ConnectionAnswerer {
     replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
-    /// Room for large and heavy requests that wait.
+    /// Room (memory) for large and heavy requests that wait.
     room: RequestRoom,
-    /// The tasks that answer heavy requests.
+    /// Tasks that answer heavy requests.
     heavy: TaskTracker,
 }
 
-/// A request that is being answered.
+/// Request that is being answered.
 struct RequestInProgress {
     asked: Asked,
     started: Instant,
@@ -70,14 +72,14 @@ struct RequestInProgress {
     room: Option<OwnedSemaphorePermit>,
 }
 
-/// A large request, and its share of the room.
+/// Large request, with its share of the room.
 struct Large {
     asked: Asked,
     message: Message,
     room: OwnedSemaphorePermit,
 }
 
-/// Room for requests that wait on one connection. Clones share the same room.
+/// Room (memory) for requests that wait on one connection. Clones share the same room.
 #[derive(Clone)]
 struct RequestRoom {
     units: Arc<Semaphore>,
@@ -92,7 +94,7 @@ impl RequestRoom {
         }
     }
 
-    /// Takes room for a request of `bytes`. Fails if too many bytes wait.
+    /// Reserves room for a request of `bytes`. Fails if too many bytes wait already.
     fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
         // A request that is larger than the room gets all of it when no other request waits.
         let units = bytes.min(self.bytes_max).div_ceil(BYTES_PER_UNIT);
@@ -108,8 +110,8 @@ impl RequestRoom {
     }
 }
 
-/// The large requests of one connection. One task answers them in order, and each heavy request gets a task of its own. A large
-/// request is refused if too many bytes wait.
+/// Large requests of one connection. One task answers them in order, and each heavy request gets a task of its own. A
+/// large request is refused if too many bytes wait.
 struct LargeRequests {
     waiting: mpsc::UnboundedSender<Large>,
     room: RequestRoom,
@@ -147,7 +149,7 @@ impl LargeRequests {
         let _ = self.waiting.send(Large { asked, message, room });
     }
 
-    /// Waits until all requests have been answered.
+    /// Waits until all large requests have been answered.
     async fn end(self) {
         drop(self.waiting);
         let _ = self.task.await;
@@ -157,10 +159,10 @@ impl LargeRequests {
 }
 
 impl QueryService {
-    /// Makes a service on a connection. It shares the requests with the other members of their queue group.
+    /// Makes a service on a connection. The service shares the requests with the other members of the queue group.
     ///
-    /// - Large requests of `waiting_bytes_max` together may wait.
-    /// - Every request is shown to `observers`.
+    /// - Large requests may wait if they have at most `waiting_bytes_max` bytes together.
+    /// - The `observers` see every request.
     pub(super) fn new(
         connected: Connected,
         served: ServedRequests,
@@ -190,9 +192,10 @@ impl QueryService {
         }
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then. Calls `subscribed` whenever
-    /// the server has confirmed the subscriptions: at the start, and each time that the server restores a right that it had
-    /// withdrawn.
+    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then.
+    ///
+    /// Calls `subscribed` each time that the server has confirmed the subscriptions. That is at the start, and whenever
+    /// the server restores a right that it had withdrawn.
     pub(crate) async fn run(
         mut self,
         stop: CancellationToken,
@@ -232,8 +235,8 @@ impl QueryService {
         Ok(())
     }
 
-    /// Answers requests that have been received already, up to [`REQUESTS_AT_ONCE`]. Checking for all other work takes longer
-    /// than answering a request.
+    /// Answers up to [`REQUESTS_AT_ONCE`] requests that have been received already. They are answered in a row, because
+    /// checking for other work takes longer than answering a request.
     async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
         for number in 1..REQUESTS_AT_ONCE {
             if number == REPLIES_AT_ONCE {
@@ -247,8 +250,8 @@ impl QueryService {
         }
     }
 
-    /// Joins the queue group. Returns `None` if `stop` was cancelled first. Answers roster requests meanwhile, since waiting ones take
-    /// room on the connection.
+    /// Joins the queue group. Returns `None` if `stop` was cancelled first. Answers roster requests while it waits,
+    /// because unanswered ones take room on the connection.
     async fn join(
         &self,
         rosters: &mut Subscriber,
@@ -266,7 +269,7 @@ impl QueryService {
         }
     }
 
-    /// Answers one request, or leaves it to the task for large ones.
+    /// Answers one request. A large request is left to the task for large requests.
     async fn serve(&mut self, asked: Asked, message: Message, large: &LargeRequests) {
         let bytes = match asked {
             Asked::Query => message.payload.len(),
@@ -289,7 +292,7 @@ impl QueryService {
 }
 
 impl ConnectionAnswerer {
-    /// Clones the parts for another task on the same connection.
+    /// Clones the parts, for another task on the same connection.
     fn again(&self) -> Self {
         Self {
             responder: self.responder.again(),
@@ -303,8 +306,8 @@ impl ConnectionAnswerer {
         }
     }
 
-    /// Answers one request. A heavy request is answered later, in a task of its own. Gives the `room` back before the reply is sent,
-    /// since a client that has the reply can ask again.
+    /// Answers one request. A heavy request is answered later, in a task of its own. Frees the `room` before the reply
+    /// is sent, because a client that has the reply can ask again immediately.
     async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
@@ -345,7 +348,7 @@ impl ConnectionAnswerer {
         self.finish(answer, begun).await;
     }
 
-    /// Sends the names of the namespaces.
+    /// Sends the names of the known namespaces.
     async fn finish_names(&self, names: Vec<u8>, begun: RequestInProgress) {
         let reply = check_status_size(names, self.responder.reply_bytes_max());
         let elapsed = begun.started.elapsed();
@@ -354,7 +357,7 @@ impl ConnectionAnswerer {
         self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
-    /// Reads a query. A heavy query gets a place among the heavy ones, and room to wait.
+    /// Reads a query. A heavy query is registered to wait for its turn, and room is reserved for it.
     fn read(
         &self,
         subject: &str,

@@ -1,12 +1,13 @@
-//! Settling: the time until a starting replica takes queries.
+//! Settling: the time from the start of a replica until it takes queries.
 //!
-//! A daemon that has just begun to follow the events knows its snapshot, or nothing. It asks for the roster of a replica that serves
-//! ([`RosterReply`]):
+//! A daemon that has just begun to follow the events knows its snapshot, or nothing. It asks for the roster of a
+//! replica that serves ([`RosterReply`]):
 //!
-//! - A replica answers: wait until this daemon knows every holder as well as the other replica does, at most `ready.settle_ms`. Meanwhile
-//!   the other replica's answers are better.
-//! - No replica answers: take queries at once. Any answer is better than none, and it says how certain it is.
-//! - A replica takes queries but does not tell its roster for a few seconds: take queries.
+//! - A replica answers: wait until this daemon knows every holder as well as the other replica does, but for
+//!   `ready.settle_ms` at most. Meanwhile the other replica's answers are better.
+//! - No replica answers: take queries immediately. Any answer is better than none, and an answer says how certain it
+//!   is.
+//! - A replica takes queries, but has not sent its roster for a few seconds: take queries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,40 +20,41 @@ use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{RosterHolder, RosterReply, RosterRequest};
 
-/// Pause between two looks at the other replica's roster.
+/// Pause between two requests for the other replica's roster.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Time that the other replica may take for a page of its roster.
 const PAGE_PATIENCE: Duration = Duration::from_secs(1);
-/// Most holders of another replica's roster: more than any daemon has.
+/// Maximum number of holders in another replica's roster: more than any daemon has.
 const ROSTER_HOLDERS_MAX: usize = 1 << 20;
-/// Most bytes of all pages of a roster together.
+/// Maximum size of all pages of a roster together, in bytes.
 const ROSTER_BYTES_MAX: usize = 128 << 20;
-/// Time without a roster after which the other replica does not count as serving. It may be gone without the broker having noticed.
+/// Time without a roster after which the other replica no longer counts as serving. That replica may have ended without
+/// the broker noticing.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The parts that a starting replica needs to compare rosters.
+/// Parts that a starting replica needs to compare rosters.
 pub(super) struct Settling {
     pub(super) client: Client,
     /// Subject on which replicas that answer the same requests ask each other for their rosters.
     pub(super) roster_subject: String,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
-    /// Longest time to wait for settling (`ready.settle_ms`).
+    /// Maximum time to wait for settling (`ready.settle_ms`).
     pub(super) patience: Duration,
 }
 
-/// Another replica's roster.
+/// Roster of another replica, or the reason why there is none.
 enum OtherRoster {
     /// No other replica takes queries.
     Absent,
-    /// A replica takes queries, but has not told its roster this time.
+    /// Another replica takes queries, but did not send its roster this time.
     Silent,
-    /// Another replica takes queries, and this is its whole roster.
+    /// Another replica takes queries. The value is its whole roster.
     Knows(Vec<RosterHolder>),
 }
 
 impl Settling {
-    /// Returns when it is time to take queries.
+    /// Waits until it is time for this replica to take queries.
     pub(super) async fn settle(self) {
         let deadline = Instant::now() + self.patience;
         let mut silence_end = Instant::now() + SILENCE_MAX;

@@ -1,4 +1,4 @@
-//! Asking the shards on behalf of a gateway's connections, and of its listener for HTTP.
+//! Requests to the shards, on behalf of a gateway's connections and listeners.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
 use super::answer::AnyReply;
 use super::missing::MissingShards;
 
-/// Number of requests that a gateway gathers at the same time on each of its connections. All listeners together share one
-/// connection.
+/// Returns the number of requests for which a gateway asks shards at the same time, on each of its connections. All
+/// listeners together share one connection.
 pub(super) fn gathers_max(config: &Config) -> usize {
     let has_listeners = config.http.listen.is_some()
         || config.grpc.listen.is_some()
@@ -31,26 +31,26 @@ pub(super) fn gathers_max(config: &Config) -> usize {
     config.gateway.max_gathers.div_ceil(connections)
 }
 
-/// Asks all shards, on one connection.
+/// Asker that sends requests to all shards, on one connection.
 pub(crate) struct ShardAsker {
     gatherer: Gatherer,
-    /// Gatherer for the reports of routers, whose late replies are not counted: all replicas of a shard reply to hints, and only
-    /// the first reply matters.
+    /// Gatherer for replies to the reports of routers. Its late replies are not counted, because all replicas of a
+    /// shard reply to hints and only the first reply matters.
     reports: Gatherer,
     subjects: Subjects,
     permits: Arc<Semaphore>,
     gathers_max: usize,
-    /// Longest wait for the shards' answers.
+    /// Maximum time to wait for the shards' answers.
     deadline: Duration,
     metrics: GatherMetrics,
     missing: Arc<MissingShards>,
-    /// Metrics of the namespaces that some shard knew.
+    /// Metrics of the namespaces that at least one shard has known.
     pub(super) namespaces: QueryMetricsByNamespace,
 }
 
 impl ShardAsker {
-    /// Makes an asker on the connection `nats`, with `gathers_max` requests at a time at most. It notes in `missing` which shards are
-    /// missing in answers.
+    /// Makes an asker on the connection `nats`, with at most `gathers_max` requests at the same time. The asker notes
+    /// in `missing` the shards that are missing from answers.
     ///
     /// # Errors
     ///
@@ -75,8 +75,8 @@ impl ShardAsker {
         })
     }
 
-    /// Takes a place among the requests under way. If no place is free, the request is refused at once: a router has no use for a
-    /// late answer.
+    /// Reserves one of the `gathers_max` places for requests. If no place is free, refuses immediately, because a
+    /// router has no use for a late answer.
     ///
     /// # Errors
     ///
@@ -94,7 +94,8 @@ impl ShardAsker {
         })
     }
 
-    /// Asks the shards `request`, which `payload` encodes. The shards get the `headers`.
+    /// Sends `request` to all shards, and returns their answers as one. `payload` is the encoded request, and the
+    /// `headers` go with it.
     ///
     /// # Errors
     ///
@@ -125,8 +126,8 @@ impl ShardAsker {
         Ok(reply)
     }
 
-    /// Asks the shards for the status of a namespace: how far its holders' events have been applied. The shards get the
-    /// `headers`.
+    /// Asks the shards for the status of a namespace: the batches up to which each holder's events have been applied.
+    /// The `headers` go with the request.
     ///
     /// # Errors
     ///
@@ -142,7 +143,7 @@ impl ShardAsker {
         Ok(reply)
     }
 
-    /// Hands hints of routers on to the shards. Returns how many the shards keep together.
+    /// Passes hints of routers to the shards. Returns the number of hints that the shards keep, all together.
     ///
     /// # Errors
     ///
@@ -156,7 +157,8 @@ impl ShardAsker {
         self.report(self.subjects.hint(namespace), payload).await
     }
 
-    /// Hands outcomes of routers on to the shards. Returns how many the shards have counted together.
+    /// Passes outcomes from routers to the shards. Returns the number of outcomes that the shards have counted, all
+    /// together.
     ///
     /// # Errors
     ///
@@ -196,11 +198,12 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::TooLarge, text))
     }
 
-    /// Returns the status of every namespace that some shard knows.
+    /// Returns the status of every namespace that at least one shard knows.
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::status`], and an error if a shard is missing: it may know other namespaces.
+    /// The errors of [`Self::status`], and an error if a shard is missing, because that shard may know other
+    /// namespaces.
     pub(crate) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
         let names = self.names().await?;
         let mut statuses = Vec::with_capacity(names.len());
@@ -221,7 +224,7 @@ impl ShardAsker {
         Ok(statuses)
     }
 
-    /// Returns the names of all namespaces that some shard knows.
+    /// Returns the names of all namespaces that at least one shard knows.
     ///
     /// # Errors
     ///
@@ -232,7 +235,7 @@ impl ShardAsker {
         Ok(names)
     }
 
-    /// Returns the names of all namespaces known to the shards that answer. Shards may be missing.
+    /// Returns the names of all namespaces that the answering shards know. Some shards may not answer.
     ///
     /// # Errors
     ///
@@ -270,7 +273,7 @@ impl ShardAsker {
             .for_each(|index| self.metrics.shard_missing(*index));
     }
 
-    /// Counts a gather that failed. Returns the error for the client.
+    /// Counts a request to the shards that failed. Returns the error for the client.
     fn failed(&self, error: ClientError) -> WireError {
         match error {
             ClientError::Refused(error) => {

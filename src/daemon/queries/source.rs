@@ -1,4 +1,4 @@
-//! Source of answers for the listeners: the index of this process, or, in a gateway, the shards behind it.
+//! Source of answers for the listeners: the index of this process, or, in a gateway, the shards.
 
 use std::sync::Arc;
 
@@ -18,46 +18,46 @@ use kvatlas_process::broker::ConnectError;
 
 use super::{Answerer, AnyReply, Found, ShardAsker};
 
-/// Error of connecting a listener to the shards.
+/// Reason why a listener cannot get answers from the shards.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// NATS cannot be connected to.
+    /// Connecting to NATS failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The connection cannot be used.
+    /// Connection to the shards cannot be used.
     #[error("the connection to the shards: {0}")]
     Shards(#[from] ClientError),
 }
 
-/// Refusal of a question that only an index answers.
+/// Refusal of a question that only a process with an index can answer.
 #[derive(Debug, thiserror::Error)]
 #[error("a gateway has no blocks of its own; ask each shard")]
 pub(crate) struct NoIndex;
 
-/// The source from which queries are answered.
+/// Source from which queries are answered.
 pub(crate) enum Source {
-    /// The index of this process.
+    /// Index of this process.
     Here(Box<IndexHere>),
-    /// The shards behind this gateway. The process itself has none of their blocks.
+    /// Shards that this gateway asks. The process itself has none of their blocks.
     Shards(Box<Shards>),
 }
 
-/// The index of this process.
+/// Parts of a process that has an index.
 pub(crate) struct IndexHere {
-    /// Answers queries.
+    /// Answerer of queries from the index.
     pub(crate) answerer: Answerer,
-    /// The lanes (threads that apply events), for dumps and for the number of messages that wait.
+    /// Lanes (threads that apply events), for dumps and for the number of waiting messages.
     pub(crate) pool: Arc<LanePool>,
 }
 
-/// The shards behind a gateway.
+/// Parts of a gateway, which asks the shards.
 pub(crate) struct Shards {
-    /// Asks the shards.
+    /// Asker that sends requests to the shards.
     pub(crate) asker: ShardAsker,
     /// Bounds on requests.
     pub(crate) limits: Live<WireLimits>,
-    /// Count of blocks in answers to other protocols (dialects): blocks that a request can reuse, or blocks that full attention
-    /// has.
+    /// Kind of depth that answers to other protocols (dialects) tell: blocks that a request can reuse, or blocks that
+    /// full attention has.
     pub(crate) dialect_depth: Depth,
 }
 
@@ -78,7 +78,7 @@ impl Source {
         }
     }
 
-    /// Answers a request about the namespace `name`. `bytes_max` is the length of the longest reply that can be sent.
+    /// Answers a request about the namespace `name`. `bytes_max` is the maximum length of the reply.
     pub(crate) async fn answer(
         &self,
         name: &NamespaceName,
@@ -95,7 +95,7 @@ impl Source {
         }
     }
 
-    /// Returns the status of the namespace `name`: how far its holders' events have been applied.
+    /// Returns the status of the namespace `name`: the batches up to which each holder's events have been applied.
     pub(crate) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
             Self::Here(index) => {
@@ -144,8 +144,8 @@ impl Source {
         }
     }
 
-    /// Whether [`Self::names`] has every namespace: everybody who publishes must have been heard of. A gateway cannot tell, and
-    /// counts all shards that answer as complete.
+    /// Whether [`Self::names`] has every namespace, that is, whether every publisher has had the time to be heard of. A
+    /// gateway cannot tell. It counts the names from all answering shards as complete.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
             Self::Here(index) => index.answerer.trust().is_listed(),
@@ -153,7 +153,7 @@ impl Source {
         }
     }
 
-    /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, only that worker's holders.
+    /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, finds only that worker's holders.
     pub(crate) async fn find(
         &self,
         name: &NamespaceName,
@@ -166,7 +166,7 @@ impl Source {
         }
     }
 
-    /// Whether no events of the namespace `name` have come. A gateway judges by `error`, with which its shards answered.
+    /// Whether no events for the namespace `name` have come. A gateway judges by `error`, the shards' answer.
     pub(crate) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
         match self {
             Self::Here(index) => index.answerer.is_unheard(name),
@@ -182,7 +182,8 @@ impl Shards {
         self.asker.ask(name, request, payload, HeaderMap::new()).await
     }
 
-    /// Finds holders as [`Source::find`] does with an index: asks the shards for the depth of each holder in each tier.
+    /// Finds holders as [`Source::find`] does with an index. For this, asks the shards for the depth of each holder in
+    /// each tier.
     async fn find(
         &self,
         name: &NamespaceName,

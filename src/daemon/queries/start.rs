@@ -1,4 +1,4 @@
-//! Starting to answer: from the index, or as a gateway.
+//! Start of answering, from the index or, in a gateway, from the shards.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
 use kvatlas_process::presence::{About, Presence, Served};
 
-/// Most messages that may wait on the connection that compares rosters. Few suffice, since the client library hands each reply to its
-/// request at once.
+/// Maximum number of messages that wait on the connection on which rosters are compared. A small number suffices,
+/// because the client library passes each reply to its request immediately.
 const ROSTERS_WAITING_MAX: usize = 16;
 
-/// Bounds on messages on query subjects.
+/// Returns the bounds on messages on query subjects.
 pub(crate) fn query_limits(config: &Config) -> WireLimits {
     WireLimits {
         message_bytes_max: config.queries.max_message_bytes,
@@ -41,7 +41,8 @@ pub(crate) fn query_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// Serves queries once `followed` is true (events are followed) and the index knows what another replica knows.
+/// Serves queries once two conditions hold: `followed` is true, that is, events are followed, and the index knows as
+/// much as another replica's.
 pub(crate) async fn start_queries(
     shared: &Shared,
     followed: watch::Receiver<bool>,
@@ -102,7 +103,8 @@ pub(crate) async fn start_queries(
     Ok(stage)
 }
 
-/// Starts a task that compares with another replica once events are followed, and then sets `settled` to true.
+/// Starts a task that compares this daemon's holders with another replica's once events are followed, and then sets
+/// `settled` to true.
 fn spawn_settling(
     shared: &Shared,
     stage: &Stage,
@@ -126,7 +128,7 @@ fn spawn_settling(
     });
 }
 
-/// Starts to answer by asking the shards. A gateway has nothing to load, to follow or to compare.
+/// Starts to answer by asking the shards. A gateway loads no snapshot, follows no events and compares no rosters.
 pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError> {
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
         shared.readiness.set(latch);
@@ -164,9 +166,10 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     Ok(stage)
 }
 
-/// Lists the daemon among the services of NATS, once it takes queries and until `stage` stops. Uses a connection of its own,
-/// since the connections that serve requests come and go. Without the right to be listed, the daemon answers queries, but tools
-/// do not find it.
+/// Lists the daemon among the NATS services, once it takes queries and until `stage` stops.
+///
+/// Uses a connection of its own, because the connections that serve requests are replaced now and then. Without the
+/// right to be listed, the daemon still answers queries, but tools do not find it.
 async fn spawn_presence(
     shared: &Shared,
     stage: &Stage,

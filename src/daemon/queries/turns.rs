@@ -1,8 +1,9 @@
-//! Serving on one NATS connection after the other.
+//! Service on successive NATS connections.
 //!
-//! A NATS server that is about to shut down says so: it is a *lame duck*. It takes no new connections, and ends the old ones some time
-//! later. Messages under way on them are lost then. So the next connection is made at once, to another server. When the new connection
-//! takes requests, the old one is left as at a daemon's end: all requests that the server has sent on it are answered.
+//! A NATS server that is about to shut down says so: it is a *lame duck*. It takes no new connections, and some time
+//! later ends the old ones. Messages that are on the way then are lost. So the next connection is made immediately, to
+//! another server. When the new connection takes requests, the old one is left as at a daemon's stop: all requests that
+//! the server has sent on it are answered.
 
 use std::sync::Arc;
 
@@ -21,19 +22,19 @@ use kvatlas_process::broker::{
 };
 use kvatlas_telemetry::labels::Connection;
 
-/// A connection that serves requests.
+/// Connection that serves requests.
 pub(super) struct Connected {
     pub(super) client: Client,
-    /// Changes with every refusal of a subscription to requests; the daemon is not ready from then on.
+    /// Number that changes with every refusal of a subscription to requests. After a refusal the daemon is not ready.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Count of the bytes that have been received and not been taken.
+    /// Count of the bytes that have been received and not been taken yet.
     pub(super) intake: Arc<Intake>,
-    /// Becomes true when the server is about to shut down.
+    /// Flag that becomes true when the server is about to shut down.
     is_lame: watch::Receiver<bool>,
 }
 
 impl Connected {
-    /// Watches the connection until `stop` is cancelled, and ends it whenever too much waits on it.
+    /// Watches the connection until `stop` is cancelled. Ends the connection whenever too many bytes wait on it.
     pub(super) fn watch(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         let watching = Arc::clone(&self.intake).watch(self.client.clone());
         async move {
@@ -42,7 +43,7 @@ impl Connected {
     }
 }
 
-/// Makes the connections on which requests come.
+/// Connector that makes the connections on which requests come.
 #[derive(Clone)]
 pub(super) struct Connector {
     nats: NatsConfig,
@@ -54,7 +55,8 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Makes the connector for the query connection number `number`, whose requests come through `subscriptions`.
+    /// Makes the connector for query connection number `number`. Requests come through the subscriptions with the
+    /// subjects `subscriptions`.
     pub(super) fn new(shared: &Shared, subscriptions: [String; 2], number: usize) -> Self {
         Self {
             nats: shared.nats.clone(),
@@ -66,13 +68,13 @@ impl Connector {
         }
     }
 
-    /// Makes the first connection.
+    /// Makes the first connection on which requests come.
     pub(super) async fn connect(&self) -> Result<Connected, ConnectError> {
         self.connect_to(&self.nats).await
     }
 
-    /// Makes another connection, to one of the servers that `client` knows. That includes servers of which its own server has
-    /// told it.
+    /// Makes another connection, to one of the servers that `client` knows. These include servers that `client`'s own
+    /// server has told it.
     async fn connect_beside(&self, client: &Client) -> Result<Connected, ConnectError> {
         let mut nats = self.nats.clone();
         if let Ok(pool) = client.server_pool().await {
@@ -115,10 +117,10 @@ impl Connector {
     }
 }
 
-/// Callback for each time that the server has confirmed the subscriptions.
+/// Callback that is called each time that the server has confirmed the subscriptions.
 pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
 
-/// Services on successive connections: each new connection replaces the one before.
+/// Services on successive connections. Each new connection replaces the previous one.
 struct ServiceSuccession<Serve> {
     connector: Connector,
     stop: CancellationToken,
@@ -127,18 +129,19 @@ struct ServiceSuccession<Serve> {
     serve: Serve,
 }
 
-/// The newest connection that takes requests, or the first one before it does.
+/// Newest connection that takes requests. Until any connection takes requests, this is the first one.
 #[derive(Clone)]
 pub(super) struct Current(Arc<Mutex<Client>>);
 
 impl Current {
-    /// Whether the connection stands.
+    /// Whether the connection is up.
     pub(super) fn stands(&self) -> bool {
         self.0.lock().connection_state() == State::Connected
     }
 }
 
-/// Runs `serve` on the connection `first`, and on the connections after it, until the stage ends. Returns the current connection.
+/// Runs `serve` on the connection `first`, and on each connection that replaces it, until the stage ends. Returns the
+/// current connection.
 pub(super) fn serve_in_turns<Serve, Serving>(
     stage: &Stage,
     connector: Connector,
@@ -166,8 +169,8 @@ where
     Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
     Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
 {
-    /// Serves on `connected`. Once this connection takes requests, cancels `before`, so that the service on the previous
-    /// connection leaves.
+    /// Serves on `connected`. Once `connected` takes requests, cancels `before`, so that the service on the previous
+    /// connection leaves its queue group.
     fn begin(self: Arc<Self>, connected: Connected, before: Option<CancellationToken>) {
         let own = self.stop.child_token();
         let (mut is_lame, client) = (connected.is_lame.clone(), connected.client.clone());

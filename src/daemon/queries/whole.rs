@@ -1,8 +1,8 @@
-//! Searches that see batches whole.
+//! Searches that see each batch either whole or not at all.
 //!
-//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated
-//! until no batch came in between, as with a seqlock. The repetitions are bounded in number and time. If the bound is reached,
-//! the holders whose batches came in between are *changing*.
+//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is
+//! repeated until no batch was applied during it, as with a seqlock. The repetitions are bounded in number and time. If
+//! the bound is reached, holders with a batch that was applied during the last search are *changing*.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use kvatlas_core::wire::{HolderId, WorkerName};
 
 use crate::lanes::{FreshnessReading, SeenInParts};
 
-/// Fewest times that a search is repeated before it is given up.
+/// Minimum number of times that a search is repeated before it is given up.
 const REPEATED_MIN: usize = 3;
 
-/// Shortest time for which a search is repeated before it is given up: longer than most batches take to apply.
+/// Minimum time for which a search is repeated before it is given up. Most batches are applied in less time.
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
-/// The findings of a search, and the holders that the search may have seen in the middle of a batch.
+/// Result of a search, with the holders that the search may have seen in the middle of a batch.
 pub(super) struct Seen<T> {
     pub(super) found: T,
     changing: SeenInParts,
 }
 
-/// Repeats the search until no batch came in between, within bounds. Returns the findings of the last search.
+/// Repeats a search, within bounds, until no batch was applied during it. Returns the result of the last search.
 pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMut() -> T) -> Seen<T> {
     let mut tries = 0;
     let mut started = None;
@@ -45,7 +45,7 @@ pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMu
 }
 
 impl<T> Seen<T> {
-    /// Whether the search has seen every holder whole.
+    /// Whether the search has seen every holder before or after a batch, and none in the middle of one.
     pub(super) fn is_whole(&self) -> bool {
         self.changing == SeenInParts::Nobody
     }
@@ -59,8 +59,8 @@ impl<T> Seen<T> {
         }
     }
 
-    /// Returns the holders of `workers` that the search did not find, and may have seen in the middle of a batch. Nothing is
-    /// known of their blocks. The list is empty if the search cannot name the holders one by one.
+    /// Returns the holders of `workers` that the search did not find, but may have seen in the middle of a batch.
+    /// Nothing is known about their blocks. The list is empty if the search cannot name the holders one by one.
     pub(super) fn missed(
         &self,
         workers: Option<&[WorkerName]>,
@@ -78,7 +78,7 @@ impl<T> Seen<T> {
 
 #[cfg(test)]
 impl<T> Seen<T> {
-    /// Makes the findings of a search during which batches of `holders` came.
+    /// Makes the result of a search during which batches of `holders` were applied.
     pub(super) fn while_changing(found: T, holders: Vec<HolderId>) -> Self {
         let changing = SeenInParts::These(holders);
         Self { found, changing }

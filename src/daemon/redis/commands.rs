@@ -1,12 +1,13 @@
-//! All commands but `HKEYS`, without I/O. (`HKEYS` commands that follow each other are one search, in `connection`.)
+//! Answers to all commands except `HKEYS`, without I/O. (`connection` turns consecutive `HKEYS` commands into one
+//! search.)
 //!
 //! | command | answer |
 //! |---|---|
 //! | `HELLO`, `AUTH`, `PING`, `ECHO`, `SELECT 0`, `QUIT` | as Redis answers |
-//! | `HSET`, `HDEL` of guesses (a router's predictions of where blocks will be) | keep them for a short time, take them back |
+//! | `HSET`, `HDEL` of guesses (predictions by a router of where blocks will be) | kept for a short time; removed |
 //! | `EVALSHA`, `EVAL`, `SCRIPT LOAD` of llm-d's two scripts | whether the keys have guesses; nothing is pruned |
 //! | `SCAN` | the keys that have guesses |
-//! | writes of an engine's blocks | refused: kvatlas follows the engines itself |
+//! | commands that write an engine's blocks | refused, because kvatlas follows the engines itself |
 //! | everything else | refused |
 
 use std::fmt::Write as _;
@@ -23,13 +24,14 @@ use super::entry::{FIELD_BYTES_MAX, Word, word_of};
 use super::guesses::Guesses;
 use super::resp::ReplyBuffer;
 
-/// SHA-1 of llm-d's script that deletes the hash of a key without entries. The script returns 1 if the key has no entries.
+/// SHA-1 of llm-d's script that deletes a key's hash if the hash has no entries. The script returns 1 if there are no
+/// entries.
 const PRUNE_KEY: &str = "5fe1918cd9f14ea60dc41ffade94683bd8e522af";
 /// SHA-1 of llm-d's script that deletes an engine's key. The script returns 1 if no key after the first has entries.
 const PRUNE_ENGINE_KEY: &str = "8ca33a56678aac75b55d3b36907c43b67947d809";
-/// Release of Redis whose answers the answers here are compared with.
+/// Release of Redis with whose answers the answers here are compared.
 const VERSION: &str = "7.0.15";
-/// Keys in one page of a scan, if the client asks for no other number.
+/// Number of keys in one page of a scan, if the client asks for no other number.
 const PAGE_KEYS: usize = 10;
 const PAGE_KEYS_MAX: usize = 1024;
 
@@ -39,31 +41,31 @@ const WORDS: &str = "ERR wrong number of arguments";
 const NO_KEY: &str = "ERR keys are block hashes in decimal digits";
 const ENGINES_OWN: &str = "ERR kvatlas follows the engines itself and keeps speculative entries only; switch off the router's own subscription (kvEventsConfig)";
 
-/// Whether a connection goes on after a command.
+/// Whether a connection goes on after a command, or ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goes {
     On,
-    /// The connection ends when the reply has been sent.
+    /// Connection ends when the reply has been sent.
     Away,
 }
 
-/// State of a connection that commands can change.
+/// State of a connection that its commands can change.
 #[derive(Debug)]
 pub(super) struct RedisSession {
-    /// Number of the connection, which `HELLO` tells the client.
+    /// Number of the connection. The reply to `HELLO` tells it to the client.
     pub(super) number: u64,
-    /// Whether the client has shown the password, or needs none.
+    /// Whether the client has sent the right password, or no password is needed.
     pub(super) is_known: bool,
 }
 
-/// The parts that commands work on.
+/// State and settings that commands use, shared by all connections.
 pub(super) struct Commands {
     pub(super) token: Option<Secret>,
     pub(super) guesses: Guesses,
     pub(super) metrics: RedisMetrics,
 }
 
-/// A command that is being carried out: its arguments, and the parts that it works on.
+/// Command that is being carried out: its arguments, and the state that it uses.
 struct Doing<'a> {
     commands: &'a Commands,
     words: &'a [&'a [u8]],
@@ -71,7 +73,7 @@ struct Doing<'a> {
     now: Instant,
 }
 
-/// Reads a key, which is a number in decimal digits.
+/// Reads a key, which is a number written in decimal digits.
 pub(super) fn key_of(word: &[u8]) -> Option<u64> {
     let digits = word.iter().all(u8::is_ascii_digit).then_some(word)?;
     std::str::from_utf8(digits).ok()?.parse().ok()
@@ -83,7 +85,7 @@ pub(super) fn is(word: &[u8], expected: &str) -> bool {
 }
 
 impl Commands {
-    /// Tells whether this client's command may be answered. If not, writes the refusal.
+    /// Whether this client's command may be answered. If not, writes the refusal.
     pub(super) fn admits(&self, session: &RedisSession, word: &[u8], replies: &mut ReplyBuffer) -> bool {
         let opens = ["hello", "auth", "quit"].iter().any(|opening| is(word, opening));
         let is_admitted = session.is_known || opens;
@@ -93,7 +95,7 @@ impl Commands {
         is_admitted
     }
 
-    /// Refuses a command.
+    /// Refuses a command, that is, counts the refusal and writes `text` as the error.
     pub(super) fn refuse(&self, reason: RedisRefusal, text: &str, replies: &mut ReplyBuffer) {
         self.metrics.refused(reason, &text);
         replies.error(text);
@@ -148,7 +150,7 @@ impl Commands {
     }
 }
 
-/// The outcome of a command: its label, or the reason and text of its refusal.
+/// Result of a command: its label, or the reason and text of its refusal.
 type Done = Result<RedisCommand, (RedisRefusal, String)>;
 
 fn refused(reason: RedisRefusal, text: &str) -> Done {
@@ -185,7 +187,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Agrees on a version of the protocol; the client may show its password with it.
+    /// Answers `HELLO`: agrees on a version of the protocol, and checks the client's password if the command has one.
     fn hello(&mut self, session: &mut RedisSession) -> Done {
         let mut words = self.words.iter();
         let is_third = match words.next() {
@@ -238,7 +240,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Checks a password. The user's name is ignored.
+    /// Checks a client's password. The user's name is ignored.
     fn show(&self, session: &mut RedisSession, password: &[u8]) -> Done {
         let token = self.commands.token.as_ref();
         match token.is_none_or(|token| is_same(password, token.expose().as_bytes())) {
@@ -259,8 +261,8 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Refuses `CLIENT` commands, with which clients describe themselves. Redis before 7.2 refuses them as well, and clients go on
-    /// without.
+    /// Refuses `CLIENT` commands, by which clients describe themselves. Redis before 7.2 refuses them as well,
+    /// and clients go on without them.
     fn client(&mut self) -> Done {
         let [subcommand, ..] = self.words else {
             return bad(WORDS);
@@ -274,7 +276,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Keeps the guesses of one command. If one of them is refused, none is kept.
+    /// Keeps the guesses of one `HSET` command. If one of them is refused, none is kept.
     fn set(&mut self) -> Done {
         let Some((key, pairs)) = self.words.split_first() else {
             return bad(WORDS);
@@ -342,7 +344,7 @@ impl Doing<'_> {
         }
     }
 
-    /// Runs one of llm-d's two scripts.
+    /// Carries out one of llm-d's two scripts.
     fn run(&mut self, digest: &[u8], rest: &[&[u8]]) -> Done {
         let Some((count, keys)) = rest.split_first() else {
             return bad(WORDS);
@@ -401,7 +403,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Script)
     }
 
-    /// Answers with one page of the keys that have guesses.
+    /// Answers `SCAN` with one page of the keys that have guesses.
     fn scan(&mut self) -> Done {
         let Some((cursor, options)) = self.words.split_first() else {
             return bad(WORDS);
@@ -433,7 +435,7 @@ impl Doing<'_> {
     }
 }
 
-/// Returns the SHA-1 of a script in hexadecimal, by which Redis names the script.
+/// Returns the SHA-1 of a script in hexadecimal. Redis names a script by this digest.
 fn digest_of(text: &[u8]) -> String {
     let digest = digest(&SHA1_FOR_LEGACY_USE_ONLY, text);
     let write = |mut text: String, byte: &u8| {

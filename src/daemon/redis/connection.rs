@@ -1,5 +1,5 @@
-//! One connection. It reads as much of a pipeline (commands sent without waiting for replies) as has come. It answers the commands in
-//! order, and writes replies as fast as the client takes them.
+//! One connection of a Redis client. It reads as much of a pipeline (commands sent without waiting for replies) as has
+//! arrived. It answers the commands in order, and writes replies as fast as the client takes them.
 
 use std::io;
 use std::sync::Arc;
@@ -20,38 +20,40 @@ use super::commands::{Commands, Goes, RedisSession, is, key_of};
 use super::prefixes::{PipelinePart, Prefixes, PromptChain};
 use super::resp::{ParsedCommand, ReplyBuffer, read_command};
 
-/// Bytes of replies after which they are written.
+/// Number of reply bytes at which the replies are written.
 const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that are read at once. Each connection has this much room of its own.
+/// Number of bytes that are read in one step. Each connection has this much memory of its own.
 const READ_BYTES: usize = 16 << 10;
-/// Bytes for which one permit of the semaphore `room` stands.
+/// Number of bytes for which one permit of the semaphore `room` stands.
 const ROOM_UNIT: usize = 1 << 10;
 
-/// Everything that all connections share.
+/// State and settings that all connections share.
 pub(super) struct RedisDoor {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
     pub(super) heavy_turns: Arc<HeavyTurns>,
-    /// Memory for commands beyond each connection's own, shared by all connections, in [`ROOM_UNIT`]s.
+    /// Memory for commands beyond each connection's own, shared by all connections. One permit stands for [`ROOM_UNIT`]
+    /// bytes.
     pub(super) room: Arc<Semaphore>,
     pub(super) limits: RedisLimits,
 }
 
-/// Bounds on one client.
+/// Limits on one client connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RedisLimits {
-    /// Most bytes of one command, and most bytes of a pipeline that are read before they are answered.
+    /// Maximum length of one command, in bytes. Also the maximum number of bytes of a pipeline that are read before
+    /// they are answered.
     pub(super) command_bytes_max: usize,
     /// Time without a command after which the connection ends.
     pub(super) idle_timeout: Duration,
-    /// Most time for a command to come whole, and for the client to take replies.
+    /// Maximum time for a command to arrive in full. Also the maximum time for the client to take replies.
     pub(super) request_timeout: Duration,
-    /// Time for which the connection may go on after the stop.
+    /// Time for which the connection may go on after the daemon is told to stop.
     pub(super) drain_timeout: Duration,
 }
 
 impl RedisDoor {
-    /// Creates the memory for commands that all connections share, of so many bytes.
+    /// Creates the shared memory for commands, `bytes` in size, as a semaphore.
     pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
         Arc::new(Semaphore::new((bytes / ROOM_UNIT).min(Semaphore::MAX_PERMITS)))
     }
@@ -102,9 +104,9 @@ struct RedisConnection<'p> {
     place: &'p Place,
     stopping: CancellationToken,
     session: RedisSession,
-    /// Bytes that have come and have not been answered.
+    /// Bytes that have arrived and have not been answered.
     input: BytesMut,
-    /// Shared memory that the connection has taken beyond its own.
+    /// Share of the common memory that the connection uses beyond its own.
     room: Option<OwnedSemaphorePermit>,
     replies: ReplyBuffer,
     chain: PromptChain,
@@ -123,7 +125,8 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-    /// Waits for more bytes, and reads the part of the pipeline that has come. Returns false if the connection must end.
+    /// Waits for more bytes, and reads the part of the pipeline that has arrived. Returns false if the connection must
+    /// end.
     async fn receive(&mut self) -> io::Result<bool> {
         let limits = self.door.limits;
         let patience = match self.input.is_empty() {
@@ -156,7 +159,8 @@ impl RedisConnection<'_> {
         Ok(true)
     }
 
-    /// Reserves room to read more bytes after the bytes that have come. Returns false if there is not enough shared memory.
+    /// Reserves memory to read more bytes after the bytes that have arrived. Returns false if there is not enough
+    /// shared memory.
     fn reserve(&mut self) -> bool {
         let units = self.input.len().div_ceil(ROOM_UNIT);
         let held = self.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -174,7 +178,7 @@ impl RedisConnection<'_> {
         true
     }
 
-    /// Gives back memory that is not needed once all commands are answered.
+    /// Frees memory that is not needed once all commands are answered.
     fn release(&mut self) {
         if self.input.is_empty() {
             if self.input.capacity() > READ_BYTES {
@@ -185,7 +189,7 @@ impl RedisConnection<'_> {
         self.replies.clear(PIECE_BYTES);
     }
 
-    /// Answers all commands that have come whole.
+    /// Answers all commands that have arrived in full.
     async fn answer(&mut self) -> io::Result<Goes> {
         let input = self.input.split().freeze();
         let (mut at, mut goes) = (0, Goes::On);
@@ -232,7 +236,7 @@ impl RedisConnection<'_> {
         Ok(goes)
     }
 
-    /// Carries out a command that is not a valid look-up.
+    /// Carries out a command that is not a valid look-up (`HKEYS`).
     fn carry_out(&mut self, words: &[&[u8]]) -> Goes {
         let commands = &self.door.commands;
         let name = words.first().copied().unwrap_or_default();
@@ -292,8 +296,9 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-    /// Returns a place in the queue of the namespace's large answers, if this answer is large.
-    fn heavy(&self, part: &PipelinePart, keys: usize) -> Result<Option<HeavyRequest>, String> {
+    /// Registers this answer to wait for its turn, if it is one of the namespace's large answers. Returns `None` if it
+    /// is not large.
+    fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
         };
@@ -301,7 +306,7 @@ impl RedisConnection<'_> {
         entered.map_err(|error| format!("ERR {}", error.text))
     }
 
-    /// Writes the replies so far.
+    /// Writes the replies that have been made so far to the client.
     async fn write(&mut self) -> io::Result<()> {
         if self.replies.bytes().is_empty() {
             return Ok(());

@@ -1,14 +1,16 @@
-//! Fields of llm-d's Redis hashes. Each field is the JSON of an entry, which says that a pod (llm-d's word for a worker) holds the block.
+//! Fields of llm-d's Redis hashes. Each field is the JSON of an entry, which says that a pod (llm-d's word for a
+//! worker) holds the block.
 
 use serde::{Deserialize, Serialize};
 
-/// Longest field that is kept, in bytes.
+/// Maximum length of a field that is kept, in bytes.
 pub(super) const FIELD_BYTES_MAX: usize = 1024;
 
-/// llm-d's names of the tiers: the media of vLLM's events in lower case. Blocks beyond the disk count as blocks on the disk.
+/// Names of the tiers as llm-d writes them: the media of vLLM's events in lower case. Blocks beyond the disk count as
+/// blocks on the disk.
 pub(super) const TIERS: [&str; 3] = ["gpu", "cpu", "storage"];
 
-/// The members of an entry, in llm-d's order.
+/// Members of an entry's JSON, in llm-d's order.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct RedisEntry<'a> {
@@ -19,7 +21,7 @@ struct RedisEntry<'a> {
     group_idx: i64,
 }
 
-/// Returns the field that says that `pod` holds a block in `tier`, by its engine's events.
+/// Returns the field which says that `pod` holds a block in `tier`, as known from its engine's events.
 pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
     let entry = RedisEntry {
         pod_identifier: pod,
@@ -32,12 +34,12 @@ pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
     serde_json::to_vec(&entry).unwrap_or_default()
 }
 
-/// Origin of a field.
+/// Origin of an entry's field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// The field is a router's guess.
+    /// Field is a router's guess.
     Guess,
-    /// The field is about an engine's event that another process has received.
+    /// Field is about an event of an engine, received by another process.
     Engine,
 }
 

@@ -1,8 +1,8 @@
-//! Guesses: entries that routers write about where blocks will be. They are kept apart from engines' events, for a short time and in
-//! bounded memory.
+//! Guesses: entries that routers write about where blocks will be. They are kept apart from engines' events, for a
+//! short time and in bounded memory.
 //!
-//! A router takes its guesses back after some seconds. The guesses of a router that has ended go when their time to live is over. If
-//! there is no room, the oldest guesses go first.
+//! A router removes its guesses after some seconds. If the router has ended, its guesses are dropped when their time to
+//! live is over. If there is no room, the oldest guesses are dropped first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use kvatlas_telemetry::RedisGuessMetrics;
 use kvatlas_telemetry::labels::GuessDrop;
 
-/// Approximate bytes of an entry beside its field.
+/// Approximate size of an entry without its field, in bytes.
 const ENTRY_BYTES: usize = 192;
-/// Most entries of one key.
+/// Maximum number of entries of one key.
 const PER_KEY_MAX: usize = 1024;
 
-/// The guesses of all routers.
+/// Guesses of all routers: entries that say where blocks will be.
 pub(super) struct Guesses {
     kept: Mutex<KeptGuesses>,
     time_to_live: Duration,
@@ -29,7 +29,7 @@ pub(super) struct Guesses {
 #[derive(Default)]
 struct KeptGuesses {
     by_key: BTreeMap<u64, Vec<Guess>>,
-    /// End of life and key of each guess, by the guess's number. Numbers follow the order in which guesses were written.
+    /// Each guess's end of life and key, by the guess's number. Numbers follow the order in which guesses were written.
     ends: BTreeMap<u64, (Instant, u64)>,
     written: u64,
     bytes: usize,
@@ -37,12 +37,12 @@ struct KeptGuesses {
 
 struct Guess {
     field: Arc<[u8]>,
-    /// The guess's number in `ends`.
+    /// Number of the guess in `ends`.
     number: u64,
 }
 
 impl KeptGuesses {
-    /// Forgets the guess with this number.
+    /// Forgets the guess with the number `number`.
     fn forget(&mut self, number: u64) {
         let Some((_, key)) = self.ends.remove(&number) else {
             return;
@@ -70,7 +70,8 @@ fn cost(field: &[u8]) -> usize {
 }
 
 impl Guesses {
-    /// Creates an empty store. It keeps a guess for `time_to_live`, and all guesses in about `bytes_max` bytes at most.
+    /// Creates an empty store. A guess is kept for `time_to_live`. All guesses together take at most about `bytes_max`
+    /// bytes.
     pub(super) fn new(time_to_live: Duration, bytes_max: usize) -> Self {
         Self {
             kept: Mutex::default(),
@@ -80,7 +81,7 @@ impl Guesses {
         }
     }
 
-    /// Drops the guesses that have ended by `now`, and then runs `work` on the others.
+    /// Drops the guesses whose time to live has ended by `now`. Then runs `work` on the remaining guesses.
     fn with<T>(&self, now: Instant, work: impl FnOnce(&mut KeptGuesses) -> T) -> T {
         let mut kept = self.kept.lock();
         let before = kept.ends.len();
@@ -131,7 +132,7 @@ impl Guesses {
         })
     }
 
-    /// Removes a guess. Returns whether there was such a guess.
+    /// Removes a guess. Returns whether the guess existed.
     pub(super) fn remove(&self, key: u64, field: &[u8], now: Instant) -> bool {
         self.with(now, |kept| {
             let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
@@ -142,14 +143,14 @@ impl Guesses {
         })
     }
 
-    /// Tells whether any of the keys has a guess.
+    /// Whether any of the keys has a guess.
     pub(super) fn has_any(&self, keys: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         self.with(now, |kept| {
             keys.into_iter().any(|key| kept.by_key.contains_key(&key))
         })
     }
 
-    /// Returns the number of guesses for `keys`. A key that is repeated counts each time.
+    /// Returns the number of guesses for `keys`. The guesses of a repeated key are counted each time.
     pub(super) fn count(&self, keys: &[u64], now: Instant) -> u64 {
         self.with(now, |kept| match kept.by_key.is_empty() {
             true => 0,
@@ -169,8 +170,8 @@ impl Guesses {
         })
     }
 
-    /// Returns up to `count` keys that have guesses, in ascending order from `from` on. Also returns the key to go on from, or 0 at the
-    /// end.
+    /// Returns up to `count` keys that have guesses, in ascending order, beginning at the key `from`. Also returns the
+    /// key at which the next page begins, or 0 if there is none.
     pub(super) fn keys(&self, from: u64, count: usize, now: Instant) -> (Vec<u64>, u64) {
         self.with(now, |kept| {
             let mut rest = kept.by_key.range(from..).map(|(key, _)| *key);

@@ -1,4 +1,5 @@
-//! The namespaces that are searched for a router of llm-d, whose requests name none: all namespaces that speak llm-d's hashes.
+//! Namespaces that are searched for a router of llm-d. Its requests name no namespace, so all namespaces with llm-d's
+//! hashes are searched.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,16 +11,16 @@ use kvatlas_core::wire::{ModelKey, NamespaceName, WireError};
 
 use crate::queries::{ShardAsker, Source};
 
-/// Time after which a gateway's shards are asked again which namespaces they know.
+/// Age of the known names at which a gateway asks its shards for them again.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
-/// Names of the namespaces that a gateway's shards knew when they were last asked. A daemon with an index needs none.
+/// Names of the namespaces that a gateway's shards knew at the last request. A daemon with an index does not need this.
 #[derive(Debug, Default)]
 pub(super) struct KnownNames(Mutex<Option<(Instant, BTreeSet<NamespaceName>)>>);
 
 impl KnownNames {
-    /// Returns the names, in order, of the namespaces of `source` that speak llm-d's hashes. At a gateway, a new namespace
-    /// appears up to [`AGE_MAX`] late. A namespace that only a missing shard knows is left out.
+    /// Returns, in order, the names of the namespaces of `source` that use llm-d's hashes. In a gateway, a new
+    /// namespace appears up to [`AGE_MAX`] late. A namespace that only a missing shard knows is left out.
     pub(super) async fn of(&self, source: &Source) -> Result<Vec<NamespaceName>, WireError> {
         match source {
             Source::Here(index) => Ok(index.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd)),
@@ -27,8 +28,8 @@ impl KnownNames {
         }
     }
 
-    /// Returns the names that a gateway's shards know. Names older than [`AGE_MAX`] are asked for again first, once for all
-    /// callers that wait.
+    /// Returns the names that a gateway's shards know. If the names are older than [`AGE_MAX`], asks the shards first,
+    /// once for all waiting callers.
     async fn of_shards(&self, asker: &ShardAsker) -> Result<Vec<NamespaceName>, WireError> {
         let mut known = self.0.lock().await;
         let is_old = |(asked, _): &(Instant, _)| asked.elapsed() >= AGE_MAX;

@@ -1,5 +1,5 @@
-//! Listener for llm-d's router, which asks its index over Redis. It answers in Redis's place, and knows the commands that this router
-//! uses.
+//! Listener for llm-d's router. That router keeps its index in Redis, and asks it there. This listener answers in the
+//! place of Redis, and knows the commands that the router uses.
 //!
 //! ```text
 //! router ──HKEYS of each block, in one pipeline──▶ connection ──▶ prefixes ──▶ one search of the index
@@ -17,7 +17,7 @@
 //! | `known` | the namespaces that are searched |
 //! | `prefixes` | from the keys of a pipeline to the pods that hold leading blocks |
 //! | `guesses` | entries that routers have written themselves |
-//! | `commands` | all commands but `HKEYS`, without I/O |
+//! | `commands` | answers to all commands except `HKEYS`, without I/O |
 //! | `connection` | one connection: reading pipelines, writing replies |
 //! | `start` | the listener |
 

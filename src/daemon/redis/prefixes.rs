@@ -1,9 +1,9 @@
-//! From the keys of a pipeline to the pods that hold them.
+//! Search for the pods (llm-d's word for workers) that hold the keys of a pipeline.
 //!
-//! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have come together (a
-//! *part* of the pipeline) are one search. A later part may go on with the prompt of the part before, or begin a new prompt, and
-//! its keys do not tell which. So the part is searched as a new prompt first. If no pod holds that prompt, the part is searched
-//! as the continuation.
+//! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have
+//! arrived together (a *part* of the pipeline) are looked up in one search. A later part may continue the prompt of the
+//! previous part, or begin a new prompt. Its keys do not show which. So the part is searched as a new prompt first. If
+//! no pod holds that prompt, the part is searched as the continuation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use super::entry::{TIERS, field};
 use super::known::KnownNames;
 use super::resp::ReplyBuffer;
 
-/// Most namespaces that are searched for one prompt.
+/// Maximum number of namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
 
-/// The settings of llm-d that its keys depend on, beside the model's name.
+/// Settings of llm-d that change its keys, apart from the model's name.
 const COMPARED: &str =
     "blockSizeTokens, hashAlgorithm, hashSeed and the model's name with the namespaces here";
 
-/// A pod that holds leading blocks of a prompt.
+/// Pod (llm-d's word for a worker) that holds leading blocks of a prompt.
 #[derive(Debug, PartialEq, Eq)]
 struct Pod {
     /// Numbers of leading blocks: on the device, on device and host together, and in all tiers together.
     depths: [u32; TIERS.len()],
-    /// The pod's field for each tier, encoded as in a reply.
+    /// Fields that say that the pod holds a block, one for each tier, encoded as in a reply.
     fields: [Vec<u8>; TIERS.len()],
 }
 
@@ -43,33 +43,33 @@ impl Pod {
         depth
     }
 
-    /// Returns the pod's field for the block at `position`, or `None` if the pod does not hold the prefix so far. The field has the
-    /// nearest tier that reaches that block.
+    /// Returns the pod's field for the block at `position`. The field names the nearest tier whose depth reaches that
+    /// block. `None` if the pod does not hold all blocks up to `position`.
     fn field(&self, position: u32) -> Option<&[u8]> {
         let nearest = self.depths.iter().position(|depth| position < *depth)?;
         self.fields.get(nearest).map(Vec::as_slice)
     }
 }
 
-/// The pods that hold the blocks of one part of a pipeline.
+/// Pods that hold the blocks of one part of a pipeline.
 #[derive(Debug, Default)]
 pub(super) struct PipelinePart {
     /// Position of the part's first key in the prompt, in blocks.
     offset: usize,
-    /// The pods, the deepest first.
+    /// Pods that hold leading blocks, the one with the most blocks first.
     pods: Vec<Pod>,
-    /// Namespace in which the pods were found; the first one if there are several.
+    /// Namespace in which the pods were found. The first one, if they were found in several.
     pub(super) namespace: Option<NamespaceName>,
 }
 
 impl PipelinePart {
-    /// Returns the number of pods' entries in the replies to `keys` keys.
+    /// Returns the total number of pod entries in the replies to `keys` keys.
     pub(super) fn entries(&self, keys: usize) -> u64 {
         let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
         self.pods.iter().map(of_pod).sum()
     }
 
-    /// Writes the reply to the key at `place` of the part: first the `guesses`, then the pods' entries.
+    /// Writes the reply to the key at position `place` of the part: first the `guesses`, then the entries of the pods.
     pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut ReplyBuffer) {
         let position = u32::try_from(self.offset + place).unwrap_or(u32::MAX);
         let holders = self.pods.partition_point(|pod| pod.depth() > position);
@@ -81,23 +81,23 @@ impl PipelinePart {
     }
 }
 
-/// The last prompt of a connection, for a pipeline that comes in parts.
+/// Last prompt that a connection has asked about, for a pipeline that arrives in parts.
 #[derive(Debug, Default)]
 pub(super) struct PromptChain {
     keys: Vec<SequenceHash>,
-    /// Whether a pod has all of the keys, so that the next part may go on with the prompt.
+    /// Whether a pod holds all of the keys, so that the next part may continue the prompt.
     is_held: bool,
 }
 
 impl PromptChain {
-    /// Ends the prompt: the next keys belong to another prompt.
+    /// Ends the prompt of the connection. The next keys belong to another prompt.
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
         self.is_held = false;
     }
 }
 
-/// Searches the namespaces of llm-d's schemes.
+/// Search in the namespaces with llm-d's hash schemes.
 pub(super) struct Prefixes {
     source: Arc<Source>,
     known: KnownNames,
@@ -107,11 +107,11 @@ pub(super) struct Prefixes {
     misses: Misses,
 }
 
-/// Holders that have leading blocks of a prompt, in all namespaces.
+/// Holders that have leading blocks of a prompt, from all searched namespaces.
 #[derive(Default)]
 struct PrefixHolders {
     holders: Vec<FoundHolder>,
-    /// The first namespace in which holders were found.
+    /// First namespace in which holders were found.
     namespace: Option<NamespaceName>,
 }
 
@@ -127,8 +127,8 @@ impl Prefixes {
         }
     }
 
-    /// Returns the pods that hold `keys`. The keys begin a prompt, or go on with the prompt in `chain`. While the daemon may not answer, there
-    /// are none.
+    /// Returns the pods that hold `keys`. The keys begin a prompt, or continue the prompt in `chain`. Returns no pods
+    /// while the daemon may not answer.
     pub(super) async fn ask(&self, chain: &mut PromptChain, keys: &[u64]) -> PipelinePart {
         if !self.readiness.may_still_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
@@ -155,7 +155,8 @@ impl Prefixes {
         part
     }
 
-    /// Searches a whole prompt, whose first `offset` blocks were asked for before, and notes it in `chain`.
+    /// Searches a whole prompt, and notes the prompt in `chain`. The prompt's first `offset` blocks were asked for in
+    /// earlier parts.
     async fn search(
         &self,
         chain: &mut PromptChain,
@@ -178,7 +179,8 @@ impl Prefixes {
         part
     }
 
-    /// Returns the holders that have some of the prompt. A prompt's keys belong to one model, which has a namespace for each of its tenants.
+    /// Returns the holders that have leading blocks of the prompt. A prompt's keys belong to one model, which has one
+    /// namespace for each tenant.
     async fn find(&self, key: &QueryKey) -> PrefixHolders {
         let (mut held, mut empty) = (PrefixHolders::default(), None);
         let names = self.known.of(&self.source).await;
@@ -219,8 +221,8 @@ impl Prefixes {
     }
 }
 
-/// Returns the pods as far as their state is certain, the deepest first. llm-d knows no ranks: a pod's depth in a tier is the greatest of its
-/// ranks'.
+/// Returns the pods with the depths that are certain, the deepest pod first. llm-d knows no ranks, so a pod's depth in
+/// a tier is the greatest depth of its ranks.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     let mut depths: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {
@@ -245,8 +247,8 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     pods
 }
 
-/// Returns llm-d's name of a worker, which is the `IP:PORT` where its requests go. Without an address, the worker's own name is
-/// taken. llm-d writes an IPv6 address without brackets.
+/// Returns llm-d's name of a worker: the `IP:PORT` to which its requests go. If no address is known, returns the
+/// worker's own name. llm-d writes an IPv6 address without brackets.
 fn pod_of(holder: &FoundHolder) -> String {
     let Some(address) = &holder.address else {
         return instance_of_worker(&holder.id.worker);
@@ -257,7 +259,7 @@ fn pod_of(holder: &FoundHolder) -> String {
     authority.replace(['[', ']'], "")
 }
 
-/// Returns a text encoded as in a reply.
+/// Returns a text in the encoding of a reply.
 fn in_reply(text: &[u8]) -> Vec<u8> {
     let mut replies = ReplyBuffer::default();
     replies.text(text);

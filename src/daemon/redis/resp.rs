@@ -1,17 +1,17 @@
 //! Redis's protocol, versions 2 and 3: decodes commands and encodes replies.
 //!
-//! In both versions a command is a list of texts. Only such lists are read here, without recursion and within bounds. Crates for
-//! the protocol are made for clients, which read every form of a reply. `redis-protocol` 6.0.0 recurses into nested lists to any
-//! depth, so that 80 kB of input can end the process.
+//! In both versions a command is a list of texts. Only such lists are read here, without recursion and within bounds.
+//! The existing crates for the protocol are made for clients, so they read every form of a reply. `redis-protocol`
+//! 6.0.0 recurses into nested lists to any depth, so that 80 kB of input can end the process.
 
 use std::io::Write;
 
-/// Most texts of one command.
+/// Maximum number of texts in one command.
 const WORDS_MAX: usize = 4096;
-/// Longest line, in bytes. A line is a length, or a command that a person has typed.
+/// Maximum length of a line, in bytes. A line is a length, or a command that a person has typed.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// Why bytes are not a command. The connection ends after this error.
+/// Reason why bytes are not a command. The connection ends after this error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProtocolError {
     #[error("Protocol error: too big mbulk count string")]
@@ -26,16 +26,16 @@ pub(super) enum ProtocolError {
     TextEnd,
 }
 
-/// A command.
+/// Command that has been read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ParsedCommand<'a> {
-    /// The command's name and its arguments. A command without words is to be ignored.
+    /// Name and arguments of the command. A command without words must be ignored.
     pub(super) words: Vec<&'a [u8]>,
-    /// Number of bytes that the command takes up.
+    /// Number of bytes that the encoded command takes up.
     pub(super) bytes: usize,
 }
 
-/// Reads the command at the beginning of `bytes`. `None` if the command's end has not come yet.
+/// Reads the command at the beginning of `bytes`. `None` if the end of the command has not arrived yet.
 pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, ProtocolError> {
     let Some((line, mut at)) = read_line(bytes, 0)? else {
         return Ok(None);
@@ -78,8 +78,8 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, Pr
     Ok(Some(ParsedCommand { words, bytes: at }))
 }
 
-/// Reads the line at `from`. Returns the line without its end, and the position of the next line. `None` if the line's end has
-/// not come yet.
+/// Reads the line that begins at `from`. Returns the line without its end, and the position of the next line. `None` if
+/// the end of the line has not arrived yet.
 fn read_line(bytes: &[u8], from: usize) -> Result<Option<(&[u8], usize)>, ProtocolError> {
     let rest = bytes.get(from..).unwrap_or_default();
     let end = rest.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');
@@ -97,7 +97,7 @@ fn number(digits: &[u8]) -> Option<i64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Buffer of encoded replies, one after the other.
+/// Buffer of encoded replies, each after the previous one.
 #[derive(Debug, Default)]
 pub(super) struct ReplyBuffer {
     bytes: Vec<u8>,
@@ -144,7 +144,7 @@ impl ReplyBuffer {
         self.line('*', count);
     }
 
-    /// Writes the head of a map with so many entries. In version 2, a map is a list.
+    /// Writes the head of a map with `entries` entries. In version 2 of the protocol, a map is a list.
     pub(super) fn map(&mut self, entries: usize) {
         match self.is_third {
             true => self.line('%', entries),

@@ -19,29 +19,30 @@ use super::connection::{RedisDoor, RedisLimits, serve};
 use super::guesses::Guesses;
 use super::prefixes::Prefixes;
 
-/// Time for which a reply in progress may go on after the stop.
+/// Time for which a reply in progress may go on after the daemon is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why llm-d's routers cannot be served.
+/// Reason why llm-d's routers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisStartError {
-    /// The listener cannot be opened.
+    /// Opening the listener failed.
     #[error("cannot listen on {address} (redis.listen): {source}")]
     Listen {
-        /// The address.
+        /// Address of the listener.
         address: SocketAddr,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The shards cannot be asked.
+    /// Asking the shards failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The password's file cannot be read.
+    /// Reading the password file failed.
     #[error(transparent)]
     Token(#[from] TokenError),
 }
 
-/// Serves llm-d's routers as tasks of `stage`. Returns the address that the listener is bound to, or `None` if none is configured.
+/// Serves llm-d's routers as tasks of `stage`. Returns the address to which the listener is bound, or `None` if no
+/// listener is configured.
 pub(crate) async fn start_redis(
     shared: &Shared,
     stage: &Stage,

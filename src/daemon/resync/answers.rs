@@ -1,7 +1,8 @@
-//! The inbox for the answers of all publishers: one subscription, and a queue for each attempt.
+//! Inbox for the answers of all publishers. It has one subscription, and a queue for each attempt to resync a holder.
 //!
-//! An attempt may be slow to take its answer: it waits for a slot, or works on a chunk. The client library bounds waiting messages by
-//! their number only. So messages are taken from it at once, and wait here, bounded in bytes.
+//! An attempt may be slow to take its answer, because it waits for a slot or works on a chunk. The client library
+//! bounds waiting messages by their number only. So messages are taken from the library immediately, and wait here,
+//! bounded in bytes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -22,26 +23,26 @@ use kvatlas_process::broker::Intake;
 
 use super::assembly::AnswerLimits;
 
-/// Approximate number of bytes that a waiting message takes beside its payload.
+/// Approximate size of a waiting message without its payload, in bytes.
 const WORD_BYTES: usize = 64;
-/// Most messages that are taken in a row before other work is looked at.
+/// Maximum number of messages that are taken in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
-/// Pauses before a subscription that the server refused is tried again.
+/// Pauses before the next try after the server has refused a subscription.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
 
-/// A message on an attempt's reply subject.
+/// Message that came on an attempt's reply subject, or the news that messages were lost.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ResyncMessage {
-    /// A piece of the answer.
+    /// Chunk (a piece) of the answer.
     Chunk(Bytes),
-    /// The publisher answers with an error.
+    /// Publisher has answered with an error.
     Refused,
     /// No publisher subscribes to the subject on which the request was sent.
     NoResponder,
-    /// The connection has lost messages: nobody knows whether the rest will come.
+    /// Connection has lost messages, so nobody knows whether the rest of the answer will come.
     Lost,
 }
 
@@ -70,15 +71,16 @@ impl ResyncMessage {
 /// Answers that attempts expect, by the token in their reply subjects.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Prefix of all reply subjects.
+    /// Prefix of the reply subjects of all attempts.
     prefix: String,
     /// Bounds on one answer.
     limits: AnswerLimits,
-    /// Most bytes of all answers that wait.
+    /// Maximum size of all waiting messages together, in bytes.
     waiting_max: usize,
     waiting: AtomicUsize,
     expected: Mutex<HashMap<u64, Expected>>,
-    /// Key of the hash that makes reply subjects hard to guess. Otherwise publishers could answer for each other.
+    /// Key of the hash that makes reply subjects hard to guess. If they could be guessed, publishers could answer for
+    /// each other.
     key: RandomState,
     asked: AtomicUsize,
 }
@@ -86,13 +88,13 @@ pub(super) struct Answers {
 #[derive(Debug)]
 struct Expected {
     words: mpsc::UnboundedSender<ResyncMessage>,
-    /// Payload bytes of the answer that have come so far.
+    /// Number of payload bytes of the answer that have come so far.
     bytes: usize,
-    /// Messages of the answer that have come so far.
+    /// Number of messages of the answer that have come so far.
     chunks: u32,
 }
 
-/// One answer as it comes.
+/// Answer whose messages are arriving.
 #[derive(Debug)]
 pub(super) struct Reply {
     answers: Arc<Answers>,
@@ -101,8 +103,8 @@ pub(super) struct Reply {
 }
 
 impl Answers {
-    /// Makes an inbox for answers within `limits`, on subjects that begin with `prefix`. Waiting messages take no more memory than
-    /// `concurrency` of the largest answers.
+    /// Makes an inbox for answers within `limits`, on subjects that begin with `prefix`. All waiting messages together
+    /// take no more memory than `concurrency` answers of the largest size.
     pub(super) fn new(prefix: String, concurrency: usize, limits: AnswerLimits) -> Arc<Self> {
         Arc::new(Self {
             prefix,
@@ -115,7 +117,7 @@ impl Answers {
         })
     }
 
-    /// Expects one more answer.
+    /// Expects one more answer. The returned value receives its messages.
     pub(super) fn expect(self: &Arc<Self>) -> Reply {
         let token = self.key.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
         let (sender, words) = mpsc::unbounded_channel();
@@ -132,7 +134,7 @@ impl Answers {
         }
     }
 
-    /// Hands a message to its attempt, if the attempt still expects an answer.
+    /// Passes a message to its attempt, if the attempt still expects an answer.
     fn deliver(&self, message: &Message) {
         let token = message.subject.strip_prefix(self.prefix.as_str());
         let Some(token) = token.and_then(|token| u64::from_str_radix(token, 16).ok()) else {
@@ -167,7 +169,7 @@ impl Answers {
         }
     }
 
-    /// Bytes of all messages that wait for attempts.
+    /// Returns the size of all messages that wait for attempts, in bytes.
     #[cfg(test)]
     fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
@@ -175,12 +177,13 @@ impl Answers {
 }
 
 impl Reply {
-    /// The subject on which the publisher is to answer.
+    /// Returns the subject on which the publisher must answer.
     pub(super) fn subject(&self) -> String {
         format!("{}{:016x}", self.answers.prefix, self.token)
     }
 
-    /// Waits for the next message. Returns `None` if the answer is larger than allowed, or had no room beside the other answers.
+    /// Waits for the next message. Returns `None` if the answer is larger than allowed, or if it did not fit beside the
+    /// other waiting answers.
     pub(super) async fn next(&mut self) -> Option<ResyncMessage> {
         let word = self.words.recv().await?;
         self.answers.waiting.fetch_sub(word.bytes(), Ordering::Relaxed);
@@ -197,24 +200,25 @@ impl Drop for Reply {
     }
 }
 
-/// Takes the messages of all answers from the connection.
+/// Receiver of the messages of all answers from the connection.
 pub(super) struct AnswersSource {
     pub(super) client: Client,
     pub(super) answers: Arc<Answers>,
     pub(super) intake: Arc<Intake>,
-    /// Counts the server's refusals of the subscription.
+    /// Number of times that the server has refused the subscription.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Counts how often the connection has lost messages.
+    /// Number of times that the connection has lost messages.
     pub(super) losses: watch::Receiver<u64>,
 }
 
 impl AnswersSource {
-    /// The subject of the subscription.
+    /// Returns the subject of the subscription to all answers.
     pub(super) fn subject(answers: &Answers) -> String {
         format!("{}*", answers.prefix)
     }
 
-    /// Takes messages until the client is closed. Subscribes again and again if the server refuses the subscription.
+    /// Receives messages until the client is closed. If the server refuses the subscription, subscribes again without
+    /// end.
     pub(super) async fn run(self) {
         let (mut refusals, mut losses) = (self.refusals.clone(), self.losses.clone());
         let mut failures = 0_u32;

@@ -1,4 +1,4 @@
-//! Assembly of the chunks of a publisher's answer into one checked answer. No I/O, no clock.
+//! Assembly of the chunks of a publisher's answer into one checked answer. This file does no I/O and reads no clock.
 
 use crate::lanes::ResyncAnswer;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
@@ -7,61 +7,62 @@ use kvatlas_core::wire::{
 };
 use kvatlas_telemetry::labels::ResyncFailure;
 
-/// Bounds on one answer.
+/// Bounds on one answer of a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnswerLimits {
-    /// Most payload bytes of all chunks together.
+    /// Maximum size of the payloads of all chunks together, in bytes.
     pub(super) bytes_max: usize,
-    /// Most chunks.
+    /// Maximum number of chunks in one answer.
     pub(super) chunks_max: u32,
 }
 
-/// Facts that are known before the answer comes. An answer that contradicts them is not believed.
+/// Facts that are known before the answer comes. An answer that contradicts these facts is not believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Evidence {
-    /// The newest batch that had been received when the publisher was asked.
+    /// Epoch and number of the newest batch that had been received when the publisher was asked.
     pub(super) seen: BatchCursor,
-    /// The largest epoch that is believed.
+    /// Largest epoch that is believed.
     pub(super) epoch_max: u64,
 }
 
-/// The state of an answer after a chunk.
+/// State of an answer after a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AnswerProgress {
-    /// More chunks follow.
+    /// More chunks of the answer follow.
     More,
-    /// The chunk belongs to an epoch that has ended, and is passed over.
+    /// Chunk belongs to an epoch that has ended, and is ignored.
     Outdated,
-    /// The chunk was the last one.
+    /// Chunk was the last one. The value is the whole answer.
     Whole(ResyncAnswer),
 }
 
-/// Puts an answer together.
+/// Assembly of one answer from its chunks.
 ///
-/// Several publishers may claim the worker. Then all of them answer, and the highest epoch wins, as on the events subject.
+/// If several publishers claim the worker, all of them answer. Then the answer with the highest epoch wins, as on the
+/// events subject.
 #[derive(Debug)]
 pub(super) struct Assembly {
     request: ResyncRequest,
     evidence: Evidence,
-    /// The settings of the namespace.
+    /// Settings of the namespace to which the holder belongs.
     settings: NamespaceSettings,
     limits: AnswerLimits,
     wire: WireLimits,
-    /// The answer that has begun; `None` before its first chunk.
+    /// Answer of which chunks have come. `None` before the first chunk.
     begun: Option<PartialAnswer>,
     bytes: usize,
-    /// Number of chunks that have come, from any publisher. The bound on this number ends a flood.
+    /// Number of chunks that have come, from any publisher. A bound on this number ends a flood of chunks.
     chunks: u32,
     has_seen_outdated: bool,
 }
 
-/// An answer of which some chunks have come.
+/// Answer of which some chunks have come, but not all.
 #[derive(Debug)]
 struct PartialAnswer {
     answer: ResyncAnswer,
     next_chunk: u32,
-    /// Whether the publisher has computed no hashes, in a namespace whose hashes are recomputed. A full state must then have the
-    /// blocks' content, from which the chain is computed here.
+    /// Whether the full state must have the blocks' content (their tokens). It must if the namespace recomputes hashes
+    /// and the publisher has computed none: then the chain is computed here.
     needs_content: bool,
 }
 
@@ -86,17 +87,17 @@ impl Assembly {
         }
     }
 
-    /// Payload bytes that have come.
+    /// Returns the number of payload bytes that have come.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether a chunk of an ended epoch has come.
+    /// Whether a chunk of an epoch that has ended has come.
     pub(super) fn has_seen_outdated(&self) -> bool {
         self.has_seen_outdated
     }
 
-    /// Takes the next message on the reply subject.
+    /// Takes the next message that came on the reply subject, as a chunk of the answer.
     pub(super) fn take(&mut self, payload: &[u8]) -> Result<AnswerProgress, ResyncFailure> {
         self.chunks = self.chunks.saturating_add(1);
         self.bytes = self.bytes.saturating_add(payload.len());
@@ -188,7 +189,7 @@ impl Assembly {
     }
 }
 
-/// Whether the first chunk can begin an answer to the request.
+/// Checks that the first chunk can begin an answer to the request.
 fn check_beginning(
     request: &ResyncRequest,
     seen: BatchCursor,
@@ -206,7 +207,7 @@ fn check_beginning(
     Ok(())
 }
 
-/// Whether a batch stores blocks by opaque names alone, without the content from which the chain can be computed.
+/// Whether a batch stores blocks only by opaque names, without the content from which the chain can be computed.
 fn lacks_content(batch: &EventBatch) -> bool {
     batch.events.iter().any(|event| {
         let Event::Stored(stored) = event else {

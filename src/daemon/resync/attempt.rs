@@ -1,4 +1,4 @@
-//! One attempt to resync one holder: ask its publisher, and apply the answer.
+//! One attempt to resync a holder. It asks the holder's publisher, and applies the answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,23 +18,23 @@ use super::answers::{Answers, ResyncMessage};
 use super::assembly::{AnswerLimits, AnswerProgress, Assembly, Evidence};
 use super::slots::ResyncSlot;
 
-/// Settings for asking publishers.
+/// Settings for resyncs, that is, for asking publishers.
 #[derive(Debug, Clone)]
 pub(super) struct ResyncSettings {
-    /// Most publishers that are asked at once.
+    /// Maximum number of publishers that are asked at the same time.
     pub(super) concurrency: usize,
-    /// Longest time that an answer may take.
+    /// Maximum time to wait for a publisher's answer.
     pub(super) timeout: Duration,
-    /// Bounds on an answer.
+    /// Bounds on an answer of a publisher.
     pub(super) answer: AnswerLimits,
-    /// The pauses between attempts to resync one holder.
+    /// Pauses between attempts to resync one holder.
     pub(super) backoff: Backoff,
 }
 
 impl ResyncSettings {
     /// Reads the settings from `config`.
     pub(super) fn of(config: &Config) -> Self {
-        /// Fewest bytes of a useful chunk. Most chunks are far larger.
+        /// Minimum size of a useful chunk, in bytes. Most chunks are far larger.
         const BYTES_PER_CHUNK_MIN: usize = 1024;
         let chunks_max = (config.resync.max_answer_bytes / BYTES_PER_CHUNK_MIN).max(64);
         Self {
@@ -52,33 +52,33 @@ impl ResyncSettings {
     }
 }
 
-/// The parts that a resyncer works with.
+/// Parts of the daemon that a resyncer uses.
 pub(super) struct ResyncerParts {
     pub(super) client: Client,
-    /// The answers that are expected.
+    /// Inbox for the expected answers.
     pub(super) answers: Arc<Answers>,
-    /// The subjects on which publishers are asked.
+    /// Subjects on which publishers are asked.
     pub(super) subjects: Subjects,
-    /// The namespaces of the holders.
+    /// Namespaces of the holders.
     pub(super) namespaces: Arc<Namespaces>,
-    /// The lanes in which the answers are applied.
+    /// Lanes that apply the answers.
     pub(super) pool: Arc<LanePool>,
-    /// Says whether the stream of events is followed. If it is not, no answer proves anything.
+    /// Trust in the stream, which says whether events are followed. If they are not, no answer proves anything.
     pub(super) trust: Arc<StreamTrust>,
 }
 
-/// One attempt to resync one holder.
+/// Attempt to resync one holder.
 pub(super) struct Attempt {
     pub(super) parts: Arc<ResyncerParts>,
     pub(super) settings: Arc<ResyncSettings>,
     pub(super) metrics: Arc<ResyncMetrics>,
     pub(super) holder: HolderKey,
-    /// The generation of the stream in which the publisher is asked.
+    /// Generation of the stream in which the publisher is asked.
     pub(super) generation: StreamGeneration,
 }
 
 impl Attempt {
-    /// Asks the publisher, and applies its answer. `slot` is kept until the answer has been applied.
+    /// Asks the publisher, and applies its answer. The `slot` is kept until the answer has been applied.
     pub(super) async fn run(self, mut slot: ResyncSlot) -> Result<(), ResyncFailure> {
         let started = Instant::now();
         let pool = &self.parts.pool;
@@ -142,7 +142,7 @@ impl Attempt {
         )
     }
 
-    /// Asks the publisher, and puts its answer together.
+    /// Asks the publisher, and assembles its answer.
     async fn ask(
         &self,
         begun: &ResyncBegun,

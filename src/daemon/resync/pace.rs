@@ -1,6 +1,7 @@
-//! The pace of attempts to resync a holder.
+//! Pace of the attempts to resync a holder. The table has the state after an attempt was queued, and after an attempt
+//! failed:
 //!
-//! | | `queued` | `failed` |
+//! | state | `queued` | `failed` |
 //! |---|---|---|
 //! | `Untried` | `First` | `Paused` |
 //! | `First` | `First` | `Paused` |
@@ -14,31 +15,31 @@ use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::queue::Prospect;
 
-/// Record of the failed attempts in a row.
+/// Record of consecutive failed attempts to resync a holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Failures {
     count: u32,
     last: ResyncFailure,
-    /// Time before which no further attempt begins.
+    /// Time before which no further attempt may begin.
     not_before: Instant,
 }
 
-/// How far the attempts to resync a holder have come.
+/// State of the attempts to resync a holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum AttemptState {
     /// No attempt has been queued.
     #[default]
     Untried,
-    /// The first attempt is queued or running.
+    /// First attempt is queued or running.
     First,
-    /// The last attempt has failed.
+    /// Last attempt has failed, and no further one is queued.
     Paused(Failures),
-    /// A further attempt is queued or running.
+    /// Further attempt is queued or running, after failed ones.
     Again(Failures),
 }
 
 impl AttemptState {
-    /// The failures so far; `None` before the first.
+    /// Returns the failures so far. `None` before the first failure.
     fn failures(self) -> Option<Failures> {
         match self {
             Self::Untried | Self::First => None,
@@ -46,12 +47,12 @@ impl AttemptState {
         }
     }
 
-    /// The state after an attempt was queued.
+    /// Returns the state after an attempt was queued.
     fn queued(self) -> Self {
         self.failures().map_or(Self::First, Self::Again)
     }
 
-    /// The state after an attempt failed at `now`.
+    /// Returns the state after an attempt failed at `now`.
     fn failed(self, now: Instant, failure: ResyncFailure, backoff: &Backoff) -> Self {
         let before = self.failures().map_or(0, |failures| failures.count);
         let count = before.saturating_add(1);
@@ -69,13 +70,13 @@ pub(super) struct Attempts {
     state: AttemptState,
     /// Epoch of the holder when the last attempt was queued.
     epoch: u64,
-    /// Whether the log says already that nobody answers for the holder.
+    /// Whether the log already says that nobody answers for the holder.
     pub(super) is_unanswered_told: bool,
 }
 
 impl Attempts {
-    /// Whether an attempt may begin at `now`, while the holder is in `epoch`. If no publisher was subscribed at the last attempt,
-    /// a new epoch shows that one is running now, and the pause is skipped.
+    /// Whether an attempt may begin at `now`, while the holder is in `epoch`. The pause after a failure is skipped if
+    /// no publisher was subscribed at the last attempt, and a new epoch shows that one is running now.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         match self.state {
             AttemptState::Untried => true,
@@ -97,7 +98,7 @@ impl Attempts {
         (self.state, self.epoch) = (self.state.queued(), epoch);
     }
 
-    /// Returns the prospect that the publisher answers, judged by the last attempt.
+    /// Returns how likely the publisher is to answer, judged by the last attempt.
     pub(super) fn prospect(&self) -> Prospect {
         match self.state.failures().map(|failures| failures.last) {
             None => Prospect::First,
@@ -106,7 +107,7 @@ impl Attempts {
         }
     }
 
-    /// Notes that an attempt failed at `now`.
+    /// Notes that an attempt failed at `now`, and sets the pause before the next one.
     pub(super) fn fail(&mut self, now: Instant, failure: ResyncFailure, backoff: &Backoff) {
         self.state = self.state.failed(now, failure, backoff);
     }

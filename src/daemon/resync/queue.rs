@@ -1,23 +1,25 @@
-//! The queue of publishers to ask: fair by worker. First tries come before repeated ones, and silent publishers come last.
+//! Queue of publishers to ask, fair between workers. First attempts come before repeated ones, and silent publishers
+//! come last.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// The prospect that a holder's publisher answers. Publishers with a lower value are asked first.
+/// Prospect (likelihood) that a holder's publisher answers. Publishers with a lower value are asked first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Prospect {
-    /// The publisher has not been asked since the doubt began.
+    /// Publisher has not been asked since the doubt began.
     First,
-    /// The publisher has answered, but the holder is in doubt again or still.
+    /// Publisher answered the last request, but the holder is in doubt again or still.
     Again,
-    /// The publisher did not answer the last time.
+    /// Publisher did not answer the last request.
     Silent,
 }
 
-/// Period, in items taken, at which the worst prospect comes first. So no item waits for ever.
+/// Number of taken items after which the worst prospect comes first once. So no item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
-/// Items that wait to be taken. Within a prospect the workers take turns, one item each, whatever the number of their items.
+/// Queue of items with prospects. Among items of one prospect the workers take turns, one item each, however many items
+/// each worker has.
 #[derive(Debug)]
 pub(super) struct FairQueue<W, T> {
     classes: [Class<W, T>; 3],
@@ -42,13 +44,13 @@ impl<W: Clone + Eq + Hash, T> FairQueue<W, T> {
         }
     }
 
-    /// Number of items that wait.
+    /// Returns the number of items that wait.
     pub(super) fn len(&self) -> usize {
         let items = self.classes.iter().flat_map(|class| class.items.values());
         items.map(VecDeque::len).sum()
     }
 
-    /// Puts an item of `worker` behind the worker's other items of the same prospect.
+    /// Adds an item of `worker` after the worker's other items of the same prospect.
     pub(super) fn push(&mut self, worker: W, prospect: Prospect, item: T) {
         let class = &mut self.classes[prospect as usize];
         let items = class.items.entry(worker.clone()).or_default();
@@ -58,7 +60,7 @@ impl<W: Clone + Eq + Hash, T> FairQueue<W, T> {
         items.push_back(item);
     }
 
-    /// Takes the next item.
+    /// Takes the next item from the queue.
     pub(super) fn pop(&mut self) -> Option<T> {
         self.taken += 1;
         if self.taken.is_multiple_of(LAST_FIRST_EVERY) {

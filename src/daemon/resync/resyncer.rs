@@ -1,4 +1,4 @@
-//! Looks for holders in doubt, and asks their publishers, a few at a time.
+//! Resyncer: finds holders in doubt, and asks their publishers, a few at the same time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use super::pace::Attempts;
 use super::queue::FairQueue;
 use super::slots::ResyncSlots;
 
-/// Longest pause between two looks at all holders.
+/// Maximum pause between two looks at all holders.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Shortest pause between two looks, if a holder has begun to wait for missing batches.
+/// Minimum pause between two looks, when a holder has begun to wait for missing batches.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Shortest pause after a look, as a multiple of the look's duration, because a look at many holders takes long. The longer of
-/// this pause and [`LOOK_PAUSE`] holds.
+/// Minimum pause after a look, as a multiple of the look's duration, because a look at many holders takes long. The
+/// actual pause is at least the longer of this one and [`LOOK_PAUSE`].
 const LOOK_PAUSES: u32 = 20;
 
 /// Starts the task that asks publishers, as a task of `events`. Does nothing if `resync.concurrency` is 0.
@@ -81,7 +81,7 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
     Ok(())
 }
 
-/// Asks the publishers of holders in doubt.
+/// Task that asks the publishers of holders in doubt.
 struct Resyncer {
     parts: Arc<ResyncerParts>,
     settings: Arc<ResyncSettings>,
@@ -92,7 +92,7 @@ struct Resyncer {
     gauges: ResyncGauges,
 }
 
-/// Outcome of an attempt to resync a holder.
+/// Result of an attempt to resync a holder.
 struct AttemptOutcome {
     holder: HolderKey,
     result: Result<(), ResyncFailure>,
@@ -111,7 +111,7 @@ impl Resyncer {
         }
     }
 
-    /// Works until `stop` is cancelled. Attempts that are still running are then given up.
+    /// Works until `stop` is cancelled. Attempts that are still running then are given up.
     async fn run(mut self, stop: CancellationToken) {
         let mut interval = tokio::time::interval(LOOK_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -164,7 +164,7 @@ impl Resyncer {
         }
     }
 
-    /// Forgets the failures of holders that are exact by now, or gone.
+    /// Forgets the failures of holders that are exact again, or have been removed.
     fn forget_the_settled(&mut self) {
         let mut in_doubt = std::collections::HashSet::new();
         for namespace in self.parts.namespaces.all() {
@@ -183,7 +183,7 @@ impl Resyncer {
         });
     }
 
-    /// Starts as many attempts as may run.
+    /// Starts queued attempts, as many as may run at the same time.
     fn start_queued(&mut self, ended: &mpsc::UnboundedSender<AttemptOutcome>, stop: &CancellationToken) {
         while let Some(slot) = self.slots.take() {
             // Without the stream no answer would prove anything: the queue waits.
@@ -255,8 +255,8 @@ impl Resyncer {
     }
 }
 
-/// Whether an answer of the holder's publisher may make the holder's state certain. If blocks were left out for want of room, an
-/// answer helps only once there is room.
+/// Whether an answer of the holder's publisher may make the holder's state certain. If the holder lacks blocks for
+/// which there was no room, an answer helps only once there is room.
 fn is_to_be_asked_for(namespace: &Namespace, record: &HolderRecord, trust: &StreamTrust) -> bool {
     let is_short = record.status.own_reasons().contains(DegradedReason::Capacity);
     record.status.is_worth_a_resync(trust) || is_short && namespace.indexer.has_room_for(record)

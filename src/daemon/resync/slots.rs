@@ -1,7 +1,8 @@
-//! Slots: the bound on how many publishers answer at once.
+//! Slots: the bound on the number of publishers that answer at the same time.
 //!
-//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence its slot goes to
-//! another publisher, and it gets a slot again when its answer begins. So publishers that never answer don't hold up the others.
+//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence, its
+//! slot goes to another publisher. When its answer begins, it waits for a slot again. So publishers that never answer
+//! do not delay the others.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,12 +10,12 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Time for which a publisher may be silent before another one has its slot.
+/// Time for which a publisher may be silent before its slot goes to another publisher.
 const SILENCE_MAX: Duration = Duration::from_millis(250);
-/// Most silent publishers that are waited for without a slot, for each slot.
+/// Maximum number of silent publishers that are waited for without a slot, as a multiple of the number of slots.
 const SILENT_PER_SLOT: usize = 256;
 
-/// The slots of a daemon.
+/// All slots of a daemon. A slot lets one publisher answer.
 #[derive(Debug, Clone)]
 pub(super) struct ResyncSlots {
     answering: Arc<Semaphore>,
@@ -22,7 +23,7 @@ pub(super) struct ResyncSlots {
     count: usize,
 }
 
-/// A slot, or a place among the silent publishers, which are waited for without a slot.
+/// Slot of an attempt, or its place among the attempts that wait for a silent publisher without a slot.
 #[derive(Debug)]
 pub(super) struct ResyncSlot {
     slots: ResyncSlots,
@@ -39,7 +40,7 @@ impl ResyncSlots {
         }
     }
 
-    /// A slot, if one is free.
+    /// Returns a slot, if one is free.
     pub(super) fn take(&self) -> Option<ResyncSlot> {
         let permit = Arc::clone(&self.answering).try_acquire_owned().ok()?;
         Some(ResyncSlot {
@@ -49,15 +50,15 @@ impl ResyncSlots {
         })
     }
 
-    /// Number of slots that are taken.
+    /// Returns the number of slots in use.
     pub(super) fn taken(&self) -> usize {
         self.count.saturating_sub(self.answering.available_permits())
     }
 }
 
 impl ResyncSlot {
-    /// Waits for the first message of an answer. If the message is late, another attempt may have the slot meanwhile. This attempt then
-    /// waits for a slot before it returns.
+    /// Waits for the first message of an answer. If the message is late, another attempt may use the slot meanwhile. In
+    /// that case, this attempt waits for a slot again before it returns.
     pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
         let mut first = pin!(first);
         if let Ok(came) = tokio::time::timeout(SILENCE_MAX, &mut first).await {

@@ -1,13 +1,14 @@
 //! The claim on an Object Store bucket, which says that only the replicas of one deployment use it.
 //!
-//! Daemons that follow different workers must not share a bucket. Each would remove the other's snapshots as outdated, and a fresh daemon
-//! would start from a snapshot without its own workers. So an object without content, the claim, says which deployment the bucket belongs
-//! to.
+//! Daemons that follow different workers must not share a bucket. Each would remove the other's snapshots as outdated,
+//! and a fresh daemon would start from a snapshot without its own workers. So an object without content, the claim,
+//! names the deployment to which the bucket belongs.
 //!
-//! - The claim's metadata name the deployment, and the daemon that has written the claim last.
-//! - The claim is written anew with every snapshot that is sent. In a bucket whose objects expire, it expires with the last snapshot.
-//! - The server takes a claim only if no other daemon has written one since this daemon read it. So only one of two deployments gets the
-//!   bucket.
+//! - The claim's metadata name the deployment, and the daemon that wrote the claim last.
+//! - The claim is written again with every snapshot that is sent. In a bucket whose objects expire, the claim expires
+//!   with the last snapshot.
+//! - The server takes a claim only if no other daemon has written one since this daemon read it. So only one of two
+//!   deployments gets the bucket.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,27 +24,27 @@ use kvatlas_core::wire::Shard;
 
 use kvatlas_process::storage::shown;
 
-/// The name of the claim's object.
+/// Name of the claim object.
 const OBJECT: &str = "deployment";
-/// The object's name in base64, as the Object Store has it in subjects.
+/// Name of the claim object in base64, as subjects of the Object Store have it.
 const OBJECT_TOKEN: &str = "ZGVwbG95bWVudA==";
-/// The metadata key of the deployment.
+/// Metadata key for the name of the deployment.
 const DEPLOYMENT: &str = "deployment";
-/// The metadata key of the daemon.
+/// Metadata key for the name of the daemon.
 const INSTANCE: &str = "instance";
-/// The digest of nothing, as the Object Store writes it.
+/// Digest of an empty object, as the Object Store writes it.
 const DIGEST_OF_NOTHING: &str = "SHA-256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU=";
-/// Value of the rollup header. With it, a message replaces the earlier messages on its subject.
+/// Value of the rollup header with which a message replaces the earlier messages on its subject.
 const ROLLUP_OF_SUBJECT: &str = "sub";
-/// Most tries of a claim while other replicas write theirs.
+/// Maximum number of tries to write a claim while other replicas write theirs.
 const TRIES_MAX: u32 = 8;
 
-/// The set of workers that a daemon follows: the same for all replicas of one deployment.
+/// Deployment: the replicas that follow the same workers. This value names these workers.
 #[derive(Debug, Clone)]
 pub struct Deployment {
-    /// The prefix of the subjects.
+    /// Prefix of the deployment's subjects.
     pub prefix: String,
-    /// The shard whose workers are followed; `None` for all workers.
+    /// Shard whose workers are followed. `None` means all workers.
     pub shard: Option<Shard>,
 }
 
@@ -56,21 +57,21 @@ impl fmt::Display for Deployment {
     }
 }
 
-/// Why a bucket is not claimed.
+/// Reason why a bucket is not claimed.
 #[derive(Debug)]
 pub(super) enum ClaimError {
-    /// The bucket belongs to another deployment.
+    /// Bucket belongs to another deployment.
     Taken {
-        /// The deployment that has the bucket.
+        /// Deployment to which the bucket belongs.
         deployment: String,
-        /// The daemon that wrote that deployment's claim last.
+        /// Daemon that wrote that deployment's claim last.
         instance: String,
     },
-    /// The server refused or failed, in its words.
+    /// Server refused or failed. The value is its explanation.
     Failed(String),
 }
 
-/// A daemon's claim to a bucket.
+/// Claim of a daemon to a bucket.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
     bucket: String,
@@ -88,7 +89,7 @@ impl Claim {
         }
     }
 
-    /// Claims the bucket, which must exist, or renews this deployment's claim.
+    /// Claims the bucket, or renews this deployment's claim. The bucket must exist.
     pub(super) async fn stake(&self, jetstream: &Context) -> Result<(), ClaimError> {
         for _ in 0..TRIES_MAX {
             let last_sequence = self.check(jetstream).await?;
@@ -99,7 +100,8 @@ impl Claim {
         Err(ClaimError::Failed("others write to it all the time".to_owned()))
     }
 
-    /// Returns the present claim's number in the stream, or 0 if there is no claim. A claim of another deployment is an error.
+    /// Returns the number that the present claim has in the stream, or 0 if there is no claim. A claim of another
+    /// deployment is an error.
     async fn check(&self, jetstream: &Context) -> Result<u64, ClaimError> {
         let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
         let stream = stream.await.map_err(|error| failed(&error))?;
@@ -120,7 +122,8 @@ impl Claim {
         })
     }
 
-    /// Writes the claim if the present claim has the number `last_sequence` in the stream. Returns whether it was written.
+    /// Writes the claim if the present claim has the number `last_sequence` in the stream. Returns whether the claim
+    /// was written.
     async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ClaimError> {
         let object = ObjectInfo {
             name: OBJECT.to_owned(),

@@ -1,8 +1,8 @@
 //! The files of a snapshot directory.
 //!
-//! A snapshot is written to a temporary file in the directory, synced, and renamed to `snapshot-MICROSECONDS.kvs`. Then the directory is
-//! synced. So a file with such a name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next
-//! snapshot removes.
+//! A snapshot is written to a temporary file in the directory, synced, and renamed to `snapshot-MICROSECONDS.kvs`. Then
+//! the directory is synced. So a file with such a name is whole unless the disk damaged it. A crash leaves a temporary
+//! file at most, which the next snapshot removes.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,25 +14,25 @@ use kvatlas_telemetry::labels::SnapshotFailure;
 
 use kvatlas_process::storage::{Disk, Storage, StorageFile, open_regular};
 
-/// Prefix of snapshots' names, which are prefix, 20 digits, suffix. The names sort by time.
+/// Prefix of the names of snapshots. A name is this prefix, 20 digits, and a suffix. The names sort by time.
 const PREFIX: &str = "snapshot-";
 const SUFFIX: &str = ".kvs";
 /// Prefix of the names of files that are being written.
 const TEMPORARY_PREFIX: &str = ".writing-";
 
-/// Why an operation on a snapshot directory or a file in it failed.
+/// Error of an operation on a snapshot directory or on a file in it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {} {}: {source}", action.words(), path.display())]
 pub struct DirectoryError {
-    /// The action that was attempted.
+    /// Operation that failed.
     pub action: DirectoryAction,
-    /// The path that it was attempted on.
+    /// Path of the file or directory.
     pub path: PathBuf,
-    /// The system's error.
+    /// Error of the operating system.
     pub source: io::Error,
 }
 
-/// An operation on a snapshot directory or a file in it.
+/// Operation on a snapshot directory or on a file in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectoryAction {
     /// Make the directory.
@@ -45,11 +45,11 @@ pub enum DirectoryAction {
     Read,
     /// Write to a file.
     Write,
-    /// Bring a file's content to the disk.
+    /// Write a file's content from memory to the disk.
     Sync,
     /// Rename a temporary file to its final name.
     Rename,
-    /// Bring the directory's names to the disk.
+    /// Write the directory's names from memory to the disk.
     SyncDirectory,
     /// Remove a file.
     Remove,
@@ -72,7 +72,7 @@ impl DirectoryAction {
 }
 
 impl DirectoryError {
-    /// The word for the error in metrics.
+    /// Returns the word for this error in metrics.
     pub fn failure(&self) -> SnapshotFailure {
         match self.action {
             _ if self.source.kind() == io::ErrorKind::StorageFull => SnapshotFailure::DiskFull,
@@ -96,7 +96,7 @@ fn failed(action: DirectoryAction, path: &Path) -> impl FnOnce(io::Error) -> Dir
     }
 }
 
-/// A directory of snapshots.
+/// Directory of snapshots.
 #[derive(Debug, Clone)]
 pub struct SnapshotDirectory {
     path: PathBuf,
@@ -104,7 +104,7 @@ pub struct SnapshotDirectory {
     storage: Arc<dyn Storage>,
 }
 
-/// A snapshot that has been written.
+/// Snapshot that has been written, with its size and totals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Written {
     pub(super) path: PathBuf,
@@ -112,7 +112,8 @@ pub(super) struct Written {
     pub(super) totals: SnapshotTotals,
 }
 
-/// A file that does not have its final name yet. Dropping the value removes the file, unless it has got its name.
+/// Temporary file, which does not have its final name yet. Dropping this value removes the file, unless the file has
+/// got its final name.
 pub(super) struct Temporary<'a> {
     directory: &'a SnapshotDirectory,
     path: PathBuf,
@@ -121,7 +122,7 @@ pub(super) struct Temporary<'a> {
 }
 
 impl Temporary<'_> {
-    /// The path of the file.
+    /// Returns the present path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -146,17 +147,18 @@ impl Write for Temporary<'_> {
     }
 }
 
-/// Writes the frames of a snapshot to a file.
+/// Writer of a snapshot's frames to a file.
 pub(super) type FileWriter<'a, 'b> = SnapshotWriter<BufWriter<&'a mut Temporary<'b>>>;
 
 impl SnapshotDirectory {
-    /// Opens the directory at `path`, and makes it if it does not exist. Pruning keeps the newest `keep` snapshots, at least one.
+    /// Opens the directory at `path`, and makes it if it does not exist. Pruning keeps the newest `keep` snapshots, but
+    /// at least one.
     pub fn open(path: &Path, keep: usize) -> Result<Self, DirectoryError> {
         Self::open_on(Arc::new(Disk), path, keep)
     }
 
-    /// Does as [`Self::open`], but on `storage` instead of the machine's file system. Snapshots are still read from the machine's file
-    /// system.
+    /// Opens a directory as [`Self::open`] does, but on `storage` instead of the machine's file system. Snapshots are
+    /// still read from the machine's file system.
     pub fn open_on(storage: Arc<dyn Storage>, path: &Path, keep: usize) -> Result<Self, DirectoryError> {
         storage
             .create_directory(path)
@@ -168,12 +170,12 @@ impl SnapshotDirectory {
         })
     }
 
-    /// Number of snapshots that are kept.
+    /// Returns the number of snapshots that are kept.
     pub fn keep(&self) -> usize {
         self.keep
     }
 
-    /// The snapshots in the directory, newest first.
+    /// Returns the paths of the snapshots in the directory, the newest first.
     pub fn snapshots(&self) -> Result<Vec<PathBuf>, DirectoryError> {
         let mut snapshots = self.files(|name| stamp_of(name).is_some())?;
         snapshots.sort_unstable_by(|one, other| other.cmp(one));
@@ -192,7 +194,7 @@ impl SnapshotDirectory {
         Ok(paths)
     }
 
-    /// Writes a snapshot with `fill`. The file gets its name only when it is whole and on disk.
+    /// Writes a snapshot, whose frames `fill` writes. The file gets its final name only when it is whole and on disk.
     pub(super) fn write<E>(
         &self,
         created_us: u64,
@@ -214,7 +216,7 @@ impl SnapshotDirectory {
         Ok(Written { path, bytes, totals })
     }
 
-    /// Makes a temporary file, without a snapshot's name.
+    /// Makes a temporary file, which does not have the name of a snapshot.
     pub(super) fn temporary(&self) -> Result<Temporary<'_>, DirectoryError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -231,7 +233,7 @@ impl SnapshotDirectory {
         })
     }
 
-    /// Reads a file that is no snapshot, up to `bytes_max`. Returns `None` if there is no such file.
+    /// Reads a file that is not a snapshot, up to `bytes_max` bytes. Returns `None` if there is no such file.
     pub(super) fn read(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, DirectoryError> {
         let path = self.path.join(name);
         let read = || -> io::Result<Vec<u8>> {
@@ -246,7 +248,7 @@ impl SnapshotDirectory {
         }
     }
 
-    /// Replaces a file that is no snapshot. At any moment the name has the whole old file or the whole new one.
+    /// Replaces a file that is not a snapshot. At any moment the name has the whole old file or the whole new one.
     pub(super) fn replace(&self, name: &str, content: &[u8]) -> Result<(), DirectoryError> {
         let mut temporary = self.temporary()?;
         let path = temporary.path.clone();
@@ -256,7 +258,7 @@ impl SnapshotDirectory {
         self.persist(temporary, name).map(drop)
     }
 
-    /// Syncs a file, then gives it its name. Afterwards content and name survive a crash.
+    /// Syncs a file, then gives it its final name. Afterwards content and name survive a crash.
     pub(super) fn persist(
         &self,
         mut temporary: Temporary<'_>,
@@ -277,14 +279,15 @@ impl SnapshotDirectory {
         Ok(path)
     }
 
-    /// Returns the time in the newest snapshot's name. The next snapshot's name must have a later time, even if the clock was set
-    /// back. Then the next snapshot is loaded first and removed last.
+    /// Returns the time in the newest snapshot's name. The next snapshot must get a later time, even if the clock was
+    /// set back. Otherwise it would not be loaded first and removed last.
     pub(super) fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
         let newest = self.snapshots()?.into_iter().next();
         Ok(newest.and_then(|path| stamp_of(path.file_name()?.to_str()?)))
     }
 
-    /// Removes all but the newest snapshots, and temporary files that crashes left. Only one process may write to the directory.
+    /// Removes all but the newest snapshots, and temporary files that crashes have left. Only one process may write to
+    /// the directory.
     pub(super) fn prune(&self) -> Result<(), DirectoryError> {
         let outdated = self.snapshots()?.into_iter().skip(self.keep);
         let left_behind = self.files(|name| name.starts_with(TEMPORARY_PREFIX))?;
@@ -300,7 +303,7 @@ impl SnapshotDirectory {
     }
 }
 
-/// Makes the name of a snapshot from its time, in microseconds since the Unix epoch.
+/// Returns the name of a snapshot made at the time `stamp`, in microseconds since the Unix epoch.
 pub(super) fn snapshot_name(stamp: u64) -> String {
     format!("{PREFIX}{stamp:020}{SUFFIX}")
 }

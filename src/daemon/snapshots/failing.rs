@@ -1,43 +1,44 @@
-//! Snapshots that are not written or not sent: why, and since when.
+//! Failure of the newest snapshots, to be written or to be sent: the error, and the time since which they fail.
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// The errors of the newest snapshot: of writing it, and of sending it to the Object Store.
+/// Failures of the newest snapshot: to be written, and to be sent to the Object Store. `None` where there is none.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotFailing {
     writing: Mutex<Option<FailingSnapshots>>,
     sending: Mutex<Option<FailingSnapshots>>,
 }
 
-/// Consecutive snapshots that could not be written, or not be sent.
+/// Failure of consecutive snapshots, to be written or to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct FailingSnapshots {
-    /// Error of the newest snapshot.
+    /// Error of the newest failed snapshot.
     pub(crate) error: String,
-    /// Time of the first of these snapshots, in microseconds since the Unix epoch.
+    /// Time of the first failed snapshot, in microseconds since the Unix epoch.
     pub(crate) since_us: u64,
 }
 
 impl SnapshotFailing {
-    /// Notes whether a snapshot was written, or its error. `now_us` is in microseconds since the Unix epoch.
+    /// Notes the result of writing a snapshot: success, or its error. `now_us` is in microseconds since the Unix epoch.
     pub(super) fn note_written(&self, written: Result<(), String>, now_us: u64) {
         note(&self.writing, written, now_us);
     }
 
-    /// Notes whether a snapshot was sent to the Object Store, or its error. `now_us` is in microseconds since the Unix epoch.
+    /// Notes the result of sending a snapshot to the Object Store: success, or its error. `now_us` is in microseconds since the
+    /// Unix epoch.
     pub(super) fn note_sent(&self, sent: Result<(), String>, now_us: u64) {
         note(&self.sending, sent, now_us);
     }
 
-    /// Returns the error while snapshots cannot be written. `None` if the newest snapshot was written, or if there was no
+    /// Returns the failure while snapshots cannot be written. `None` if the newest snapshot was written, or if there was no
     /// snapshot yet.
     pub(crate) fn writing(&self) -> Option<FailingSnapshots> {
         self.writing.lock().clone()
     }
 
-    /// Returns the error while snapshots cannot be sent to the Object Store. `None` if the last one was sent, or if none was due
-    /// yet.
+    /// Returns the failure while snapshots cannot be sent to the Object Store. `None` if the last one was sent, or if none was
+    /// due yet.
     pub(crate) fn sending(&self) -> Option<FailingSnapshots> {
         self.sending.lock().clone()
     }

@@ -1,4 +1,5 @@
-//! The snapshots of a running daemon: loaded at start, written by the clock and at the end, exchanged with the Object Store.
+//! Keeper of a running daemon's snapshots. It loads a snapshot at the start, writes snapshots at regular intervals and
+//! at the stop, and exchanges them with the Object Store.
 
 use std::path::Path;
 use std::pin::pin;
@@ -33,33 +34,33 @@ use super::save::Snapshotter;
 use kvatlas_process::storage::Storage;
 use kvatlas_process::storage::{DirectoryLock, LockError};
 
-/// Why a daemon cannot start with its snapshots.
+/// Reason why a daemon cannot start with its snapshots.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotStartError {
-    /// The snapshot directory cannot be used.
+    /// Snapshot directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     /// Another daemon uses the snapshot directory.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The connection to the Object Store cannot be made.
+    /// Connecting to the Object Store failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The Object Store cannot be used.
+    /// Object Store cannot be used.
     #[error(transparent)]
     ObjectStore(#[from] ObjectStoreError),
-    /// The snapshot to start from cannot be restored.
+    /// Newest snapshot cannot be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    /// Reading the snapshot was interrupted.
+    /// Task that reads the snapshot was interrupted.
     #[error("reading the snapshot was interrupted: {0}")]
     Interrupted(#[from] tokio::task::JoinError),
 }
 
-/// The name of the file with the history of states.
+/// Name of the file with the history of holders' states.
 const HISTORY_FILE: &str = "states.history";
 
-/// Writes the snapshots of a running daemon.
+/// Keeper that writes the snapshots of a running daemon.
 pub(crate) struct SnapshotKeeper {
     history: Arc<History>,
     snapshotter: Arc<Snapshotter>,
@@ -70,7 +71,8 @@ pub(crate) struct SnapshotKeeper {
     lock: Mutex<Option<DirectoryLock>>,
 }
 
-/// Restores the newest snapshot, and begins to write new ones, as a task of `upkeep`. Returns `None` if no directory is configured.
+/// Restores the newest snapshot, and begins to write new ones, as a task of `upkeep`. Returns `None` if no directory is
+/// configured.
 pub(crate) async fn start_snapshots(
     shared: &Shared,
     storage: Arc<dyn Storage>,
@@ -150,7 +152,7 @@ async fn connect_store(
     })
 }
 
-/// Reads the file with the history of states, if there is one.
+/// Reads the file with the history of holders' states, if there is one.
 async fn restore_history(shared: &Shared, directory: &SnapshotDirectory) -> Result<(), SnapshotStartError> {
     let (history, directory) = (Arc::clone(&shared.history), directory.clone());
     let restoring = tokio::task::spawn_blocking(move || match directory.read(HISTORY_FILE, FILE_BYTES_MAX) {
@@ -202,7 +204,7 @@ fn log_restored(restored: Option<&Restored>, directory: &Path) {
     );
 }
 
-/// Writes the history of states beside a snapshot.
+/// Writes the history of holders' states to a file beside the snapshots.
 fn save_history(history: &History, directory: &SnapshotDirectory) {
     let saved = history.save(unix_time_us() / 1_000_000);
     let written = match saved.encode() {
@@ -245,8 +247,9 @@ async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(
 }
 
 impl SnapshotKeeper {
-    /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when an upload is due. At the stop it
-    /// finishes writing, but breaks off sending.
+    /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when an upload is
+    /// due. When the daemon stops, a snapshot that is being written is finished, but a snapshot that is being sent is
+    /// given up.
     async fn save_regularly(self: Arc<Self>, period: Duration, stop: CancellationToken) {
         let start = tokio::time::Instant::now() + period;
         let mut interval = tokio::time::interval_at(start, period);
@@ -328,13 +331,13 @@ impl SnapshotKeeper {
         Ok(Some((name.into_owned(), bytes)))
     }
 
-    /// Gives up the lock on the directory, so that another daemon can use the directory. Must not be called before the last
-    /// write.
+    /// Releases the lock on the directory, so that another daemon can use the directory. Must be called only after the
+    /// last write.
     pub(crate) fn leave(&self) {
         self.lock.lock().take();
     }
 
-    /// Publishes how old the newest snapshot is.
+    /// Updates the metric of the newest snapshot's age.
     pub(crate) fn publish_age(&self) {
         self.metrics.publish_age(SystemTime::now());
     }

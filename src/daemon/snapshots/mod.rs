@@ -1,40 +1,41 @@
-//! Snapshots: writing the lanes' dumps to files, restoring the newest good file at start, and exchanging files with the NATS Object
-//! Store. The file format is in [`kvatlas_core::snapshot`].
+//! Snapshots: writing the lanes' dumps to files, restoring the newest good file at start, and exchanging files with the
+//! NATS Object Store. The file format is in [`kvatlas_core::snapshot`].
 //!
 //! | file | subject |
 //! |---|---|
-//! | `keeper.rs` | when snapshots are loaded and written: at start, by the clock, at the end |
-//! | `failing.rs` | the error while snapshots cannot be written, and since when |
+//! | `keeper.rs` | when snapshots are loaded and written: at the start, at regular intervals, at the stop |
+//! | `failing.rs` | the error while snapshots cannot be written, and the time since which they fail |
 //! | `save.rs`, `walked.rs` | writing a file; the holders whose blocks a walk over the index finds |
 //! | `restore.rs` | loading a file |
 //! | `directory.rs` | the files of a directory |
 //! | `object_store.rs` | sending and fetching files |
-//! | `claim.rs` | the claim by which one deployment has a bucket |
+//! | `claim.rs` | the claim of one deployment to a bucket |
 //!
-//! # Why a snapshot and the stream behind it are complete
+//! # Why a snapshot and the stream after it are complete
 //!
 //! 1. The position in the stream is read before the first holder is dumped.
 //! 2. Each holder is dumped between two of its batches, together with its cursor.
 //! 3. So every message up to the position is part of the snapshot. Some of the later messages are, too.
-//! 4. The stream is replayed from the position. Batch numbers tell which batches the snapshot has already (delivery is at least once).
+//! 4. The stream is replayed from the position. Batch numbers show which batches are in the snapshot already (delivery
+//!    is at least once).
 //!
 //! A batch that cannot be decoded has no number. Replaying it degrades the holder again, which is safe.
 //!
-//! Without a stream nothing is replayed. The holder's next batch shows a gap, as after every pause of the daemon, and the holder is in
-//! doubt until it is resynced.
+//! Without a stream nothing is replayed. The holder's next batch shows a gap, as after every pause of the daemon, and
+//! the holder is in doubt until it is resynced.
 //!
 //! # Holders in a forest
 //!
-//! A regular holder is dumped without its blocks. A walk over the index ([`kvatlas_core::index::Walk`]) finds them later, run by run, at
-//! different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by some of the batches after the cursor.
-//! Replaying the stream makes it converge:
+//! A regular holder is dumped without its blocks. A walk over the index ([`kvatlas_core::index::Walk`]) finds them
+//! later, run by run, at different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by
+//! some of the batches after the cursor. Replaying the stream makes it converge:
 //!
-//! - A block that a later batch names is settled by that batch, as the replay is in order.
-//! - A block that no later batch names has not changed since the cursor, and the walk has found it.
+//! - If a later batch names the block, the replay of that batch makes the block right, because the replay is in order.
+//! - If no later batch names the block, it has not changed since the cursor, and the walk has found it.
 //!
-//! No batch tells of some changes: the holder left, was cleared, was resynced, became irregular, or lost blocks to eviction. After the
-//! walk the lanes compare each holder with its dump. A holder that changed in such a way is written again, as events, with its new
-//! cursor. The later frame replaces the earlier one.
+//! Some changes are not in any batch: the holder left, was cleared, was resynced, became irregular, or lost blocks to
+//! eviction. After the walk the lanes compare each holder with its dump. A holder that changed in such a way is written
+//! again, as events, with its new cursor. The later frame replaces the earlier one.
 
 mod claim;
 mod directory;

@@ -1,12 +1,14 @@
 //! Snapshots in the NATS Object Store, so that a fresh replica on another machine starts warm.
 //!
-//! - Objects have the names of files.
+//! - An object has the name of its snapshot's file.
 //! - Replicas share a bucket. Each sends its snapshots, and each removes all but the newest ones.
-//! - Daemons that follow other workers can't share it: a [claim](super::claim) in the bucket says which deployment has it.
-//! - Two replicas that begin a snapshot in the same microsecond give it the same name. The snapshot that was sent last stays, whole.
-//! - An object whose metadata cannot be read, or that is a link, is passed over and counted.
-//! - A start fetches the newest object that is newer than the newest file, checks it, and puts it among the files. A damaged object is passed
-//!   over, as a damaged file is.
+//! - Daemons that follow other workers cannot share the bucket. A [claim](super::claim) in the bucket names the
+//!   deployment to which it belongs.
+//! - Two replicas that begin a snapshot in the same microsecond give it the same name. Of the two, the snapshot that
+//!   was sent last is kept, and it is whole.
+//! - An object is skipped and counted if its metadata cannot be read, or if it is a link.
+//! - At the start, a daemon fetches the newest object that is newer than its newest file, checks it, and puts it among
+//!   the files. A damaged object is skipped, as a damaged file is.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,28 +31,28 @@ use super::claim::{Claim, ClaimError, Deployment};
 use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
 use kvatlas_process::storage::open_regular;
 
-/// Time for which a bucket made by the daemon keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind
-/// expire, too.
+/// Time for which objects are kept in a bucket that the daemon has made. An older snapshot is of no use. Pieces that a
+/// killed daemon left behind expire, too.
 const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Bytes of one piece of an object. Servers usually take larger messages (`max_payload`).
+/// Size of one piece of an object, in bytes. Servers usually take larger messages (`max_payload`).
 const PIECE_BYTES: usize = 512 << 10;
 /// Divisor of the time limit for fetching a snapshot. The quotient is the time limit for one piece.
 const PIECES_PATIENCE_SHARE: u32 = 4;
-/// Most objects of a bucket that are looked at.
+/// Maximum number of objects in a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
 
-/// Why a snapshot was not exchanged.
+/// Reason why a snapshot could not be exchanged with the Object Store.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectStoreError {
-    /// The bucket cannot be opened or made.
+    /// Bucket cannot be opened or made.
     #[error("cannot use the Object Store bucket {bucket}: {reason}; does the server have JetStream?")]
     Bucket {
         /// Name of the bucket.
         bucket: String,
-        /// The client library's error text.
+        /// Error text of the client library.
         reason: String,
     },
-    /// The bucket belongs to daemons that follow other workers.
+    /// Bucket belongs to daemons that follow other workers.
     #[error(
         "the Object Store bucket {bucket} has the snapshots of {deployment} (says {instance}), and this daemon follows \
          {own}; give it a bucket of its own (snapshots.object_store)"
@@ -58,68 +60,68 @@ pub enum ObjectStoreError {
     Taken {
         /// Name of the bucket.
         bucket: String,
-        /// The deployment whose snapshots the bucket has.
+        /// Deployment whose snapshots the bucket has.
         deployment: String,
-        /// The daemon that wrote the claim last.
+        /// Daemon that wrote the claim last.
         instance: String,
-        /// The deployment of this daemon.
+        /// Deployment of this daemon.
         own: String,
     },
-    /// The bucket cannot be claimed.
+    /// Bucket cannot be claimed.
     #[error("cannot claim the Object Store bucket {bucket}: {reason}")]
     Claim {
         /// Name of the bucket.
         bucket: String,
-        /// The client library's error text.
+        /// Error text of the client library.
         reason: String,
     },
-    /// The objects cannot be listed.
+    /// Objects cannot be listed.
     #[error("cannot list the Object Store bucket {bucket}: {reason}")]
     List {
         /// Name of the bucket.
         bucket: String,
-        /// The client library's error text.
+        /// Error text of the client library.
         reason: String,
     },
-    /// An object could not be sent, fetched or removed.
+    /// Object could not be sent, fetched or removed.
     #[error("cannot {action} {name}: {reason}")]
     Object {
-        /// The action that was attempted.
+        /// Action that was attempted.
         action: &'static str,
         /// Name of the object.
         name: String,
-        /// The client library's error text.
+        /// Error text of the client library.
         reason: String,
     },
-    /// The object has more bytes than the configuration allows.
+    /// Object has more bytes than the configuration allows.
     #[error("{name} has more than {bytes_max} bytes; raise snapshots.object_store_max_bytes")]
     TooLarge {
         /// Name of the object.
         name: String,
-        /// The limit in bytes.
+        /// Maximum size of an object, in bytes.
         bytes_max: u64,
     },
-    /// The file cannot be read or written.
+    /// File cannot be read or written.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The request took too long.
+    /// Request took too long. The value is the time limit.
     #[error("not within {0:?}, see snapshots.object_store_patience_seconds")]
     TimedOut(Duration),
 }
 
-/// A daemon's access to the bucket: it sends, fetches and removes snapshots there.
+/// Access of a daemon to the bucket, by which it sends, fetches and removes snapshots.
 pub struct SnapshotStore {
     pub(super) jetstream: Context,
     pub(super) config: ObjectStoreConfig,
-    /// Number of the newest snapshots that are kept, at least 1.
+    /// Number of the newest snapshots that are kept in the bucket; at least 1.
     pub(super) keep: usize,
     pub(super) deployment: Deployment,
     pub(super) claim: Claim,
 }
 
 impl SnapshotStore {
-    /// Sends a file under its name, and removes outdated objects. Returns the file's bytes. A file that was sent only in part does not
-    /// become an object.
+    /// Sends a snapshot file as an object with the file's name, and removes outdated objects. Returns the file's length
+    /// in bytes. If only a part of the file was sent, it does not become an object.
     pub async fn upload(&self, path: &Path, metrics: &SnapshotMetrics) -> Result<u64, ObjectStoreError> {
         let name = path
             .file_name()
@@ -148,12 +150,13 @@ impl SnapshotStore {
         Ok(bytes)
     }
 
-    /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged snapshots are counted and
-    /// passed over. Returns `None` if no whole snapshot is newer.
+    /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged snapshots are
+    /// counted and skipped. Returns `None` if no whole snapshot is newer.
     ///
     /// # Errors
     ///
-    /// [`ObjectStoreError::Taken`] if the bucket belongs to daemons that follow other workers; others if the server does not answer.
+    /// [`ObjectStoreError::Taken`] if the bucket belongs to daemons that follow other workers. Other errors if the
+    /// server does not answer.
     pub async fn fetch_newer(
         &self,
         directory: &SnapshotDirectory,
@@ -192,7 +195,7 @@ impl SnapshotStore {
         Ok(None)
     }
 
-    /// Fetches one object. Returns `None` if it is not a whole snapshot.
+    /// Fetches one object into a file. Returns `None` if the object is not a whole snapshot.
     async fn fetch(
         &self,
         bucket: &ObjectStore,
@@ -262,10 +265,10 @@ impl SnapshotStore {
         pruned
     }
 
-    /// The snapshots in the bucket with their times, newest first. Other objects are ignored.
+    /// Returns the snapshots in the bucket with their times, the newest first. Other objects are ignored.
     ///
-    /// A list waits for every object that was there when it began. An object that is removed meanwhile may never come, so the list has a
-    /// deadline.
+    /// Listing waits for every object that existed when the listing began. An object that is removed meanwhile may
+    /// never come, so listing has a deadline.
     async fn snapshots(
         &self,
         bucket: &ObjectStore,
@@ -352,7 +355,7 @@ impl SnapshotStore {
         created.map_err(|error| self.unusable(&error))
     }
 
-    /// Opens or makes the bucket, and claims it for this deployment.
+    /// Opens or makes the bucket, and claims the bucket for this deployment.
     async fn claimed(&self) -> Result<ObjectStore, ObjectStoreError> {
         let bucket = self.open_or_create().await?;
         let name = || self.config.bucket.clone();

@@ -1,4 +1,4 @@
-//! Starting from a snapshot.
+//! Restoring of a snapshot when a daemon starts.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -20,46 +20,47 @@ use kvatlas_telemetry::{RestoredSnapshot, SnapshotMetrics};
 use super::directory::{DirectoryError, SnapshotDirectory};
 use kvatlas_process::storage::open_regular;
 
-/// The snapshot that the daemon started from.
+/// Snapshot from which the daemon started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
     /// Path of the snapshot's file.
     pub path: PathBuf,
-    /// The totals of its content.
+    /// Totals of the snapshot's content.
     pub totals: SnapshotTotals,
     /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// Position in the events stream of the last message that the snapshot is known to include; `None` if the snapshot has no
-    /// position in that stream.
+    /// Position in the events stream of the last message that the snapshot is known to include. `None` if the snapshot
+    /// has no position in that stream.
     pub cursor: Option<StreamCursor>,
     /// Time that checking and loading took.
     pub elapsed: Duration,
 }
 
-/// Why the daemon cannot start from its snapshots.
+/// Reason why the daemon cannot start from its snapshots.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The directory cannot be read.
+    /// Directory cannot be read.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// A lane has stopped.
+    /// Lane that takes over holders has stopped.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// Brings a snapshot back to the lanes.
+/// Restorer that loads a snapshot into the lanes.
 pub struct Restorer {
-    /// The lanes.
+    /// Lanes that take over the snapshot's holders.
     pub pool: Arc<LanePool>,
-    /// Bounds on the snapshot's batches.
+    /// Bounds on the batches in the snapshot.
     pub limits: WireLimits,
-    /// Name of the events stream that will be read behind the snapshot; `None` with core NATS.
+    /// Name of the events stream that will be read after the snapshot is restored. `None` with core NATS.
     pub stream: Option<String>,
     /// Position in the events stream after which reading goes on; set by [`Self::restore_newest`].
     pub position: Arc<StreamPosition>,
-    /// Trust in the stream. Holders that were exact are confirmed in its generation, if the stream is read on behind the snapshot.
+    /// Trust in the stream. If the stream is read on from the snapshot's position, holders that were exact are
+    /// confirmed in the stream's generation.
     pub trust: Arc<StreamTrust>,
-    /// Counts restored and rejected snapshots.
+    /// Metrics that count restored and rejected snapshots.
     pub metrics: Arc<SnapshotMetrics>,
 }
 
@@ -69,8 +70,8 @@ enum ApplyError {
 }
 
 impl Restorer {
-    /// Brings the newest whole snapshot to the lanes, and waits until they have applied it. Returns `None` if there is no whole snapshot.
-    /// Blocks: to be called where blocking is allowed.
+    /// Loads the newest whole snapshot into the lanes, and waits until they have applied it. Returns `None` if there is
+    /// no whole snapshot. Must be called where blocking is allowed.
     ///
     /// - A file that is not whole is logged as an error, counted, and left in place.
     /// - A file is read twice: first to check it to its end, then to apply it. So no part of a damaged file is applied.
@@ -136,13 +137,21 @@ impl Restorer {
             .rejected(SnapshotRejection::from(error), &path.display(), error);
     }
 
+    /// Returns the position of the snapshot in the stream that is read. `None` if the snapshot has no such position, or if it was
+    /// written under other settings. Then the stream is read from its beginning, as it may have messages that were dropped.
     fn cursor_of(&self, content: &SnapshotContent) -> Option<StreamCursor> {
         let stream = self.stream.as_ref()?;
-        content
-            .streams
-            .iter()
-            .find(|cursor| cursor.stream == *stream)
-            .cloned()
+        let mut cursors = content.streams.iter();
+        let cursor = cursors.find(|cursor| cursor.stream == *stream)?;
+        let is_same = cursor.intake == Some(self.position.intake());
+        if !is_same {
+            tracing::info!(
+                stream,
+                "the snapshot was written under other settings of shards, limits or namespaces, or by an older version: the stream \
+                 is read from its beginning"
+            );
+        }
+        is_same.then(|| cursor.clone())
     }
 
     fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
@@ -186,12 +195,12 @@ impl Restorer {
     }
 }
 
-/// The holders of a file that is being applied.
+/// Holders of a snapshot file that is being applied.
 #[derive(Debug, Default)]
 struct Restoring {
-    /// The holder whose frame came last.
+    /// Holder of the last holder frame.
     holder: Option<HolderFrame>,
-    /// The holders whose blocks are in forests.
+    /// Holders of the file whose blocks come in forests.
     in_forest: Vec<HolderFrame>,
 }
 
@@ -203,7 +212,7 @@ impl Restoring {
         self.holder = Some(holder.clone());
     }
 
-    /// The holders that may be incomplete if the file ends here.
+    /// Returns the holders that may be incomplete if the file ends here.
     fn incomplete(&self) -> impl Iterator<Item = &HolderFrame> {
         self.in_forest.iter().chain(&self.holder)
     }

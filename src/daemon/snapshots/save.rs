@@ -1,4 +1,4 @@
-//! Writing a snapshot while serving.
+//! Writing of a snapshot while the daemon serves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use tokio::runtime::Handle;
 
 use crate::lanes::{LanePool, PoolError, StreamPosition};
 use kvatlas_client::unix_time_us;
-use kvatlas_core::snapshot::SnapshotTotals;
+use kvatlas_core::snapshot::{SnapshotTotals, StreamCursor};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_telemetry::labels::SnapshotFailure;
 
 use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
 use super::walked::{Walked, write_dump};
 
-/// Why no new snapshot was written. The older snapshots are as they were.
+/// Reason why no new snapshot was written. Older snapshots are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// A file could not be written.
+    /// File could not be written.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// A lane has stopped.
+    /// Lane that dumps holders has stopped.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Writing failed in the middle.
+    /// Writing failed in the middle of the file.
     #[error("cannot write the snapshot: {0}")]
     Write(#[from] std::io::Error),
     /// Another snapshot is being written.
@@ -36,7 +36,7 @@ pub enum SaveError {
 }
 
 impl SaveError {
-    /// The word for the error in metrics.
+    /// Returns the word for this error in metrics.
     pub fn failure(&self) -> SnapshotFailure {
         match self {
             Self::Directory(error) => error.failure(),
@@ -50,22 +50,22 @@ impl SaveError {
     }
 }
 
-/// A snapshot that has been written.
+/// Snapshot that has been written, with facts about its writing.
 #[derive(Debug)]
 pub struct Saved {
     /// Path of the snapshot's file.
     pub path: PathBuf,
     /// Length of the file in bytes.
     pub bytes: u64,
-    /// The totals of its content.
+    /// Totals of the snapshot's content.
     pub totals: SnapshotTotals,
-    /// Time that writing took.
+    /// Time that writing the snapshot took.
     pub elapsed: Duration,
-    /// Why outdated snapshots could not be removed; `None` if they were removed.
+    /// Error that kept outdated snapshots from being removed. `None` if they were removed.
     pub prune_error: Option<DirectoryError>,
 }
 
-/// Writes the snapshots of one daemon, one at a time.
+/// Writer of one daemon's snapshots, one at a time.
 pub struct Snapshotter {
     pool: Arc<LanePool>,
     directory: SnapshotDirectory,
@@ -77,7 +77,7 @@ pub struct Snapshotter {
 impl Snapshotter {
     /// Makes a snapshotter that writes the holders of `pool` to `directory`.
     ///
-    /// - `position` is how far the events stream has been handed to the lanes.
+    /// - `position` is the position in the events stream up to which messages have been handed to the lanes.
     /// - Holders that are not confirmed in the generation of `trust` are written as unverified.
     pub fn new(
         pool: Arc<LanePool>,
@@ -94,15 +94,16 @@ impl Snapshotter {
         }
     }
 
-    /// The directory of the snapshots.
+    /// Returns the directory of the snapshots.
     pub fn directory(&self) -> &SnapshotDirectory {
         &self.directory
     }
 
-    /// Writes all holders to a new snapshot, and removes outdated snapshots. Blocks: to be called where blocking is allowed.
+    /// Writes all holders to a new snapshot, and removes outdated snapshots. Must be called where blocking is allowed.
     ///
-    /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor and, for an irregular
-    /// holder, to collect its events. Walking, encoding, compressing and writing happen on the calling thread. Queries do not wait.
+    /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor
+    /// and, for an irregular holder, to collect its events. Walking, encoding, compressing and writing happen on the
+    /// calling thread. Queries do not wait.
     pub fn save(&self, runtime: &Handle) -> Result<Saved, SaveError> {
         let _alone = self.saving.try_lock().ok_or(SaveError::Busy)?;
         let started = Instant::now();
@@ -118,7 +119,7 @@ impl Snapshotter {
         })
     }
 
-    /// Runs `work` while holding the lock of a snapshot that is being written.
+    /// Runs `work` while holding the lock that is held while a snapshot is written.
     #[cfg(test)]
     pub(super) fn while_saving<T>(&self, work: impl FnOnce() -> T) -> T {
         let _alone = self.saving.lock();
@@ -132,7 +133,11 @@ impl Snapshotter {
         let generation = self.trust.generation();
         let mut walked = Walked::default();
         if let Some(cursor) = cursor {
-            writer.write_stream(&cursor)?;
+            writer.write_stream(&StreamCursor {
+                intake: Some(self.position.intake()),
+                has_all: cursor.has_all && !self.pool.drops_some(),
+                ..cursor
+            })?;
         }
         for lane in 0..self.pool.lane_count() {
             let mut position = None;

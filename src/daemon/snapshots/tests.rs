@@ -23,7 +23,7 @@ use super::*;
 
 const STREAM: &str = "EVENTS";
 
-/// A daemon's lanes, with the namespaces, the position in the stream and the trust that they share.
+/// Lanes of a daemon, with the namespaces, the position in the stream and the trust that they share.
 struct World {
     namespaces: Arc<Namespaces>,
     pool: Arc<LanePool>,
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Hands over the message `sequence` of the stream.
+    /// Hands message number `sequence` of the stream to the lanes.
     async fn dispatch(&self, sequence: u64) {
         let (worker, payload) = message(sequence);
         let generation = self.trust.generation();
@@ -93,7 +93,8 @@ impl World {
         blocking(move || restorer.restore_newest(&directory, &runtime).unwrap()).await
     }
 
-    /// Returns for each holder its worker, the number of its last batch, its number of blocks, and its reasons for doubt.
+    /// Returns, for each holder, its worker, the number of its last batch, its number of blocks, and its reasons for
+    /// doubt.
     fn holders(&self) -> Vec<(String, u64, u64, DegradedReasons)> {
         let Some(namespace) = self.namespaces.get(&namespace()) else {
             return Vec::new();
@@ -132,6 +133,8 @@ fn cursor(sequence: u64) -> StreamCursor {
         created_us: 7,
         sequence,
         digest: None,
+        intake: Some(0),
+        has_all: true,
     }
 }
 
@@ -298,8 +301,8 @@ fn the_default_generation_confirms_nothing() {
     assert!(StreamGeneration::default() < StreamTrust::default().generation());
 }
 
-/// Writes a snapshot, and runs `meanwhile` after the holders are dumped: before the walk over the index, or after it if
-/// `after_walk`.
+/// Writes a snapshot. Runs `meanwhile` after the holders are dumped: after the walk over the index if `after_walk` is
+/// set, before it otherwise.
 async fn save_with(
     world: &Arc<World>,
     folder: &Path,
@@ -341,12 +344,12 @@ async fn save_with(
 }
 
 impl World {
-    /// Brings a batch of one worker to its lane.
+    /// Sends a batch of one worker to its lane.
     async fn tell(&self, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
         self.tell_of(Tier::DEVICE, worker, epoch, seq, events).await;
     }
 
-    /// Brings a batch of one worker about blocks in `tier` to its lane.
+    /// Sends a batch of one worker about blocks in `tier` to its lane.
     async fn tell_of(&self, tier: Tier, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
         let batch = EventBatch {
             epoch,
@@ -400,7 +403,8 @@ async fn a_snapshot_brings_back_what_queries_found() {
     }
 }
 
-/// Returns how many blocks from 10 on the only holder has: on the device, on device and host together, and in all tiers.
+/// Returns three depths of the only holder for the blocks from 10 on: on the device, on device and host together, and
+/// in all tiers.
 fn depths_of_tiers(world: &World) -> [u32; 3] {
     let namespace = world.namespaces.get(&namespace()).unwrap();
     let query = kvatlas_core::wire::QueryKey::SequenceHashes((10..20).map(SequenceHash).collect());

@@ -1,4 +1,5 @@
-//! The holders of a snapshot whose blocks a walk over the index finds. Their blocks are written as a forest.
+//! Holders of a snapshot whose blocks are found by a walk over the index. Their blocks are written to the file as a
+//! forest.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +17,18 @@ use super::save::SaveError;
 
 type HolderName = (NamespaceName, WorkerName, Rank);
 
-/// The holders whose blocks walks find, each with its frame in the file.
+/// Holders whose blocks are found by a walk over the index, each with the number of its frame in the file.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
     holders: Vec<HolderVisit>,
-    /// Number in the file of each holder's last frame, counted from 1.
+    /// Number of each holder's last frame in the file, counted from 1.
     last_frames: BTreeMap<HolderName, u64>,
     frames: u64,
 }
 
 #[derive(Debug)]
 struct HolderVisit {
-    /// Number in the file of the holder's own frame, counted from 1.
+    /// Number of the holder's own frame in the file, counted from 1.
     own_frame: u64,
     lane: usize,
     position: DumpPosition,
@@ -36,8 +37,8 @@ struct HolderVisit {
 }
 
 impl Walked {
-    /// Notes a holder that is about to be written, after lane number `lane` has dumped it. If a walk is to find the holder's
-    /// blocks, the holder's frame gets the number by which forests name the holder.
+    /// Notes a holder that lane number `lane` has dumped and that is about to be written. If a walk is to find the
+    /// holder's blocks, gives the holder's frame the number by which forests name the holder.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);
@@ -103,8 +104,8 @@ impl Walked {
         Ok(())
     }
 
-    /// Writes outdated holders again, as events. A holder is outdated if its present state does not follow from its dump: from the blocks
-    /// that the walk found and the batches since.
+    /// Writes outdated holders again, as events. A holder is outdated if its dump is no longer valid. A dump is valid
+    /// if the blocks that the walk found and the batches since then lead to the holder's present state.
     pub(super) fn write_changed(
         self,
         writer: &mut FileWriter<'_, '_>,

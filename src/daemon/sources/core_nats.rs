@@ -1,19 +1,19 @@
-//! Events from core NATS: a subscription.
+//! Source of events from core NATS, through a subscription.
 //!
-//! A broken connection or a full buffer loses messages. A loss shows as a gap in the batch numbers, but only at the holder's next batch.
-//! Until then the holder's state is in doubt. So each such incident begins a new *generation* of the stream: holders are unverified until
-//! a batch received in that generation continues their count.
+//! A broken connection or a full buffer loses messages. A loss shows as a gap in the batch numbers, but only at the
+//! holder's next batch. Until then the holder's state is in doubt. So each such incident begins a new *generation* of
+//! the stream: holders are unverified until a batch received in that generation continues their count.
 //!
-//! Messages that were buffered before the incident belong to the old generation. Each generation therefore has a subscription of its
-//! own. The steps of the change:
+//! Messages that were buffered before the incident belong to the old generation. Each generation therefore has a
+//! subscription of its own. The steps of the change:
 //!
 //! 1. Subscribe again, and wait until the server has confirmed it.
 //! 2. Unsubscribe the old subscription, and hand over its buffered messages first.
-//! 3. A message that came on both subscriptions is a duplicate by its number.
+//! 3. Skip a message that came on both subscriptions: its batch number shows that it is a duplicate.
 //!
-//! The server may refuse the subscription, or take the right to it away while it stands. It says so in an error on the connection. Each
-//! such refusal is an incident, too. The source then subscribes again and again. It stops when the server has the subscription and has
-//! said nothing against it for as long as two round trips take.
+//! The server may refuse the subscription, or withdraw the right to it later. An error on the connection says so. Each
+//! such refusal is an incident, too. The source then subscribes repeatedly, until the server has the subscription and
+//! has not refused it for the time of two round trips.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -38,42 +38,43 @@ use super::roll_call::RollCall;
 use super::span_of;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 
-/// Pause before a new subscription. Incidents come in swarms, since a full buffer drops message after message. One new subscription
-/// serves a whole swarm.
+/// Pause before a new subscription. Incidents come in swarms, because a full buffer drops many messages one after the
+/// other. One new subscription serves for a whole swarm.
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
-/// Most messages that are handed over in a row before other work is looked at.
+/// Maximum number of messages that are handed over in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
-/// Number of taken bytes after which the source reports them to the intake.
+/// Number of received bytes at which the source reports to the intake that it has taken them.
 const COUNTED_BYTES: u64 = 256 << 10;
-/// Pauses before a subscription that the server refused is tried again.
+/// Pauses before the next try after the server has refused a subscription.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
 
-/// Receives events by a subscription, and hands them to the lanes.
+/// Source that receives events through a subscription, and hands them to the lanes.
 pub(crate) struct CoreNatsSource {
     pub(super) client: Client,
-    /// The subject of all events.
+    /// Subject of the subscription: the subject of all events.
     pub(super) subject: String,
     pub(super) pool: Arc<LanePool>,
     pub(super) trust: Arc<StreamTrust>,
-    /// Counts the incidents that may have lost messages. The sender doubts the stream before it changes the count.
+    /// Number of incidents that may have lost messages. The sender doubts the stream before it changes the number.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Counts the refusals of the subscription. Each is an incident, too.
+    /// Number of refusals of the subscription. Each refusal is an incident, too.
     pub(super) refusals: watch::Receiver<u64>,
     /// Whether the server has confirmed the subscription. This source, and the handler of the connection's notices, set the value
     /// to false at a refusal.
     pub(super) subscribed: watch::Sender<bool>,
-    /// Most messages that the client buffers for the subscription.
+    /// Maximum number of messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
-    /// Count of the bytes that the connection has received and the source has not taken. The source reports taken messages here.
+    /// Count of the bytes that the connection has received and the source has not taken yet. The source reports here
+    /// the messages that it takes.
     pub(super) intake: Arc<Intake>,
-    /// Opens trace spans; `None` without a collector.
+    /// Tracer that opens spans. `None` if no collector is configured.
     pub(super) tracer: Option<Tracer>,
 }
 
-/// A subscription that the server has confirmed.
+/// Subscription that the server has confirmed.
 struct Confirmed {
     messages: async_nats::Subscriber,
     generation: StreamGeneration,
@@ -82,7 +83,7 @@ struct Confirmed {
 type Pending<'a> = Pin<Box<dyn Future<Output = Result<Confirmed, SubscribeError>> + Send + 'a>>;
 
 impl CoreNatsSource {
-    /// Receives until `stop` is cancelled, then hands over the buffered messages.
+    /// Receives messages until `stop` is cancelled, then hands over the buffered messages.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
         let mut incidents = self.incidents.clone();
         let mut current = tokio::select! {
@@ -140,8 +141,8 @@ impl CoreNatsSource {
         Ok(())
     }
 
-    /// Subscribes, and waits until the server has confirmed the subscription. Tries without end, since a daemon outlives its
-    /// broker, and a withdrawn right can be restored.
+    /// Subscribes, and waits until the server has confirmed the subscription. Tries without end, because a daemon
+    /// outlives its broker, and because a withdrawn right can be restored.
     async fn subscribe(&self, pause: Duration) -> Result<Confirmed, SubscribeError> {
         tokio::time::sleep(pause).await;
         let mut failures = 0_u32;
@@ -176,8 +177,8 @@ impl CoreNatsSource {
         }
     }
 
-    /// Hands over the messages in `inbox`, and at most `messages_max` buffered messages. Never waits: the lanes drop messages for
-    /// which they have no room, and doubt their workers' holders.
+    /// Hands over the messages in `inbox`, and at most `messages_max` buffered messages. Never waits. If the lanes have
+    /// no room, they drop messages, and put the holders of their workers in doubt.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
         let mut taken = MessageCounts::default();
         // Looked up only when the buffer seems empty, for the connection changes this counter with every message.
@@ -222,7 +223,7 @@ impl CoreNatsSource {
     }
 }
 
-/// Counts of taken messages: their number, and the bytes that have not been reported to the intake.
+/// Number of taken messages, and number of their bytes that have not been reported to the intake.
 #[derive(Default)]
 struct MessageCounts {
     messages: usize,

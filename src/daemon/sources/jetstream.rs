@@ -1,17 +1,19 @@
-//! Events from JetStream: a stream, read in order from the end of a snapshot.
+//! Source of events from JetStream. It reads a stream in order, from the position of a snapshot on.
 //!
-//! - The stream numbers its messages without a gap. A missing number shows a loss at once, and not only at the holder's next batch.
-//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, even if it stays silent.
+//! - The stream numbers its messages without a gap. A missing number shows a loss immediately, not only at the holder's
+//!   next batch.
+//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, even if it
+//!   stays silent.
 //! - Messages are pulled, a bounded number at a time, and not acknowledged. The daemon keeps the position itself, in snapshots.
-//! - The connection can break, the server can fall silent, a message can be skipped. After each of these, a new consumer begins behind
-//!   the last message that the lanes have. Until it has read the stream up to its end, all holders are unverified: a
-//!   [stall](StreamTrust::stall).
-//! - The server can refuse requests, or take the right to them away. This is a break, too. Before holders are trusted again, a first
-//!   request shows that the new consumer can be read.
-//! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of the messages that were read. So
-//!   a consumer begins with the last message that was read, and that message must be the same as before.
-//! - Messages can be gone for good: the stream's limits dropped them, or another stream took its name. This begins a new generation, as a
-//!   loss of core NATS does.
+//! - The connection can break, the server can fall silent, a message can be skipped. After each of these breaks, a new
+//!   consumer begins after the last message that the lanes have. Until this consumer has read the stream up to its end,
+//!   all holders are unverified: a [stall](StreamTrust::stall).
+//! - The server can refuse requests, or withdraw the right to them. This is a break, too. Before holders are trusted
+//!   again, a first request must show that the new consumer can be read.
+//! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages that
+//!   were read before. So a consumer begins with the last message that was read, and checks that it is still the same.
+//! - Messages can be gone for good: the stream's limits dropped them, or another stream has replaced the stream under
+//!   the same name. This begins a new generation of the stream, as a loss with core NATS does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,37 +42,41 @@ use super::stream::{EventStream, StreamError, StreamSpan};
 use super::stream_end::StreamEnd;
 use super::unread::Unread;
 
-/// Most messages that are pulled at once.
+/// Maximum number of messages in one pull, that is, in one request for messages.
 const PULL_MESSAGES_MAX: usize = 1024;
-/// Most bytes that are pulled at once, unless a single message may be larger.
+/// Maximum number of bytes in one pull, that is, in one request for messages. The bound is higher if a single message
+/// may be larger.
 const PULL_BYTES: usize = 32 << 20;
 /// Interval at which the server says that it has no messages. After twice that time without any message, a new consumer is made.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for which one request for messages stands.
+/// Time for which one request for messages stays open.
 const PULL_DURATION: Duration = Duration::from_secs(30);
-/// How long the server may take to answer the first request for messages.
+/// Time that the server may take to answer the first request for messages.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
-/// Time that the next message may take if the stream is known to have one. After that, a new consumer shows whether the message is gone.
+/// Maximum time to wait for the next message if the stream is known to have one. After this time, a new consumer shows
+/// whether the message is gone.
 const NEXT_PATIENCE: Duration = Duration::from_secs(3);
-/// Pauses before a new consumer is made.
+/// Pauses before the next new consumer is made.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(4),
 };
 
-/// Reads the events stream, and hands its messages to the lanes.
+/// Source that reads the events stream, and hands its messages to the lanes.
 pub(crate) struct JetStreamSource {
     pub(super) jetstream: Context,
     pub(super) client: Client,
-    /// The subject of all events.
+    /// Subject of all events.
     pub(super) subject: String,
-    /// The lanes that messages go to.
+    /// Lanes that apply the messages.
     pub(super) pool: Arc<LanePool>,
     /// Configuration of the stream.
     pub(super) config: StreamConfig,
-    /// Messages that may wait in the stream while holders still count as exact. At most half as many are pulled at once.
+    /// Maximum number of messages that may wait in the stream while holders still count as exact. At most half as many
+    /// are requested in one pull.
     pub(super) lag_max: u64,
-    /// Says which holders are verified. A stall must have begun before the first query is answered.
+    /// Trust in the stream, which says which holders are verified. A stall must have begun before the first query is
+    /// answered.
     pub(super) trust: Arc<StreamTrust>,
     /// Position in the stream after which reading goes on. The source keeps it up to date.
     pub(super) position: Arc<StreamPosition>,
@@ -83,59 +89,61 @@ pub(crate) struct JetStreamSource {
     /// Number of the last message that the stream is known to have, if the next message did not come in time.
     pub(super) not_come: Option<u64>,
     pub(super) metrics: StreamMetrics,
-    /// Opens trace spans; `None` without a collector.
+    /// Tracer that opens spans. `None` if no collector is configured.
     pub(super) tracer: Option<Tracer>,
 }
 
-/// A consumer, and how far it has to read.
+/// Consumer of the stream, with the position up to which it must read.
 struct Attached {
-    /// The message that the first request returned, if the stream had one.
+    /// Message that the first request returned, if the stream had one.
     first: Option<Message>,
     messages: pull::Stream,
-    /// Check of the last message that was read before this consumer was made. The consumer delivers that message once more.
+    /// Check of the last message that was read before this consumer was made. The consumer delivers that message again.
     /// `None` if there is nothing to compare.
     check: Option<ConsumerCheck>,
     /// Sequence number of the last message that must have been applied before holders are trusted again.
     target: u64,
     stall: Option<StreamStall>,
-    /// Number that the consumer gives to the next message it delivers.
+    /// Number that the consumer gives to the next message that it delivers.
     delivery: u64,
     unread: Unread,
-    /// Number of the last message that had been read at the last look.
+    /// Number of the last message that had been read at the last look for the next message.
     looked_at: Option<u64>,
-    /// The generation of the stream at the last look.
+    /// Generation of the stream at the last look at whether every publisher is known.
     looked_in: Option<StreamGeneration>,
 }
 
 impl Attached {
-    /// Number of the last message that the stream is known to have behind message `last`; `None` if there is no such message.
+    /// Returns the number of the last message that the stream is known to have after message `last`. `None` if no such
+    /// message is known.
     fn awaited(&self, last: u64) -> Option<u64> {
         let target = self.stall.as_ref().map(|_| self.target);
         target.max(self.unread.last()).filter(|awaited| *awaited > last)
     }
 }
 
-/// Why a consumer has to be made anew, and the detail for the log.
+/// Reason why a new consumer has to be made, and the detail for the log.
 type Broken = (ConsumerReset, String);
 
-/// The check that a consumer begins with.
+/// Check with which a consumer begins: the message `sequence` must have the same content as before.
 struct ConsumerCheck {
     /// Number of the last message that was read.
     sequence: u64,
-    /// The digest by which the message is recognised.
+    /// Digest by which the message is recognized.
     digest: u64,
     /// Position before the first message of the stream.
     beginning: StreamCursor,
 }
 
-/// Why a consumer is no longer read.
+/// Reason why a consumer is no longer read.
 enum Detached {
     Stopped,
     Reset(ConsumerReset, String),
 }
 
 impl JetStreamSource {
-    /// Reads until `stop` is cancelled. Tries for ever, since a daemon outlives its broker. Unread messages stay in the stream.
+    /// Reads the stream until `stop` is cancelled. Tries without end, because a daemon outlives its broker. Unread
+    /// messages stay in the stream.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         loop {
             let attached = tokio::select! {
@@ -214,8 +222,8 @@ impl JetStreamSource {
         })
     }
 
-    /// Asks for one message. Any answer of the server shows that the daemon may ask for messages and receives them. That includes
-    /// the answer that there is no message.
+    /// Asks for one message, and returns it if the stream has one. Any answer of the server, also that there is no
+    /// message, shows that the daemon may ask for messages and receives them.
     async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
         let failed = |reason: String| StreamError::Probe {
             name: self.config.name.clone(),
@@ -237,13 +245,14 @@ impl JetStreamSource {
         }
     }
 
-    /// Number of messages to pull at once: fewer than the client can buffer, since it would drop the rest.
+    /// Returns the number of messages for one pull. It is smaller than the number that the client can buffer, because
+    /// the client would drop the rest.
     fn pull_messages(&self) -> usize {
         let half = usize::try_from(self.lag_max / 2).unwrap_or(usize::MAX);
         half.clamp(1, PULL_MESSAGES_MAX)
     }
 
-    /// Bytes to pull at once. A message that is larger than a pull allows would never come.
+    /// Returns the number of bytes for one pull. If it were smaller than a message, that message would never come.
     fn pull_bytes(&self) -> usize {
         PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
     }
@@ -285,7 +294,8 @@ impl JetStreamSource {
         self.metrics.lost(messages, expected);
     }
 
-    /// Begins a new generation, and follows it at once, since messages behind a loss are read as before.
+    /// Begins a new generation of the stream, and follows it immediately, because messages after a loss are read as
+    /// before.
     fn doubt(&self) {
         self.trust.follow(self.trust.doubt());
     }
@@ -346,8 +356,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Notes the number `last` of the stream's last message, as the server reports it. Unread messages up to that number count as
-    /// waiting, even if the consumer counts none.
+    /// Notes the number `last` of the stream's last message, as the server reports it. All unread messages up to that
+    /// number count as waiting, even if the consumer reports none.
     fn note_end(&self, last: u64, attached: &mut Attached) {
         let sequence = self.position.sequence();
         let since_us = attached.unread.note_end(sequence, last, now_us());
@@ -356,16 +366,18 @@ impl JetStreamSource {
     }
 
     /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
-    /// publisher sends something between two looks. Needed after a loss in the middle of the stream.
+    /// publisher sends something between two looks. Needed after a loss in the middle of the stream, and after a snapshot that was
+    /// written while batches were dropped.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
+            self.position.note_all();
             self.trust.note_listed(generation);
         }
     }
 
-    /// Looks for the next message that is known to be in the stream. If none has come since the last look, the message may be gone. Then
-    /// returns an error, so that a new consumer shows it.
+    /// Checks whether a message has come since the last call. If none has come although the stream is known to have a
+    /// further one, that message may be gone. Then returns an error, so that a new consumer shows whether it is.
     fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
         let last = self.position.sequence();
         if attached.looked_at.replace(last) != Some(last) {
@@ -379,7 +391,7 @@ impl JetStreamSource {
         })
     }
 
-    /// Hands over the messages that have come.
+    /// Hands the messages that have come to the lanes.
     async fn take_buffered(&self, attached: &mut Attached) -> Result<(), Broken> {
         for _ in 0..self.lag_max {
             // Without the runtime's budget, which would make the buffer look empty.
@@ -403,7 +415,7 @@ impl JetStreamSource {
         }
     }
 
-    /// Hands a message over, if it is the next one.
+    /// Hands a message to the lanes, if it is the next one of the stream.
     async fn take(&self, message: Message, attached: &mut Attached) -> Result<(), Broken> {
         let (sequence, delivery, waiting) = match message.info() {
             Ok(info) => (info.stream_sequence, info.consumer_sequence, info.pending),
@@ -453,7 +465,7 @@ impl JetStreamSource {
         Ok(())
     }
 
-    /// Compares the first message of a consumer with the last one that was read before.
+    /// Compares the first message of a new consumer with the last message that was read before.
     async fn recheck(
         &self,
         check: &ConsumerCheck,
@@ -478,7 +490,7 @@ impl JetStreamSource {
         Ok(())
     }
 
-    /// Ends the stall once every message up to the target has been applied.
+    /// Ends the stall if every message up to the target has been applied.
     async fn end_stall(&self, attached: &mut Attached, sequence: u64) {
         if sequence < attached.target {
             return;
@@ -493,15 +505,18 @@ impl JetStreamSource {
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);
-        // All that was published up to here has been applied.
-        self.trust.note_listed(generation);
+        // All that was published up to here has been applied. A snapshot does not tell whose batches were dropped before it: these
+        // publishers are heard of again before the second look.
+        if self.position.has_all() {
+            self.trust.note_listed(generation);
+        }
         self.trust.end_stall(stall);
         self.caught_up.send_replace(true);
     }
 }
 
-/// Returns the check to make before the stream is read on behind `cursor`. Returns `None` if the message at the cursor is not known, or
-/// is no longer there.
+/// Returns the check to make before the stream is read from `cursor` on. Returns `None` if the message at the cursor is
+/// not known, or is no longer there.
 fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<ConsumerCheck> {
     let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;
     Some(ConsumerCheck {
@@ -527,6 +542,8 @@ mod tests {
             created_us,
             sequence,
             digest: None,
+            intake: None,
+            has_all: true,
         }
     }
 

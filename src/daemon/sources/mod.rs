@@ -1,7 +1,7 @@
-//! Sources: where events come from. A core NATS subscription, or a JetStream stream.
+//! Sources, from which events come: a core NATS subscription, or a JetStream stream.
 //!
-//! A source receives messages and hands each to [`LanePool`](crate::lanes::LanePool), with the generation of the stream in which
-//! the message came.
+//! A source receives messages and hands each to [`LanePool`](crate::lanes::LanePool), with the generation of the stream
+//! in which the message came.
 
 pub(crate) mod core_nats;
 pub(crate) mod jetstream;
@@ -20,8 +20,8 @@ use crate::traces::{OpenSpan, SpanKind, Tracer};
 use kvatlas_config::Transport;
 use kvatlas_process::broker::ConnectError;
 
-/// Begins to follow the events. The receiver becomes true once queries can be answered: with core NATS when the server has the
-/// subscription, with JetStream when the stream has been read up to its end.
+/// Begins to follow the events. The returned receiver becomes true once queries can be answered. With core NATS, that
+/// is when the server has the subscription; with JetStream, when the stream has been read up to its end.
 pub(crate) async fn start_events(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
     match shared.config.events.transport {
         Transport::Core => start::start_core_nats(shared).await,

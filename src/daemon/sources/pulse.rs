@@ -1,7 +1,8 @@
-//! The pulse of the connection that brings the events: a message that the daemon sends to itself, again and again.
+//! The pulse of the connection on which events come: a message that the daemon sends to itself, again and again.
 //!
-//! The broker sends in order. So all events that it had sent before the pulse have come when the pulse is back. Once the source has
-//! handed these events to the lanes, the index is at most as old as the oldest event that waits there.
+//! The broker sends in order. So when the pulse comes back, all events that the broker had sent before it have come.
+//! Once the source has handed these events to the lanes, the index is at most as old as the oldest event that waits
+//! there.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,32 +15,32 @@ use tokio::time::{Instant, Sleep};
 use crate::lanes::{Freshness, now_us};
 use kvatlas_process::broker::SubscribeError;
 
-/// Time after which a pulse that has not come back is sent again: the connection may have lost it.
+/// Time after which another pulse is sent if the last one has not come back. The connection may have lost it.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
-/// Sends the pulse, and notices its return.
+/// Sender of the pulse, which also notices the pulse's return.
 pub(super) struct Pulse {
     client: Client,
     freshness: Arc<Freshness>,
     inbox: String,
     echoes: Subscriber,
-    /// Interval between pulses; `None` if there is no limit on the age of the state.
+    /// Interval between pulses. `None` if there is no limit on the age of the state.
     interval: Option<Duration>,
     /// Timer that ends when the next pulse is due.
     due: Pin<Box<Sleep>>,
-    /// Pulse that has been sent and has not come back: its number, and the time of sending in microseconds.
+    /// Pulse that has been sent and has not come back, as its number and the time of sending in microseconds.
     under_way: Option<(u64, u64)>,
     sent: u64,
 }
 
-/// The outcome of [`Pulse::beat`].
+/// Result of [`Pulse::beat`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beat {
-    /// The pulse was sent.
+    /// Pulse has just been sent.
     Sent,
-    /// The pulse that was sent at this time, in microseconds, is back.
+    /// Pulse came back. The value is the time at which it was sent, in microseconds.
     Felt(u64),
-    /// A message came that is not the pulse under way.
+    /// Message that is not the sent pulse came on the pulse's subject.
     Other,
 }
 
@@ -61,8 +62,10 @@ impl Pulse {
         })
     }
 
-    /// Waits until a pulse is due and sends it, or until a message on the pulse's subject comes. Can be dropped at any time. After
-    /// [`Beat::Felt`], call [`Self::confirm`] once all messages that have come are handed over.
+    /// Waits until a pulse is due and sends it, or until a message on the pulse's subject comes. The future can be
+    /// dropped at any time.
+    ///
+    /// After [`Beat::Felt`], call [`Self::confirm`] once all messages that have come are handed over.
     pub(super) async fn beat(&mut self) -> Beat {
         let Some(interval) = self.interval else {
             return std::future::pending().await;
@@ -97,7 +100,7 @@ impl Pulse {
         }
     }
 
-    /// Notes that all messages that had come before the pulse of `sent_us` have been handed over.
+    /// Notes that all messages from before the pulse sent at `sent_us` have been handed over.
     pub(super) fn confirm(&self, sent_us: u64) {
         self.freshness.heard(sent_us);
     }

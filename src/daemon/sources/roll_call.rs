@@ -1,8 +1,8 @@
-//! The roll call: the time after the start of a subscription in which every publisher shows itself.
+//! The roll call: the time after the start of a subscription in which every publisher sends at least one message.
 //!
-//! Core NATS keeps no message from before a subscription. An answer lacks each worker from which nothing has come yet. Publishers
-//! send something every second. So once a subscription has stood for longer than a second, every publisher is known, and answers
-//! lack no worker.
+//! Core NATS keeps no message from before a subscription. So answers lack the workers from which nothing has come yet.
+//! Publishers send something every second. So once a subscription has existed for longer than a second, every publisher
+//! is known, and answers lack no worker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use crate::lanes::LanePool;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::HEARTBEAT_INTERVAL;
 
-/// Time after which every publisher has been heard of on a subscription: the heartbeat interval, and half a second for late messages.
+/// Length of a roll call: the heartbeat interval, and half a second for late messages. By then every publisher has been
+/// heard of.
 const LENGTH: Duration = HEARTBEAT_INTERVAL.saturating_add(Duration::from_millis(500));
 
-/// A roll call of one subscription: the time in which every publisher shows itself.
+/// Roll call of one subscription, that is, the time in which every publisher sends at least one message.
 pub(super) struct RollCall {
     generation: StreamGeneration,
-    /// The end of the roll call; `None` once it is over.
+    /// Timer that ends with the roll call. `None` once the roll call is over.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl RollCall {
-    /// Begins a roll call with the subscription of `generation`.
+    /// Begins a roll call for the subscription of `generation`.
     pub(super) fn begin(generation: StreamGeneration) -> Self {
         Self {
             generation,
@@ -33,7 +34,8 @@ impl RollCall {
         }
     }
 
-    /// Waits until the roll call is over. Once this has returned, a further call waits for ever. Can be dropped at any time.
+    /// Waits until the roll call is over. After that, a further call waits for ever. The future can be dropped at any
+    /// time.
     pub(super) async fn over(&mut self) {
         match &mut self.end {
             Some(end) => end.await,
@@ -42,7 +44,8 @@ impl RollCall {
         self.end = None;
     }
 
-    /// Tells `trust` that every publisher is known, once `pool` has applied the messages handed over so far.
+    /// Tells `trust` that every publisher is known, once `pool` has applied the messages that have been handed over so
+    /// far.
     pub(super) fn close(&self, pool: &Arc<LanePool>, trust: &Arc<StreamTrust>) {
         let (pool, trust, generation) = (Arc::clone(pool), Arc::clone(trust), self.generation);
         // The lanes may be busy, and messages go on coming.

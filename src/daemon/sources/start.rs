@@ -1,4 +1,4 @@
-//! Starting to follow the events, from core NATS or from a JetStream stream.
+//! Start of following the events, from core NATS or from a JetStream stream.
 
 use std::sync::Arc;
 
@@ -119,8 +119,8 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     Ok((stage, is_caught_up))
 }
 
-/// Notes that events are no longer followed. Unless the daemon is stopping, the stream is doubted, so that no holder is called
-/// exact any more.
+/// Notes that events are no longer followed. Unless the daemon is stopping, the stream is doubted, so that no holder
+/// counts as exact any more.
 fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust: &StreamTrust) {
     if stop.is_cancelled() {
         return;
@@ -132,7 +132,7 @@ fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust
     }
 }
 
-/// Records the trouble of the connection, for people who ask why the daemon is not ready.
+/// Records trouble of the connection, for people who ask why the daemon is not ready.
 fn note_trouble(readiness: &Readiness, notice: &ConnectionNotice) {
     let latch = Latch::EventsSubscribed;
     match notice {
@@ -147,8 +147,8 @@ fn is_refused(notice: &ConnectionNotice, concerns_us: impl Fn(&Refusal) -> bool)
     matches!(notice, ConnectionNotice::Refused(refusal) if concerns_us(refusal))
 }
 
-/// Keeps the readiness latch of the subscription to events equal to `is_subscribed`: the server may take the right to subscribe away, and
-/// give it back.
+/// Keeps the readiness latch of the subscription to events equal to `is_subscribed`. The value changes, because the
+/// server may withdraw the right to subscribe and restore it.
 fn follow_subscription(shared: &Shared, stage: &Stage, mut is_subscribed: watch::Receiver<bool>) {
     let readiness = Arc::clone(&shared.readiness);
     let latch = Latch::EventsSubscribed;

@@ -1,4 +1,4 @@
-//! The JetStream stream that keeps the events.
+//! The JetStream stream in which the server keeps the events.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use async_nats::jetstream::{Context, ErrorCode};
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
-/// Time for which the server keeps an idle consumer. A new consumer is made after every break.
+/// Time for which the server keeps an idle consumer. A new consumer is made after every break of reading.
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// Why the events stream cannot be read.
+/// Reason why the events stream cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    /// The stream does not exist and is not to be created.
+    /// Stream does not exist, and may not be created.
     #[error("the stream {name} does not exist; create it, or set events.stream_create")]
     Missing {
         /// Name of the stream.
         name: String,
     },
-    /// The stream cannot be looked up.
+    /// Looking up the stream failed.
     #[error("cannot look up the stream {name}: {source}; does the server have JetStream?")]
     LookUp {
         /// Name of the stream.
         name: String,
-        /// The client library's error.
+        /// Error of the client library.
         source: GetStreamError,
     },
-    /// The server does not create the stream.
+    /// Creating the missing stream failed.
     #[error(
         "cannot create the stream {name}: {source}; see events.stream_max_bytes and events.stream_replicas"
     )]
     Create {
         /// Name of the stream.
         name: String,
-        /// The client library's error.
+        /// Error of the client library.
         source: CreateStreamError,
     },
-    /// The stream takes other messages than the events.
+    /// Stream takes other messages than the events.
     #[error(
         "the stream {name} has the subjects {subjects:?}, but must have {expected:?} and no other, so that its numbers prove \
          that nothing was lost; correct it, or name another in events.stream"
@@ -53,7 +53,7 @@ pub(super) enum StreamError {
         /// Subjects that the stream must have.
         expected: String,
     },
-    /// The stream drops messages once they have been read.
+    /// Stream drops messages once they have been read.
     #[error(
         "the stream {name} does not have the retention policy \"limits\"; correct it, or name another in events.stream"
     )]
@@ -61,15 +61,15 @@ pub(super) enum StreamError {
         /// Name of the stream.
         name: String,
     },
-    /// The messages cannot be asked for.
+    /// Asking for messages failed.
     #[error("cannot read the stream {name}: {source}")]
     Pull {
         /// Name of the stream.
         name: String,
-        /// The client library's error.
+        /// Error of the client library.
         source: PullError,
     },
-    /// The first request for a message was not answered.
+    /// First request for a message was not answered.
     #[error(
         "cannot read the stream {name}: {reason}; may the daemon publish to $JS.API.CONSUMER.MSG.NEXT.>?"
     )]
@@ -79,33 +79,34 @@ pub(super) enum StreamError {
         /// Error that came instead of an answer.
         reason: String,
     },
-    /// The server does not create a consumer.
+    /// Server did not create a consumer.
     #[error("cannot create a consumer of the stream {name}: {source}")]
     Consumer {
         /// Name of the stream.
         name: String,
-        /// The client library's error.
+        /// Error of the client library.
         source: ConsumerError,
     },
 }
 
-/// The stream, as the server describes it.
+/// Events stream, as the server describes it.
 pub(super) struct EventStream {
     stream: stream::Stream,
     subject: String,
 }
 
-/// The numbers of the messages that the stream has.
+/// First and last number of the messages in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StreamSpan {
-    /// Sequence number of the first message; one above `last` if the stream is empty.
+    /// Sequence number of the first message. One above `last` if the stream is empty.
     pub(super) first: u64,
-    /// Sequence number of the last message that the stream ever had; 0 if it never had one.
+    /// Sequence number of the last message that the stream ever had. 0 if it never had one.
     pub(super) last: u64,
 }
 
 impl EventStream {
-    /// Looks the stream up, or creates it if it is missing and `config` allows that. The stream must keep `subject` and no other.
+    /// Looks the stream up. Creates it if it is missing and `config` allows that. The stream must keep messages on
+    /// `subject` and on no other.
     pub(super) async fn open(
         jetstream: &Context,
         config: &StreamConfig,
@@ -142,7 +143,7 @@ impl EventStream {
         Ok(Self { stream, subject })
     }
 
-    /// The span that the stream had when it was looked up.
+    /// Returns the span of messages that the stream had when it was looked up.
     pub(super) fn span(&self) -> StreamSpan {
         let state = &self.stream.cached_info().state;
         StreamSpan {
@@ -151,7 +152,7 @@ impl EventStream {
         }
     }
 
-    /// Position before the stream's first message.
+    /// Returns the position before the stream's first message.
     pub(super) fn beginning(&self) -> StreamCursor {
         let info = self.stream.cached_info();
         let created_us = info.created.unix_timestamp_nanos() / 1000;
@@ -160,10 +161,13 @@ impl EventStream {
             created_us: u64::try_from(created_us).unwrap_or_default(),
             sequence: self.span().first - 1,
             digest: None,
+            intake: None,
+            has_all: true,
         }
     }
 
-    /// Makes a consumer that begins with the message `sequence`. The server forgets the consumer soon after this daemon stops using it.
+    /// Makes a consumer that begins with the message `sequence`. The server forgets the consumer soon after this daemon
+    /// stops using it.
     pub(super) async fn consume_from(&self, sequence: u64) -> Result<Consumer<pull::Config>, StreamError> {
         let config = pull::Config {
             deliver_policy: DeliverPolicy::ByStartSequence {

@@ -1,7 +1,8 @@
-//! Looks at the end of the events stream while nothing comes from it.
+//! Checks of the end of the events stream while no message comes from it.
 //!
-//! Anybody with the right to do so can pause or change a consumer. The consumer then delivers nothing, reports no error, and counts no
-//! message as waiting. So while nothing comes, the stream itself is asked for its last message.
+//! Anybody with the right to do so can pause or change a consumer. The consumer then delivers nothing, reports no
+//! error, and counts no message as waiting. So while no message comes, the server is asked for the number of the
+//! stream's last message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,19 +14,19 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::lanes::StreamPosition;
 
-/// Time without a message after which the stream is asked. Also the interval at which it is then asked again.
+/// Time without a message after which the server is asked. Also the interval between further requests.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// How long the server may take to answer.
+/// Maximum time for the server to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Watches the number of a stream's last message, as the server reports it.
+/// Number of a stream's last message, as the server reports it from time to time.
 pub(super) struct StreamEnd {
     last: watch::Receiver<u64>,
     _looking: AbortOnDropHandle<()>,
 }
 
 impl StreamEnd {
-    /// Starts to ask for the last message of the stream called `name`, whenever `position` stands still.
+    /// Starts to ask for the last message of the stream `name` whenever `position` does not move.
     pub(super) fn watch(jetstream: Context, name: String, position: Arc<StreamPosition>) -> Self {
         let (told, last) = watch::channel(0);
         let looking = tokio::spawn(async move {
@@ -51,8 +52,8 @@ impl StreamEnd {
         }
     }
 
-    /// Waits until the server has reported the number of the stream's last message once more, and returns that number. Can be dropped at
-    /// any time.
+    /// Waits for the server's next report of the number of the stream's last message, and returns that number. The
+    /// future can be dropped at any time.
     pub(super) async fn told(&mut self) -> u64 {
         match self.last.changed().await {
             Ok(()) => *self.last.borrow_and_update(),

@@ -2,33 +2,33 @@
 
 use std::collections::VecDeque;
 
-/// Most *sightings* that are remembered. A sighting is the number of the stream's last message at a time when messages were
-/// unread.
+/// Maximum number of *sightings* that are remembered. A sighting is the number of the stream's last message at a time
+/// when messages were unread.
 const SIGHTINGS_MAX: usize = 64;
-/// Least time between two sightings, in microseconds.
+/// Minimum time between two sightings, in microseconds.
 const SIGHTING_INTERVAL_US: u64 = 10_000;
 
-/// Sightings of unread messages in the stream.
+/// Sightings of unread messages in the stream. A sighting is the number of the stream's last message at one time.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    /// Sightings in the order of time: the number of the stream's last message, and the time at which the server reported it, in
-    /// microseconds.
+    /// Sightings in the order of time. Each is the number of the stream's last message, and the time in microseconds at
+    /// which the server reported it.
     sightings: VecDeque<(u64, u64)>,
 }
 
 impl Unread {
-    /// Number of the last message that the stream is known to have; `None` if none is remembered.
+    /// Returns the number of the last message that the stream is known to have. `None` if no sighting is remembered.
     pub(super) fn last(&self) -> Option<u64> {
         self.sightings.back().map(|(last, _)| *last)
     }
 
-    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages behind it. Returns the time since which the
-    /// next unread message has been known, in microseconds, or 0 if there is none.
+    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages after it. Returns the time since
+    /// which the next unread message has been known, in microseconds, or 0 if there is none.
     pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
         self.note_end(sequence, sequence + waiting, now_us)
     }
 
-    /// Notes the same as [`Self::note`], given the number `last` of the stream's last message.
+    /// Notes the same as [`Self::note`], but is given the number `last` of the stream's last message.
     pub(super) fn note_end(&mut self, sequence: u64, last: u64, now_us: u64) -> u64 {
         while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
             self.sightings.pop_front();

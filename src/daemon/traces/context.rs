@@ -1,9 +1,9 @@
-//! The header that ties a request to a trace.
+//! The `traceparent` header, which makes a request part of a trace.
 
-/// The name of the header, in NATS and in HTTP.
+/// Name of the header that makes a request part of a trace. It is the same in NATS and in HTTP.
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
-/// The trace that a request belongs to, and the span that sent the request.
+/// Trace to which a request belongs, and the span that sent the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TraceContext {
     pub(super) trace_id: u128,
@@ -25,7 +25,7 @@ impl TraceContext {
         is_sound.then_some(Self { trace_id, parent_id })
     }
 
-    /// Returns the `traceparent` for requests that the span `span_id` of this trace sends.
+    /// Returns the `traceparent` header for requests that the span `span_id` of this trace sends.
     pub(super) fn below(&self, span_id: u64) -> String {
         format!("00-{:032x}-{span_id:016x}-01", self.trace_id)
     }

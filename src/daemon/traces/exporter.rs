@@ -18,16 +18,16 @@ use kvatlas_telemetry::TraceMetrics;
 use super::otlp;
 use super::span::{FinishedSpan, Tracer};
 
-/// Most spans of one request.
+/// Maximum number of spans in one request.
 const SPANS_AT_ONCE: usize = 512;
-/// Most time that spans wait for further spans to be sent with them.
+/// Maximum time that a span waits for further spans to be sent with it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Most time that a collector may take for one request.
+/// Maximum time that a collector may take for one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer of the collector that is read, in bytes.
+/// Maximum length of the part of the collector's answer that is read, in bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Why spans were not taken.
+/// Reason why the collector did not take spans.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error("{0}")]
@@ -38,8 +38,8 @@ enum ExportError {
     TimedOut(Duration),
 }
 
-/// Returns a tracer, which opens spans, and the task that sends them. `None` if no collector is configured. The task ends when `stop` is
-/// cancelled and all spans have been sent.
+/// Returns a tracer, which opens spans, and the task that sends them. `None` if no collector is configured. The task
+/// ends when `stop` is cancelled and all spans have been sent.
 pub(crate) fn start_traces(
     config: &TracesConfig,
     instance: String,

@@ -1,17 +1,17 @@
 //! Traces: spans of queries and of event batches, for operators who trace requests across services.
 //!
 //! A request or an event message gets one span if it has a `traceparent` header ([W3C Trace
-//! Context](https://www.w3.org/TR/trace-context/)) whose sampled flag is set. Nothing else is traced. So the process that begins a trace
-//! decides how much is traced. Spans go to a collector by OTLP over HTTP, as JSON.
+//! Context](https://www.w3.org/TR/trace-context/)) whose sampled flag is set. Nothing else is traced. So the process
+//! that begins a trace decides how much is traced. Spans go to a collector by OTLP over HTTP, as JSON.
 //!
-//! The crate opentelemetry-otlp would bring about a hundred other crates, only to send a list of spans in one request. So the format is
-//! written here.
+//! Spans are encoded here, because the crate opentelemetry-otlp would bring about a hundred other crates only to send a
+//! list of spans in one request.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `context.rs` | the header |
 //! | `span.rs` | spans, open and finished |
-//! | `exporter.rs` | sending them, a bounded number at a time |
+//! | `exporter.rs` | sending spans, a bounded number at a time |
 //! | `otlp.rs` | the format in which spans are sent |
 
 mod context;

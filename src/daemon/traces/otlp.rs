@@ -1,14 +1,14 @@
-//! Spans in OTLP's JSON: the protobuf messages of `opentelemetry/proto/collector/trace/v1`. Identifiers are hexadecimal texts, 64-bit
-//! numbers are texts, and enumerations are numbers.
+//! Spans in OTLP's JSON: the protobuf messages of `opentelemetry/proto/collector/trace/v1`. Identifiers are texts of
+//! hexadecimal digits, 64-bit numbers are texts, and enumerations are numbers.
 
 use serde_json::{Value, json};
 
 use super::span::{Attribute, FinishedSpan, SpanKind};
 
-/// `STATUS_CODE_ERROR`.
+/// Status code of a failed span, `STATUS_CODE_ERROR` in OTLP.
 const STATUS_ERROR: u8 = 2;
 
-/// Returns the body of one request with `spans`.
+/// Returns the body of a request that sends `spans`.
 pub(super) fn request(instance: &str, spans: &[FinishedSpan]) -> Value {
     let resource = [
         ("service.name", "kvatlas"),

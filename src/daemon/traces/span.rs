@@ -11,40 +11,40 @@ use kvatlas_telemetry::TraceMetrics;
 
 use super::context::{TRACEPARENT, TraceContext};
 
-/// Longest text of an attribute or of an error, in characters.
+/// Maximum length of the text of an attribute or of an error, in characters.
 const TEXT_CHARACTERS_MAX: usize = 256;
 
-/// Role of a span's process in an exchange.
+/// Role of the process in the exchange that a span describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpanKind {
-    /// The span answers a request.
+    /// Span describes the answering of a request.
     Server,
-    /// The span takes in a message.
+    /// Span describes the receiving of a message.
     Consumer,
 }
 
-/// A value of an attribute.
+/// Value of a span's attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Attribute {
     Text(String),
     Number(u64),
 }
 
-/// A finished span.
+/// Finished span, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FinishedSpan {
     pub(super) context: TraceContext,
     pub(super) span_id: u64,
     pub(super) name: &'static str,
     pub(super) kind: SpanKind,
-    /// Start of the span, in microseconds since the Unix epoch; its end, `end_us`, has the same unit.
+    /// Start of the span, in microseconds since the Unix epoch. `end_us` is the end of the span in the same unit.
     pub(super) start_us: u64,
     pub(super) end_us: u64,
     pub(super) attributes: Vec<(&'static str, Attribute)>,
     pub(super) error: Option<String>,
 }
 
-/// Opens spans. Cheap to clone.
+/// Tracer that opens spans. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Tracer {
     pub(super) spans: Sender<FinishedSpan>,
@@ -58,7 +58,8 @@ impl std::fmt::Debug for Tracer {
 }
 
 impl Tracer {
-    /// Opens a span as [`Self::open`] does, in the trace that a message's header names, and notes the message's subject and length.
+    /// Opens a span as [`Self::open`] does, in the trace that a message's header names. The span has the message's
+    /// subject and length as attributes.
     pub(crate) fn open_message(
         &self,
         message: &Message,
@@ -72,7 +73,7 @@ impl Tracer {
         Some(span)
     }
 
-    /// Opens a span of the trace that `traceparent` names. `None` if that trace is not sampled.
+    /// Opens a span of the trace that the header `traceparent` names. `None` if that trace is not sampled.
     pub(crate) fn open(&self, traceparent: &str, name: &'static str, kind: SpanKind) -> Option<OpenSpan> {
         let context = TraceContext::sampled(traceparent)?;
         let start_us = unix_time_us();
@@ -94,7 +95,7 @@ impl Tracer {
     }
 }
 
-/// A span that is not finished. Dropping it finishes the span.
+/// Span that is not finished. Dropping this value finishes the span.
 pub(crate) struct OpenSpan(Box<Opened>);
 
 struct Opened {
@@ -104,17 +105,17 @@ struct Opened {
 }
 
 impl OpenSpan {
-    /// Adds an attribute with a text, cut to 256 characters.
+    /// Adds an attribute whose value is a text, cut to 256 characters.
     pub(crate) fn note(&mut self, key: &'static str, text: &str) {
         self.set(key, Attribute::Text(cut(text)));
     }
 
-    /// Adds an attribute with a number.
+    /// Adds an attribute whose value is a number.
     pub(crate) fn count(&mut self, key: &'static str, number: u64) {
         self.set(key, Attribute::Number(number));
     }
 
-    /// Returns the header with which a further request joins the trace as a child of this span.
+    /// Returns the header by which a further request joins the trace as a child of this span.
     pub(crate) fn traceparent(&self) -> Option<String> {
         let span = self.0.span.as_ref()?;
         Some(span.context.below(span.span_id))

@@ -5,15 +5,15 @@
 //!
 //! | field | value | meaning |
 //! |---|---|---|
-//! | `component_type` | a text: `full`, `swa`, `mamba` | the event is about this component alone |
-//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | all components that hold the blocks from now on, and no others |
+//! | `component_type` | a text: `full`, `swa`, `mamba` | the event is only about this component |
+//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | exactly these components now hold the blocks |
 
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
 use crate::batch::{Component, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored};
 use crate::limits::DecodeLimits;
 
-/// Most components in a list.
+/// Maximum number of components in a list.
 const COMPONENTS_MAX: usize = 16;
 /// All components. Main attention is first, because its blocks show where the other components' blocks stand.
 const ALL: [Component; 4] = [
@@ -26,14 +26,14 @@ const ALL: [Component; 4] = [
 /// The components that an event names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Components {
-    /// This component alone.
+    /// The event is only about this component.
     One(Component),
-    /// All components whose bit is set.
+    /// The event is about all components whose bit is set.
     All(u64),
 }
 
 impl Components {
-    /// The component that the event itself is about. [`push`] adds events for the other components.
+    /// The component that the event itself is about; [`push`] adds events for the other components.
     pub(super) fn first(self) -> Component {
         match self {
             Self::One(component) => component,

@@ -77,7 +77,8 @@ pub(super) enum EventField {
 }
 
 impl EventField {
-    /// The field with the name `name`. A name that is not UTF-8 is damage. An unknown name is of a later version.
+    /// Returns the field with the name `name`. A name that is not UTF-8 is an error. An unknown name comes from a later
+    /// version.
     pub(super) fn of(name: &[u8]) -> Result<Self, DecodeError> {
         Ok(match name {
             b"type" => Self::Type,
@@ -168,7 +169,7 @@ pub(super) struct Fields<'a> {
     object: Object<'a>,
     /// Whether the event is a map. Versions that write maps don't write images as bare texts any more.
     is_map: bool,
-    /// The keys that have come, as bits.
+    /// Bit set of the keys that have come so far.
     seen: u32,
 }
 

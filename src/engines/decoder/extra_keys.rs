@@ -25,7 +25,7 @@ pub(super) struct ExtraKeys<'a> {
     pub(super) lora_name: Option<&'a str>,
     /// Whether the first block is the first of its sequence, and so may have a salt.
     pub(super) starts_sequence: bool,
-    /// Whether images are always pairs, so that a text alone can only be a salt.
+    /// Whether images are always pairs, so that a text that is no pair can only be a salt.
     pub(super) images_are_pairs: bool,
     pub(super) text_bytes_max: usize,
 }

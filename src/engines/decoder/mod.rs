@@ -9,7 +9,8 @@
 //! JSON is turned into MessagePack first, so that one reader checks all formats. Decoding MessagePack does not recurse, and
 //! takes memory only for as much as the payload's bytes can hold.
 //!
-//! An event that can't be read is counted and skipped; the other events of its batch are kept. A batch that can't be read is an error.
+//! An event that can't be read is counted and skipped; the other events of its batch are kept. A batch that can't be read is
+//! an error.
 
 mod components;
 mod dynamo;
@@ -87,7 +88,7 @@ impl Decoder {
         self
     }
 
-    /// The format.
+    /// The format of the payloads.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -154,7 +155,7 @@ enum Verdict {
     Taken,
     /// The event is left out of the batch, for this reason.
     LeftOut(Reason),
-    /// The event, which stores blocks in this tier, is left out of the batch, for this reason.
+    /// The event stores blocks in this tier, and is left out of the batch for this reason.
     LeftOutOf(Tier, Reason),
 }
 

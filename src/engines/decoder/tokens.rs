@@ -85,7 +85,8 @@ pub(super) fn read_text_tokens(
     Ok(())
 }
 
-/// Whether the first name is Python's hash of its page's tokens alone. Such a name stands for the page after any prefix.
+/// Whether the first block name is Python's hash of only the tokens of its page (block). Such a name stands for the page
+/// after any prefix.
 pub(super) fn names_one_page(names: Span, content: Content, batch: &EngineBatch) -> bool {
     let Content::Tokens { tokens, step, .. } = content else {
         return false;

@@ -3,13 +3,13 @@
 use kvatlas_core::hash::{BlockSize, SequenceHash, Token};
 use rmp::encode;
 
-/// Most events of a list. vLLM's router takes 4,096 in a batch.
+/// Maximum number of events in a list. vLLM's router takes 4,096 in a batch.
 const EVENTS_MAX: u32 = 4000;
-/// Most bytes of a list before its last event. vLLM's router takes 16 MiB in a batch.
+/// Maximum size of a list before its last event, in bytes. vLLM's router takes 16 MiB in a batch.
 const BYTES_MAX: usize = 8 << 20;
-/// Most blocks of an event.
+/// Maximum number of blocks in an event.
 const BLOCKS_MAX: usize = 2000;
-/// Most tokens of an event, unless a block has more.
+/// Maximum number of tokens in an event, unless a single block has more.
 const TOKENS_MAX: usize = 32_000;
 
 /// A block as a stored event has it.

@@ -37,7 +37,7 @@ pub use saved::SavedMirror;
 pub struct MirrorSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
-    /// Most bytes that the blocks take.
+    /// Maximum memory that the blocks take, in bytes.
     pub bytes_max: usize,
     /// Whether blocks with a salt, an adapter or an image are kept. A router that doesn't tell such blocks apart credits them
     /// to plain prompts.
@@ -101,7 +101,7 @@ impl Mirror {
         }
     }
 
-    /// Bytes that the blocks take.
+    /// Returns the memory that the blocks take, in bytes.
     pub fn bytes(&self) -> usize {
         self.nodes.bytes()
     }
@@ -311,7 +311,7 @@ impl Mirror {
         changes
     }
 
-    /// The events that bring routers up to date about the `touched` blocks.
+    /// Returns the events that bring routers up to date about the `touched` blocks.
     fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         if has_cleared {
@@ -333,8 +333,8 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes that a block is held. Writes the blocks before it first, as far as routers don't know them yet. Those among them
-    /// that are not held also go to `gone`, to be removed again.
+    /// Writes a stored event for a held block. First writes stored events for the blocks before it that routers don't know
+    /// yet. Those of them that are not held also go to `gone`, so that they are removed again.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);
@@ -354,7 +354,8 @@ impl Mirror {
         }
     }
 
-    /// Returns all held blocks, after a clear, for routers whose knowledge is empty or outdated. Call it when no changes wait.
+    /// Returns a clear event, and then stored events for all held blocks. Routers need them if their knowledge is empty or
+    /// outdated. Call it when no changes wait.
     pub fn all(&self) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         writer.clear();

@@ -11,7 +11,7 @@ use super::list::MirrorBlock;
 
 /// Number that stands for no block.
 const NONE: u32 = u32::MAX;
-/// Largest number of salts and adapters that are told apart.
+/// Maximum number of combinations of salt and adapter that are told apart.
 const CACHES_MAX: usize = 4096;
 /// Bytes of a block in the table of slots. A bucket takes five bytes, and at least seven of sixteen buckets are in use once the
 /// table has grown.
@@ -19,7 +19,7 @@ const TABLE_BYTES: usize = 12;
 /// Bytes of a block beside its tokens: its node, and its place in the table.
 const OVERHEAD_BYTES: usize = size_of::<MirrorNode>() + TABLE_BYTES;
 
-/// The place of a block.
+/// Place of a block in the slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot(u32);
 
@@ -33,18 +33,18 @@ impl Slot {
 /// The state of a block on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum BlockState {
-    /// Not held. The block is kept because other blocks follow it.
+    /// Block is not held. It is kept because other blocks follow it.
     No,
-    /// Held.
+    /// Block is held.
     Yes,
-    /// Held when the engine was last in sight.
+    /// Block was held when the engine was last in sight.
     Unseen,
-    /// Held when events were lost; not confirmed since.
+    /// Block was held when events were lost, and was not confirmed since.
     InDoubt,
 }
 
 impl BlockState {
-    /// The state of the block for the next process, which has not seen the engine yet: held becomes unseen.
+    /// Returns the state of the block for the next process, which has not seen the engine yet: a held block becomes unseen.
     pub(super) fn once_kept(self) -> Self {
         match self {
             Self::Yes => Self::Unseen,
@@ -52,7 +52,7 @@ impl BlockState {
         }
     }
 
-    /// Tells whether the block may be held, and may be gone.
+    /// Whether the block is in doubt, that is, may be held or may be gone.
     pub(super) fn is_doubted(self) -> bool {
         matches!(self, Self::Unseen | Self::InDoubt)
     }
@@ -72,7 +72,7 @@ struct MirrorNode {
     is_free: bool,
 }
 
-/// One combination of a salt and an adapter.
+/// One combination of a salt and an adapter, which some blocks have.
 #[derive(Debug)]
 struct Cache {
     seed: HashSeed,
@@ -110,7 +110,7 @@ impl Nodes {
         }
     }
 
-    /// Bytes of all blocks.
+    /// Returns the memory that all blocks take, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.slots.len() * (OVERHEAD_BYTES + self.size * size_of::<Token>())
     }
@@ -131,7 +131,7 @@ impl Nodes {
         self.caches.iter().map(told).collect()
     }
 
-    /// Place of the block's salt and adapter in [`Self::caches`].
+    /// Returns the index of the block's salt and adapter in [`Self::caches`].
     pub(super) fn cache_place(&self, slot: Slot) -> Option<u16> {
         self.get(slot).map(|node| node.cache)
     }
@@ -297,7 +297,7 @@ impl Nodes {
         Some(Slot(place))
     }
 
-    /// Tells whether a block is held for certain.
+    /// Whether at least one block is held for certain.
     pub(super) fn has_held(&self) -> bool {
         self.nodes
             .iter()
@@ -311,7 +311,7 @@ impl Nodes {
         }
     }
 
-    /// Puts all held blocks in doubt, seen or not.
+    /// Puts all held and all unseen blocks in doubt.
     pub(super) fn doubt_held(&mut self) {
         self.change_held(&[BlockState::Yes, BlockState::Unseen], BlockState::InDoubt);
     }
@@ -338,7 +338,7 @@ impl Nodes {
         }
     }
 
-    /// Tells whether at most an eighth of the room for blocks is left.
+    /// Whether at most an eighth of the memory for blocks is left.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.slots.len() >= self.nodes_max - self.nodes_max / 8
     }

@@ -1,4 +1,4 @@
-//! A mirror in a form that can be written down, so that the next process gives routers the blocks that this one has.
+//! A mirror in a form that can be written down, so that the next process can give the same blocks to routers.
 
 use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use crate::translator::SavedError;
 use super::nodes::{BlockState, Nodes, Slot};
 use super::{Mirror, MirrorSettings};
 
-/// One block.
+/// One block of a saved mirror.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNode {
     sequence: u64,
@@ -24,7 +24,7 @@ struct SavedNode {
 pub struct SavedMirror {
     block_size: u32,
     has_special: bool,
-    /// Salts and adapters.
+    /// Combinations of salt and adapter, to which blocks refer by index.
     caches: Vec<(HashSeed, Option<String>)>,
     blocks: Vec<SavedNode>,
     /// Tokens of all blocks, one block after the other.

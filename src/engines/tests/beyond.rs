@@ -1,4 +1,5 @@
-//! Tiers beyond the device: blocks by name alone, without their keys, before their parents, in chunks; and doubts of one tier.
+//! Tiers beyond the device: blocks that are told only by name, without their keys, before their parents, in chunks; and
+//! doubts of one tier.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use crate::common::{Naive, contract_chain, decode};
 
 const SIZE: u32 = 4;
 
-/// One engine, and what a daemon makes of its events.
+/// One engine, and the blocks that a daemon knows from the engine's events.
 struct Followed {
     format: Format,
     translator: Translator,

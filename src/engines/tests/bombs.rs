@@ -14,7 +14,7 @@ use common::{Change, Engine, Store, translator};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most that a decoder may take for a payload of `bytes` bytes.
+/// Maximum memory, in bytes, that a decoder may take for a payload of `bytes` bytes.
 fn bound(bytes: usize) -> usize {
     40 * bytes + (1 << 16)
 }

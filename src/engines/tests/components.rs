@@ -10,7 +10,7 @@ use crate::common::{Naive, contract_chain, decode, translator};
 
 const SIZE: u32 = 4;
 
-/// One engine, and what a daemon makes of its events.
+/// One engine, and the blocks that a daemon knows from the engine's events.
 struct Followed {
     translator: Translator,
     naive: Naive,
@@ -36,7 +36,7 @@ impl Followed {
         }
     }
 
-    /// Hears a batch. Returns whether what a request reuses is known afterwards.
+    /// Translates a batch. Returns whether it is known afterwards how much a request can reuse.
     fn hear(&mut self, events: &[Value]) -> bool {
         let batch = decode(Format::Sglang, json!([1.5, events, 0]).to_string().as_bytes());
         self.last.clear();

@@ -8,7 +8,7 @@ use crate::common::{Naive, contract_chain, decode, translator};
 
 const SIZE: u32 = 4;
 
-/// One engine, and what a daemon makes of its events.
+/// One engine, and the blocks that a daemon knows from the engine's events.
 struct Followed {
     format: Format,
     translator: Translator,

@@ -74,7 +74,7 @@ fn damage_is_counted_and_never_a_panic() {
     );
 }
 
-/// Checks that everything events refer to is there.
+/// Checks that every span in the batch's events lies within the batch's lists.
 fn check_spans(batch: &EngineBatch, seed: u64, round: u64) {
     for event in batch.events() {
         if let Some(owner) = event.owner {

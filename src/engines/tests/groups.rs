@@ -33,7 +33,7 @@ impl Group {
         }
     }
 
-    /// How many of the group's blocks a request needs; `None` if it needs all of them.
+    /// Number of the group's last blocks that a request needs; `None` if it needs all blocks.
     fn need(self) -> Option<u32> {
         match self.kind {
             GroupKind::Window(tokens) => Some((tokens - 1).div_ceil(self.block)),
@@ -47,8 +47,8 @@ impl Group {
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
-    /// The blocks needed to go on after some of the strides. Set bit n stands for the prompt's strides whose number, modulo 8, is
-    /// n.
+    /// The blocks that a request needs to continue after some strides of the prompt. Bit n selects the strides whose number
+    /// modulo 8 is n.
     Tails(u8),
 }
 
@@ -109,11 +109,11 @@ fn name(prompt: Prompt, end: u32) -> u64 {
     tokens(prompt)[..end as usize].iter().fold(17, step)
 }
 
-/// The engine's caches by brute force.
+/// Brute-force model of the engine's caches.
 #[derive(Debug)]
 struct Cache {
     groups: Vec<Group>,
-    /// Groups that have had an event.
+    /// Groups of layers that have had an event.
     known: BTreeSet<usize>,
     /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which small
     /// blocks those blocks consist of.
@@ -140,7 +140,7 @@ impl Cache {
             .filter(|group| self.groups[*group].need().is_none())
     }
 
-    /// How many leading blocks of a prompt main attention has.
+    /// Number of leading blocks of a prompt that all groups of main attention hold.
     fn matched(&self, prompt: Prompt) -> u32 {
         let has = |block: &u32| {
             self.mains()
@@ -153,7 +153,7 @@ impl Cache {
         }
     }
 
-    /// How many leading blocks of a prompt a request would reuse.
+    /// Number of leading blocks of a prompt that a request would reuse.
     fn usable(&self, prompt: Prompt) -> u32 {
         let stride = self
             .known

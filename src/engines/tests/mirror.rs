@@ -43,7 +43,7 @@ struct Fields {
     lora_name: Option<String>,
 }
 
-/// A model of vLLM's router. It keeps prefixes by their tokens alone, and never forgets a name.
+/// A model of vLLM's router. It keeps prefixes only by their tokens, and never forgets a name.
 #[derive(Debug, Default)]
 struct Router {
     names: HashMap<u64, Path>,
@@ -105,7 +105,7 @@ enum Kind {
     Image,
 }
 
-/// Something that happens in an engine. Numbers are taken modulo what there is.
+/// One change in an engine. The number of a removal is taken modulo the number of copies that exist.
 #[derive(Debug, Clone)]
 enum Step {
     Store {
@@ -260,7 +260,7 @@ impl Cache {
         Some(Change::Store(store))
     }
 
-    /// The plain blocks on the device, which a router has to have.
+    /// The plain blocks on the device, which are the blocks that a router has to have.
     fn expected(&self) -> BTreeSet<Path> {
         let held = self.plain.iter().filter(|(name, _)| self.holds(**name));
         held.map(|(_, path)| path.clone()).collect()

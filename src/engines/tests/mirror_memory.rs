@@ -15,9 +15,9 @@ use common::{Change, Engine, Store, translator};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Tokens of a block.
+/// Number of tokens in a block.
 const SIZE: u32 = 16;
-/// Blocks of a prompt.
+/// Number of blocks in a prompt.
 const DEPTH: u32 = 500;
 
 fn settings() -> MirrorSettings {

@@ -125,7 +125,7 @@ struct Blocks {
     tier: usize,
 }
 
-/// The cache by brute force: how many copies each tier has of each block.
+/// Brute-force model of the cache: the number of copies of each block in each tier.
 #[derive(Debug, Default)]
 struct Cache {
     copies: BTreeMap<(usize, u64), (u32, SequenceHash)>,

@@ -36,7 +36,7 @@ fn remove(names: &[u64]) -> Change {
     }
 }
 
-/// A translator that has a chain of blocks named 1, 2, 3, and what its events say.
+/// A translator that has a chain of blocks named 1, 2, 3, and a naive index of its events.
 fn with_chain() -> (Translator, Naive) {
     let mut translator = translator(SIZE);
     let mut naive = Naive::default();

@@ -62,7 +62,7 @@ fn removed(group: u32, names: &[u64]) -> Change {
     }
 }
 
-/// A translator and what its events say.
+/// A translator, and a naive index of its events.
 struct Told {
     translator: Translator,
     naive: Naive,

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use kvatlas_core::hash::HashSeed;
 use serde::{Deserialize, Serialize};
 
-/// Most adapters whose numbers are remembered.
+/// Maximum number of adapters whose numbers are remembered.
 const ADAPTERS_MAX: usize = 4096;
 
-/// The numbers of adapters, and whether blocks of some are missing or outdated.
+/// The numbers of adapters, and whether the blocks of some adapters are missing or outdated.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Adapters {
     numbers: HashMap<HashSeed, u64>,
@@ -16,7 +16,7 @@ pub(super) struct Adapters {
 }
 
 impl Adapters {
-    /// Whether the blocks of adapters are uncertain. They are until the engine clears.
+    /// Whether the blocks of adapters are uncertain. That lasts until the engine clears.
     pub(super) fn is_uncertain(&self) -> bool {
         self.is_uncertain
     }

@@ -14,7 +14,7 @@ impl Translator {
         self.doubt
     }
 
-    /// Tells whether the group is one of main attention, as far as is known.
+    /// Whether the group is one of main attention, as far as is known.
     pub(crate) fn counts(&self, group: Group) -> bool {
         self.groups.counts(self.stated(group))
     }

@@ -1,7 +1,7 @@
 //! Tiers beyond the device: host, disk, remote storage. Their events often come from another component than the device's
 //! events, and tell less:
 //!
-//! - An event may tell a block by its name alone. The device's events tell, or have told, which block has that name.
+//! - An event may tell only a block's name. The device's events tell, or have told, which block has that name.
 //! - Events tell only tokens, and leave out salts and objects, by which blocks differ, too. So the known block of a name takes
 //!   precedence over the event's tokens.
 //! - Children may come before their parents, within a batch.
@@ -38,11 +38,11 @@ pub(super) struct Beyond {
     past: Past,
     /// Whether a stored event about a tier beyond the device has come.
     is_used: bool,
-    /// Whether a block was told by its name alone.
+    /// Whether an event has told only a block's name.
     has_ends: bool,
-    /// Whether a name stands for several blocks.
+    /// Whether a name stands for several blocks, that is, for a chunk.
     has_parts: bool,
-    /// Whether some blocks have salts. `has_objects` is the same for objects.
+    /// Whether some blocks have salts. The field `has_objects` tells the same for objects.
     has_salts: bool,
     has_objects: bool,
     /// The blocks of the event that is being placed.
@@ -65,7 +65,7 @@ impl Late {
     }
 }
 
-/// A block of an event, with the engine's name for it.
+/// A block of an event, with the engine's name for the block.
 #[derive(Debug, Clone, Copy)]
 struct NamedBlock {
     name: u64,
@@ -73,7 +73,7 @@ struct NamedBlock {
     is_within_chunk: bool,
 }
 
-/// Why an event can't be placed.
+/// Reason why an event can't be placed.
 enum UnplacedReason {
     /// The block of this name is not known yet. If it does not become known in this batch, the event is left out for this reason.
     Until(u64, Reason),
@@ -140,8 +140,8 @@ fn part_name(name: u64, part: u32) -> u64 {
 }
 
 impl Translator {
-    /// The tiers beyond the device whose blocks are in doubt, each with its first reason. Some of these doubts outlast a
-    /// clear, which may have emptied the device alone.
+    /// Returns the tiers beyond the device that are in doubt, each with its first reason for doubt. Some of these doubts
+    /// outlast a clear, because the clear may have emptied only the device.
     pub fn tier_doubts(&self) -> impl Iterator<Item = (Tier, Reason)> + '_ {
         let doubted = |tier: TierIndex| Some((tier.tier(), self.tier_doubt(tier)?));
         TierIndex::BEYOND.into_iter().filter_map(doubted)
@@ -187,7 +187,7 @@ impl Translator {
         self.groups.find(lane, name).and_then(|slot| self.chain.get(slot))
     }
 
-    /// The block that `name` stands for, or stood for a while ago.
+    /// The block that `name` stands for, or recently stood for.
     pub(super) fn known(&self, lane: GroupLaneId, name: u64) -> Option<Block> {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
@@ -201,7 +201,8 @@ impl Translator {
         }
     }
 
-    /// Translates a stored event about a tier beyond the device. An event that can't be placed yet waits for the rest of its batch.
+    /// Translates a stored event about a tier beyond the device. An event that can't be placed yet waits for the rest of its
+    /// batch.
     pub(super) fn store_beyond(
         &mut self,
         batch: &EngineBatch,
@@ -219,7 +220,7 @@ impl Translator {
         }
     }
 
-    /// Puts removals of blocks off to the end of the batch, if the stored events of the blocks wait.
+    /// Postpones removals of blocks to the end of the batch, if stored events of the same blocks wait.
     pub(super) fn remove_later(&mut self, lane: Option<GroupLaneId>, names: &[u64], tiers: TierSet) {
         let late = &mut self.beyond.late;
         if late.stored.is_empty() {
@@ -238,7 +239,7 @@ impl Translator {
     }
 
     /// Ends a batch: places the waiting stored events, each once the name that it waits for is known. Then applies the
-    /// removals that were put off.
+    /// postponed removals.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;
@@ -546,7 +547,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Emits the named blocks that are held and not published yet, and tells after which of these blocks a request can resume.
+    /// Emits the named blocks that are held and not published yet. Also tells after which of these blocks a request can
+    /// resume.
     fn publish_named(&mut self, tier: TierIndex, output: &mut Translation) {
         let has_tree = self.chain.has_tree();
         let has_chunk = self.beyond.named.iter().any(|named| named.is_within_chunk);

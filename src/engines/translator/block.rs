@@ -2,7 +2,7 @@
 
 use kvatlas_core::hash::{HashSeed, SequenceHash};
 
-/// The place where a block is kept.
+/// Slot of a chain, in which a block is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ChainSlot(u32);
 

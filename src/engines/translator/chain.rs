@@ -27,7 +27,8 @@ struct KeptBlock {
     published: u8,
     /// Bit set of the tiers in which the block was published as held and not resumable: no request can go on after it.
     barred: u8,
-    /// Bit set of the tiers in which the block lies within a chunk, before the chunk's end. A chunk can be loaded only as a whole.
+    /// Bit set of the tiers in which the block lies within a chunk, before the chunk's end. A chunk can be loaded only as a
+    /// whole.
     inner: u8,
     is_free: bool,
 }
@@ -81,11 +82,11 @@ pub(super) struct Chain {
     by_sequence: HashMap<SequenceHash, ChainSlot>,
     /// The parent and children of each block, for engines with several groups of layers.
     tree: Option<Box<Tree>>,
-    /// With a tree: the block that came last. The next block mostly follows it.
+    /// The block that was entered last, if there is a tree. The next block mostly follows it.
     last: Option<ChainSlot>,
-    /// With a tree: the blocks that have been published as held since the last [`Self::take_fresh`], in order.
+    /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Kept only with a tree.
     fresh: Vec<ChainSlot>,
-    /// With a tree: the slots that have become free and were not given by [`Self::take_freed`] yet.
+    /// The slots that have become free and were not given by [`Self::take_freed`] yet. Kept only with a tree.
     freed: Vec<ChainSlot>,
 }
 
@@ -161,7 +162,7 @@ impl Chain {
         }
     }
 
-    /// The slot of a block that is kept.
+    /// Returns the slot of the block with this sequence hash; `None` if the block is not kept.
     pub(super) fn slot_with(&self, sequence: SequenceHash) -> Option<ChainSlot> {
         self.by_sequence.get(&sequence).copied()
     }
@@ -276,7 +277,7 @@ impl Chain {
         }
     }
 
-    /// Takes the list of blocks that have been published as held, in order. The list starts anew.
+    /// Returns the list of blocks that have been published as held, in order, and begins a new list.
     pub(super) fn take_fresh(&mut self) -> Vec<ChainSlot> {
         std::mem::take(&mut self.fresh)
     }

@@ -8,7 +8,7 @@ use kvatlas_core::hash::{
 use crate::batch::{BlockObject, Content, EngineBatch, EngineStored};
 use crate::reason::Reason;
 
-/// The sequence hashes of one event at a time.
+/// Computes and keeps the sequence hashes of one event at a time.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     chain: Vec<SequenceHash>,
@@ -77,8 +77,8 @@ impl Contents {
     }
 
     /// Takes the sequence hashes of `count` blocks from the engine's names, which have to be hashes of a scheme. If the
-    /// blocks begin a sequence, computes the hashes from their tokens, too, and compares. Blocks with an adapter or objects
-    /// are not compared.
+    /// blocks begin a sequence, the names are compared with hashes that are computed from the tokens. Blocks with an adapter
+    /// or objects are not compared.
     pub(super) fn take_in(
         &mut self,
         chains: &SchemeChains,
@@ -164,7 +164,7 @@ impl Contents {
 ///
 /// # Errors
 ///
-/// The [`Reason`] why the event's content gives none.
+/// The [`Reason`] why the event's content gives no block hashes.
 pub fn content_hashes(
     batch: &EngineBatch,
     stored: &EngineStored,

@@ -11,31 +11,31 @@ use crate::reason::Reason;
 use super::block::Block;
 use super::tiers::TIERS;
 
-/// Why a translator can't be restored from a form.
+/// Reason why a translator can't be restored from its saved form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SavedError {
-    /// The blocks have another size.
+    /// The form has blocks of another size than the settings.
     #[error("its blocks have {found} tokens, and the engine's have {expected}")]
     BlockSize {
-        /// The size of the form.
+        /// Block size in the form, in tokens.
         found: u32,
-        /// The size of the settings.
+        /// Block size in the settings, in tokens.
         expected: u32,
     },
-    /// More names than may be kept.
+    /// The form has more names than may be kept.
     #[error("it has {names} names of blocks; {names_max} are allowed")]
     TooMany {
         /// Number of names in the form.
         names: usize,
-        /// Largest number of names allowed.
+        /// Maximum number of names that may be kept.
         names_max: usize,
     },
-    /// A part contradicts another part, or is impossible.
+    /// A part of the form contradicts another part, or is impossible.
     #[error("it contradicts itself: {0}")]
     Contradiction(&'static str),
 }
 
-/// One block.
+/// One block in its saved form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedBlock {
     sequence: u64,
@@ -82,7 +82,7 @@ pub(super) struct SavedKept {
     pub(super) inner: u8,
 }
 
-/// All blocks.
+/// All blocks of a chain, in their saved form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedChain {
     /// The kept blocks by slot; `None` for a free slot.
@@ -90,8 +90,8 @@ pub(super) struct SavedChain {
     pub(super) has_tree: bool,
 }
 
-/// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many copies on
-/// the device may be mere reports.
+/// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many copies
+/// on the device may be mere reports of a known block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedName(
     pub(super) u64,
@@ -111,8 +111,8 @@ pub(super) struct SavedGroups {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedEnd(pub(super) u64, pub(super) u32, pub(super) u16);
 
-/// A name of a small block. Fields: the name, the block's spot, the number of copies, and how many small blocks follow in the
-/// block of the contract.
+/// A name of a small block. Fields: the name, the block's spot (a hash of its content), the number of copies, and how many
+/// small blocks follow in the block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSmall(
     pub(super) u64,
@@ -124,7 +124,7 @@ pub(super) struct SavedSmall(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSpots {
     pub(super) names: Vec<SavedSmall>,
-    /// The spots of the small blocks that matter, by slot: the same number for each slot.
+    /// The spots of the small blocks that matter, by slot. Each slot has the same number of spots.
     pub(super) cells: Vec<Option<NonZeroU64>>,
 }
 

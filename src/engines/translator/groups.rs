@@ -13,9 +13,9 @@ use super::forms::{SavedError, SavedGroups};
 use super::lane::{AddedCopy, GroupLane, Taken};
 use super::tiers::TierIndex;
 
-/// Most groups of main attention.
+/// Maximum number of groups of layers that are main attention.
 const LANES_MAX: usize = 16;
-/// Most groups of unknown kinds that are remembered.
+/// Maximum number of groups of layers of unknown kinds that are remembered.
 const OTHERS_MAX: usize = 256;
 
 /// The number of a lane that stands in for main attention, in models that have none.
@@ -25,7 +25,7 @@ pub(super) const STAND_IN: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupLaneId(usize);
 
-/// All groups of a holder.
+/// All groups of layers of a holder.
 #[derive(Debug, Default)]
 pub(super) struct HolderGroups {
     /// Each group's number and its lane. Events without a number have a lane of their own, which counts for all groups.
@@ -35,7 +35,7 @@ pub(super) struct HolderGroups {
 }
 
 impl HolderGroups {
-    /// The groups and the blocks of each.
+    /// Returns all groups of layers with their blocks, in saved form.
     pub(super) fn save(&self) -> SavedGroups {
         let lanes = self.lanes.iter().map(|(index, lane)| (*index, lane.save()));
         SavedGroups {
@@ -62,12 +62,12 @@ impl HolderGroups {
         }
     }
 
-    /// Number of names in all groups.
+    /// Number of block names in all groups of layers.
     pub(super) fn names(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
-    /// The lanes of main attention itself.
+    /// The lanes of main attention, without a lane that stands in for main attention.
     fn main_lanes(&self) -> impl Iterator<Item = &GroupLane> {
         let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
         lanes.map(|(_, lane)| lane)
@@ -93,23 +93,25 @@ impl HolderGroups {
         self.lanes.iter_mut().for_each(|(_, lane)| lane.clear());
     }
 
-    /// Number of names beyond the first name of each block in each group.
+    /// Number of extra block names, that is, of names beyond the first name of each block, in all groups of layers.
     pub(super) fn aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
     }
 
-    /// Number of names on the device beyond the first name of each block there, in each group.
+    /// Number of extra block names on the device, that is, of names beyond the first name of each block there, in all groups
+    /// of layers.
     pub(super) fn device_aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
     }
 
-    /// Number of names whose copies on the device may all be mere reports. The device may no longer have the blocks of these
-    /// names.
+    /// Number of block names whose every copy on the device may be a mere report of a known block. The device may no longer
+    /// have the blocks of these names.
     pub(super) fn unclear(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.unclear()).sum()
     }
 
-    /// Notes that the last added copies of `names` on the device may be mere reports. A first copy is genuine.
+    /// Notes that the last added copies of `names` on the device may be mere reports of known blocks. The first copy of a
+    /// name is genuine.
     pub(super) fn doubt_copies(&mut self, lane: GroupLaneId, names: &[u64]) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             for name in names {
@@ -118,7 +120,7 @@ impl HolderGroups {
         }
     }
 
-    /// Whether any group has a block in `tier`.
+    /// Whether any group of layers has a block in `tier`.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
     }
@@ -133,7 +135,7 @@ impl HolderGroups {
         }
     }
 
-    /// Whether any group has a block of this name.
+    /// Whether any group of layers has a block of this name.
     pub(super) fn has_name(&self, name: u64) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.find(name).is_some())
     }
@@ -211,8 +213,8 @@ impl HolderGroups {
         }
     }
 
-    /// The lanes in which `name` is looked up. This is the given `lane`. Without one, it is the lane without a number if that has
-    /// the name, or else all lanes that have the name.
+    /// The lanes in which `name` is looked up: the given `lane`, if there is one. Otherwise the lane without a number if it
+    /// has the name, or else all lanes that have the name.
     pub(super) fn lanes_with(
         &self,
         lane: Option<GroupLaneId>,
@@ -287,7 +289,8 @@ impl HolderGroups {
         lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
-    /// Whether the block is held in `tier`: all groups with a number have it there, or the lane without a number has.
+    /// Whether the block is held in `tier`. It is if all groups of layers with a number hold it there, or if the lane
+    /// without a group number holds it there.
     pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);

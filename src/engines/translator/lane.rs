@@ -1,4 +1,6 @@
 //! Lanes: the state of one group of layers, that is, the engine's names, and how many copies each tier has of a block.
+//!
+//! A copy on the device is uncertain if the event that added it may be a mere report of a block that was held before.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -14,12 +16,12 @@ use super::tiers::{TIERS, TierIndex};
 struct Name {
     slot: ChainSlot,
     copies: [u16; TIERS],
-    /// Number of the copies on the device that may be mere reports.
+    /// Number of copies on the device that may be mere reports of a known block.
     reported: u16,
 }
 
 impl Name {
-    /// Whether there are copies on the device, and no copy there is certain.
+    /// Whether the device has copies, all of which are uncertain.
     fn is_unclear(&self) -> bool {
         let [on_device, ..] = self.copies;
         on_device > 0 && self.reported >= on_device
@@ -37,7 +39,7 @@ pub(super) struct AddedCopy {
 /// The outcome of taking a copy away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// There was no copy.
+    /// The tier had no copy of the name's block.
     Nothing,
     /// A copy of this block was taken. The name has other copies.
     Copy(ChainSlot),
@@ -48,30 +50,30 @@ pub(super) enum Taken {
 /// The names of one block.
 #[derive(Debug, Clone, Copy, Default)]
 struct BlockNameCounts {
-    /// Number of names that have a copy in each tier.
+    /// For each tier, the number of the block's names that have a copy there.
     names_in: [u16; TIERS],
     /// The name that was added last. It may be gone, or stand for another block by now.
     last: u64,
 }
 
-/// The names of one group.
+/// The block names of one group of layers.
 #[derive(Debug, Default)]
 pub(super) struct GroupLane {
     names: HashMap<u64, Name>,
     /// The names of each block, by the index of its slot.
     held: Vec<BlockNameCounts>,
-    /// Number of names beyond the first name of each block.
+    /// Number of extra names, that is, of names beyond the first name of each block.
     aliases: usize,
-    /// Number of names on the device beyond the first name of each block there.
+    /// Number of extra names on the device, that is, of names beyond the first name of each block there.
     device_aliases: usize,
-    /// Number of names that have a copy in each tier.
+    /// For each tier, the number of names that have a copy there.
     names_in: [usize; TIERS],
-    /// Number of names that have copies on the device, none of which is certain.
+    /// Number of names whose copies on the device are all uncertain.
     unclear: usize,
 }
 
 impl GroupLane {
-    /// The names, in no order.
+    /// Returns the names with their copies, in saved form and in no order.
     pub(super) fn save(&self) -> Vec<SavedName> {
         let saved = |(name, known): (&u64, &Name)| {
             SavedName(*name, known.slot.number(), known.copies, known.reported)
@@ -120,14 +122,14 @@ impl GroupLane {
         self.names_in = [0; TIERS];
     }
 
-    /// Number of names whose copies on the device may all be mere reports. The device may no longer have the blocks of these
-    /// names.
+    /// Number of block names whose every copy on the device may be a mere report of a known block. The device may no longer
+    /// have the blocks of these names.
     pub(super) fn unclear(&self) -> usize {
         self.unclear
     }
 
-    /// Notes that the copy on the device that was added last may be a mere report. A name's first copy is genuine: the name
-    /// was not known before.
+    /// Notes that the copy of `name` on the device that was added last may be a mere report of a known block. A name's first
+    /// copy is genuine: the name was not known before.
     pub(super) fn doubt_copy(&mut self, name: u64) {
         if let Some(name) = self.names.get_mut(&name) {
             let was_unclear = name.is_unclear();
@@ -147,7 +149,7 @@ impl GroupLane {
         self.device_aliases
     }
 
-    /// Whether the tier has any block.
+    /// Whether the group of layers has any block in the tier.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.names_in.get(tier.place()).is_some_and(|names| *names > 0)
     }
@@ -301,7 +303,7 @@ impl GroupLane {
         Taken::Name(slot)
     }
 
-    /// Takes all names away.
+    /// Removes all names, with their copies.
     pub(super) fn take_all(&mut self, chain: &mut Chain) {
         for (_, name) in self.names.drain() {
             chain.drop_name(name.slot);

@@ -1,7 +1,7 @@
 //! Translates an [`EngineBatch`] into events of the contract, for one holder.
 //!
 //! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events name
-//! blocks by the contract's hashes alone, so a daemon needs no table of names for the holder. Its promises:
+//! blocks only by the contract's hashes, so a daemon needs no table of names for the holder. Its promises:
 //!
 //! 1. In each tier, its events add up to the same blocks as the engine's events, copies counted. A block is stored with its first
 //!    copy and removed with its last. Test: `oracle::events_add_up_to_the_cache`.
@@ -135,7 +135,7 @@ impl Translator {
     }
 
     /// Whether it is unknown how much a request can reuse, though the blocks of main attention are known. The events then
-    /// don't tell all about the groups beside main attention.
+    /// don't tell enough about the groups of layers beside main attention.
     pub fn hides_groups(&self) -> bool {
         let has_no_main = !self.windows.is_empty() && !self.groups.has_main();
         self.settings.groups.hide_hits()
@@ -321,9 +321,9 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether the event may be a mere report of blocks that are held already, without new copies. vLLM reports a request's whole
-    /// prefix as stored once more, if the request asks for that. Genuine new copies of a held prefix are rare, unless another
-    /// group of layers lacks it.
+    /// Whether the event may be a mere report of blocks that are held already, without new copies. vLLM reports a request's
+    /// whole prefix as stored again, if the request asks for that. Genuine new copies of a held prefix are rare, unless
+    /// another group of layers lacks it.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: GroupLaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
@@ -486,7 +486,8 @@ impl Translator {
         Ok(is_alias)
     }
 
-    /// The exact reason why `name` could not be added. A name conflict is a cycle if the name's known block is an ancestor.
+    /// Returns the exact reason why `name` could not be added. A name conflict becomes a cycle if the block that `name`
+    /// stands for is an ancestor.
     fn explain(&self, reason: Reason, name: u64, start: &StoredStart, lane: GroupLaneId) -> Reason {
         let known = self.groups.find(lane, name).and_then(|slot| self.chain.get(slot));
         match (reason, known, start.parent) {

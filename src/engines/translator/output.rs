@@ -7,7 +7,7 @@ use crate::reason::ReasonCounts;
 
 use super::block::Block;
 
-/// Most blocks of one event: an eighth of a megabyte.
+/// Maximum number of blocks in one event: an eighth of a megabyte of hashes.
 const EVENT_BLOCKS_MAX: usize = 16_384;
 
 /// Events of one tier, for one batch of the contract.
@@ -35,18 +35,18 @@ pub struct Translation {
     spare_parts: Vec<Vec<Event>>,
 }
 
-/// A place in a translation.
+/// A place between two events of a translation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TranslationMark {
     parts: usize,
     events: usize,
 }
 
-/// Most lists that are kept for further events.
+/// Maximum number of lists that are kept for further events.
 const SPARE_MAX: usize = 1024;
 
 impl Translation {
-    /// Whether there is neither an event nor a reason.
+    /// Whether the translation has no events and no counted reasons.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.reasons.is_empty()
     }
@@ -171,8 +171,8 @@ impl Translation {
         }
     }
 
-    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event there, before later events
-    /// of the tier.
+    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event at that place, before
+    /// later events of the tier.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,
@@ -193,7 +193,7 @@ impl Translation {
         }
     }
 
-    /// Appends that `block` is held: to the last event if the block continues it, else in a new event.
+    /// Appends `block` as held: to the last event if the block continues it, else in a new event.
     pub(super) fn push_stored(&mut self, tier: Tier, block: &Block) {
         if let Some(Event::Stored(StoredBlocks {
             names:
@@ -222,7 +222,7 @@ impl Translation {
         self.events(tier).push(Event::Stored(stored));
     }
 
-    /// Appends that the block is not held any more: to the last event if that is a removal, else in a new event.
+    /// Appends the block as no longer held: to the last event if that is a removal, else in a new event.
     pub(super) fn push_removed(&mut self, tier: Tier, block: SequenceHash) {
         if let Some(Event::Removed(removed)) = self.open(tier)
             && removed.hashes.len() < EVENT_BLOCKS_MAX

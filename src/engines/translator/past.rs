@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::block::Block;
 
-/// Most names that are remembered: about two megabytes.
+/// Maximum number of names that are remembered: about two megabytes.
 const NAMES_MAX: usize = 1 << 14;
 
 /// Names that the engine no longer uses, each with the block that it stood for. Only the latest are kept.
@@ -42,7 +42,7 @@ impl Past {
         self.order.iter().filter_map(kept)
     }
 
-    /// Forgets all.
+    /// Forgets all names.
     pub(super) fn clear(&mut self) {
         self.blocks.clear();
         self.order.clear();

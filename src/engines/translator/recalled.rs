@@ -1,10 +1,10 @@
 //! Names from before batches were lost, and the held blocks that they prove.
 //!
 //! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. If such an
-//! engine stores a block whose parent is known by name, the parent and all blocks before it are on the device at that moment. So
-//! a prefix whose own events were lost comes back with the first block that is stored after it. The number of copies stays
-//! unknown, and so do other held blocks. So the holder stays in doubt. Engines that name blocks by a hash of all that tells them
-//! apart use the same names. So another engine can tell which block a name stands for.
+//! engine stores a block whose parent is known by name, the parent and all blocks before it are on the device at that
+//! moment. So a prefix whose events were lost is known again with the first block that is stored after it. The number of
+//! copies stays unknown, and so do other held blocks. So the holder stays in doubt. Engines that name blocks by a hash of
+//! all that tells them apart use the same names. So another engine can tell which block a name stands for.
 
 use hashbrown::HashMap;
 
@@ -20,7 +20,7 @@ use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
-/// Most parents of one batch that other engines are asked for.
+/// Maximum number of parents in one batch that are unknown here, so that other engines are asked for them.
 const STRANGE_MAX: usize = 256;
 
 /// The blocks that names of main attention stood for before batches were lost.
@@ -58,7 +58,7 @@ impl Recalled {
         self.blocks.get(&name).map(|block| block.sequence)
     }
 
-    /// Adds blocks with their names. Does nothing if more than `blocks_max` would be remembered.
+    /// Adds blocks with their names. Does nothing if more than `blocks_max` blocks would be remembered.
     fn learn(&mut self, named: Vec<(u64, Block)>, blocks_max: usize) {
         if self.blocks.len() + named.len() > blocks_max {
             return;
@@ -97,9 +97,9 @@ impl Translator {
         self.recalled = recalled;
     }
 
-    /// The parents that stored events of the batch name and that are unknown here, because the engine's batches were lost. The
-    /// engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a row. Empty
-    /// unless the state is in doubt.
+    /// Returns the names of parents in the batch's stored events that are unknown here, because the engine's batches were
+    /// lost. The engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a
+    /// row. Empty unless the state is in doubt.
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
@@ -171,8 +171,8 @@ impl Translator {
         Some(prefix)
     }
 
-    /// Adds `parent` and all blocks before it as held on the device. The event that stores `blocks` blocks after it proves that
-    /// they are. Returns whether `parent` is known now.
+    /// Adds `parent` and all blocks before it as held on the device. A stored event of `blocks` blocks that follow `parent`
+    /// proves that they are held. Returns whether `parent` is known now.
     pub(super) fn recall(
         &mut self,
         lane: GroupLaneId,

@@ -32,7 +32,7 @@ use super::{StoredStart, Translator};
 /// The state that a step needs until its end.
 #[derive(Debug, Default)]
 pub(super) struct Step {
-    /// The changes of groups beside main attention.
+    /// The changes of groups of layers beside main attention.
     waiting: Vec<EngineChange>,
     /// The names of main attention that were removed in this step, in order, each with its block. The blocks are kept until
     /// the step's end.
@@ -125,8 +125,8 @@ impl Translator {
         }
     }
 
-    /// Puts a change of a group beside main attention off to the end of the step. Returns true if the caller has nothing left
-    /// to do for the change.
+    /// Postpones a change of a group beside main attention to the end of the step. Returns true if the caller has nothing
+    /// left to do for the change.
     pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
         let Some((index, kind)) = self.beside_main(change) else {
             return Ok(self.defer_of_all(change));
@@ -139,8 +139,8 @@ impl Translator {
         Ok(true)
     }
 
-    /// Puts a removal from all of SGLang's components off to the end of the step. The caller still applies it to main attention.
-    /// Returns true if the caller has nothing left to do: the removal is from windows that have no known blocks.
+    /// Postpones a removal from all of SGLang's components to the end of the step. The caller still applies it to main
+    /// attention. Returns true if the caller has nothing left to do: the removal is from windows that have no known blocks.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -201,7 +201,7 @@ impl Translator {
         }
     }
 
-    /// Ends the step that began at `begun`: appends to `output` after which blocks a request can now resume.
+    /// Ends the step that began at `begun`. Appends to `output` after which blocks a request can now resume.
     pub(super) fn finish_step(
         &mut self,
         batch: &EngineBatch,
@@ -436,8 +436,8 @@ impl Translator {
         }
     }
 
-    /// Computes again the runs of all blocks that a change affects: the touched blocks, and the blocks after each until a run
-    /// stays the same.
+    /// Recomputes the runs ([`super::windows`]) of all blocks that a change affects: the touched blocks, and the blocks
+    /// after each touched block until a run stays the same.
     fn recompute(&mut self) {
         let (mut stack, mut changed) = (
             std::mem::take(&mut self.step.stack),
@@ -512,8 +512,8 @@ impl Translator {
         self.chain.keep_fresh(fresh);
     }
 
-    /// Tells which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, the latter are
-    /// told there, before all else.
+    /// Emits which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, blocks
+    /// that are no longer resumable are emitted at that place, before all other events.
     fn tell_changed(&mut self, begun: Option<TranslationMark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {

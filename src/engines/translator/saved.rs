@@ -1,4 +1,4 @@
-//! A translator in a form that can be written down, so that the next process goes on where this one ends.
+//! A translator in a form that can be written down, so that the next process continues where this one ends.
 //!
 //! The form keeps only what cannot be computed again: blocks, names and copies, the blocks of groups of layers, doubts.
 //! Everything else (how many names a block has, which block follows which) is computed from that. A form that contradicts
@@ -74,7 +74,8 @@ impl Translator {
         }
     }
 
-    /// A translator that goes on where `saved` was taken. It does not emit again what the saved translator had emitted.
+    /// A translator that continues from where `saved` was taken. It does not emit again what the saved translator had
+    /// emitted.
     ///
     /// # Errors
     ///

@@ -31,14 +31,14 @@ pub struct TranslatorSettings {
     pub mode: HashMode,
     /// The chains of the hash scheme in which hashes are computed; `None` for the contract's.
     pub chains: Option<SchemeChains>,
-    /// Most names that are kept. With several groups of layers, a block has a name in each.
+    /// Maximum number of block names that are kept. With several groups of layers, a block has a name in each group.
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
     pub lora_names: HashMap<u64, String>,
     /// Whether each removal is of one copy of a block. Otherwise a removal takes all copies.
     pub counts_copies: bool,
-    /// Whether a KV connector tells of tiers beyond the device. Its events tell the tokens, but nothing else by which blocks
-    /// differ. Each event is about a chunk, which can be loaded only as a whole.
+    /// Whether a KV connector reports blocks in tiers beyond the device. Its events tell the tokens, but nothing else by
+    /// which blocks differ. Each event is about a chunk, which can be loaded only as a whole.
     pub has_connector: bool,
     /// Whether requests may ask the engine to report blocks that it already has, in the form of stored events.
     pub has_reports: bool,
@@ -46,7 +46,7 @@ pub struct TranslatorSettings {
     pub proves_ancestors: bool,
     /// The farthest tier that a clear is known to empty, with all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether the engine's blocks differ by something that its events do not tell. Its blocks are then always in doubt.
+    /// Whether the engine's blocks differ by a fact that its events do not tell. Its blocks are then always in doubt.
     pub is_untold: bool,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,

@@ -4,12 +4,12 @@ use crate::batch::GroupKind;
 
 use super::spots::Spots;
 
-/// Largest number of a group's blocks in a block of the contract: as many as a mask has bits.
+/// Maximum number of a group's blocks in a block of the contract: as many as a mask has bits.
 const FAN_MAX: u64 = 64;
-/// Longest window, in the group's own blocks.
+/// Maximum length of a window, in the group's own blocks.
 const NEED_MAX: u64 = 1 << 24;
 
-/// The needs of a group of layers, and the size of its blocks.
+/// The needs of a group of layers beside main attention, and the size of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Number of the group's own blocks in a row that a request needs.

@@ -95,7 +95,8 @@ impl SmallBlockName {
     }
 }
 
-/// One small block of a block of the contract, in the doubly linked list of the small blocks with the same spot.
+/// One small block of a block of the contract, as an element of the doubly linked list of all small blocks with the same
+/// spot.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     spot: Option<PrefixSpot>,
@@ -215,7 +216,7 @@ impl Spots {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
-    /// Whether a small block at this place doesn't matter, or has a spot.
+    /// Whether the small block at this place has a known spot, or doesn't matter.
     pub(super) fn knows(&self, at: Within) -> bool {
         u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
     }
@@ -318,7 +319,7 @@ impl Spots {
         is_held
     }
 
-    /// Takes a cell out of its list, if it is in one.
+    /// Removes a cell from the list that it is in, if any.
     fn unlink(&mut self, cell: usize) {
         let Some(place) = self.cells.get_mut(cell) else {
             return;
@@ -344,9 +345,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if the spot was not held before; `None` if it was,
-    /// or doesn't matter. An error changes nothing, except for [`Reason::HiddenKey`]: then `name` is added as a second name of
-    /// the spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if the spot is held only from now on; `None`
+    /// if the spot was held before or doesn't matter. An error changes nothing, except for [`Reason::HiddenKey`]: then
+    /// `name` is added as a second name of the spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {

@@ -12,7 +12,7 @@ pub(super) struct TierIndex(u8);
 impl TierIndex {
     pub(super) const DEVICE: Self = Self(0);
     pub(super) const ALL: [Self; TIERS] = [Self(0), Self(1), Self(2), Self(3)];
-    /// All but the device.
+    /// All tiers except for the device.
     pub(super) const BEYOND: [Self; TIERS - 1] = [Self(1), Self(2), Self(3)];
 
     /// The index of a tier; `None` for a tier that no engine uses.
@@ -39,7 +39,7 @@ impl TierIndex {
     }
 }
 
-/// Several tiers.
+/// A set of tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TierSet(u8);
 

@@ -10,12 +10,12 @@ use super::block::{Block, ChainSlot};
 /// Number that stands for no block.
 const NONE: u32 = u32::MAX;
 
-/// The neighbours of one block.
+/// Links of one block to its parent, its first child and its siblings.
 #[derive(Debug, Clone, Copy)]
 struct BlockLinks {
-    /// The parent; `NONE` at position 0, and if the parent is not kept.
+    /// The parent's slot; `NONE` at position 0, and if the parent is not kept.
     up: u32,
-    /// The first child.
+    /// The slot of the first child.
     first: u32,
     /// The siblings before and after. Blocks whose common parent is not kept are siblings too.
     before: u32,
@@ -93,7 +93,7 @@ impl Tree {
         &self.touched
     }
 
-    /// Counts the entered blocks as touched.
+    /// Marks the entered blocks as touched.
     pub(super) fn touch_entered(&mut self) {
         self.touched.append(&mut self.entered);
     }

@@ -22,12 +22,12 @@ use super::forms::{SavedEnd, SavedError, SavedWindow, SavedWindows};
 use super::shape::{Shape, lcm};
 use super::spots::{Reach, Spots, Within};
 
-/// Most groups beside main attention.
+/// Maximum number of groups of layers beside main attention.
 const WINDOWS_MAX: usize = 32;
 /// Bit in a run: the group's block that ends with this block of the contract is held. For groups whose `fan` is 1.
 const HELD: u32 = 1 << 31;
 
-/// The index of a group.
+/// The index of a group of layers beside main attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowId(usize);
 
@@ -36,8 +36,8 @@ pub(super) struct WindowId(usize);
 pub(super) enum BlockEnd {
     /// At the end of this block of the contract.
     End(ChainSlot),
-    /// Inside a block of the contract: inside each that begins with the same tokens. The slot is that of one such block, if one
-    /// is known.
+    /// Inside a block of the contract, and so inside each block that begins with the same tokens. The slot is that of one
+    /// such block, if one is known.
     Within(Within, Option<ChainSlot>),
 }
 
@@ -78,18 +78,19 @@ pub(super) struct Learned {
 pub(super) struct Windows {
     /// Tokens in a block of the contract.
     size: u64,
-    /// Number of the contract's blocks in the least common multiple of all block sizes. Hits end at multiples of it.
+    /// Number of the contract's blocks in the least common multiple of all block sizes. Hits end at multiples of this
+    /// number.
     stride: u64,
     all: Vec<WindowGroup>,
     /// Blocks of the contract on the device whose small blocks are not known.
     unlisted: HashSet<ChainSlot>,
-    /// Least number of groups, if they are SGLang's components; otherwise `None`. SGLang's tree tells of a component only once
-    /// the component has a block.
+    /// Minimum number of groups of layers, if the groups are SGLang's components; otherwise `None`. SGLang's tree tells of a
+    /// component only once the component has a block.
     expected: Option<usize>,
 }
 
 impl Windows {
-    /// The groups and the blocks of each.
+    /// Returns all groups with their blocks, in saved form.
     pub(super) fn save(&self) -> SavedWindows {
         SavedWindows {
             all: self.all.iter().map(WindowGroup::save).collect(),
@@ -184,7 +185,7 @@ impl Windows {
         }
     }
 
-    /// Number of names in all groups.
+    /// Number of block names in all groups of layers beside main attention.
     pub(super) fn names(&self) -> usize {
         self.all.iter().map(WindowGroup::names).sum()
     }

@@ -1,4 +1,4 @@
-//! The children of a node. Most nodes have one child, and then no table.
+//! Children of a node. Most nodes have at most one child, and then need no table.
 
 use std::hash::Hash;
 
@@ -24,7 +24,7 @@ impl<K, G> Default for NodeChildren<K, G> {
     }
 }
 
-/// Capacity up to which a table is never made smaller while its node has several children.
+/// Maximum capacity at which a table is never shrunk while its node has several children.
 const SMALL_TABLE: usize = 64;
 
 impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {
@@ -39,7 +39,7 @@ impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {
         }
     }
 
-    /// Adds a child; `key` must not have one.
+    /// Adds a child. `key` must not have a child yet.
     pub(super) fn insert(&mut self, key: K, node: SharedNode<K, G>) {
         match self {
             Self::Few(only) => {
@@ -54,7 +54,7 @@ impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {
         }
     }
 
-    /// Removes a child, and frees memory that only more children would need.
+    /// Removes a child, and frees memory that is needed only for more children.
     pub(super) fn remove(&mut self, key: &K) {
         match self {
             Self::Few(only) => {

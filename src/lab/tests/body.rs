@@ -1,4 +1,5 @@
-//! Test body for all designs: applies the same streams of operations to each, and compares every answer with the oracle.
+//! Common test of all designs: applies the same streams of operations to each design, and compares every answer with
+//! the oracle's.
 
 use std::collections::HashSet;
 
@@ -13,7 +14,7 @@ use crate::{Depth, Design, HolderNumber, PrefixIndex, PrefixIndexSize};
 /// Number of threads in the designs that have a pool.
 const LANES: usize = 3;
 
-/// Test run of one design, with the oracle.
+/// Test run of one design, together with the oracle.
 struct Run {
     design: Design,
     /// Whether the design's answers must equal the oracle's.
@@ -94,7 +95,7 @@ impl Run {
         }
     }
 
-    /// Removes everything, block by block for some holders and at once for others. Then the index must be empty.
+    /// Removes all blocks: one by one for some holders, by a clear for others. The index must be empty afterwards.
     fn finish(mut self, random: &mut Random, shape: &Shape) {
         self.check_sizes();
         for number in 0..u32::try_from(shape.holders).unwrap() {
@@ -224,7 +225,7 @@ fn many_holders() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Short streams, which proptest can shrink to the few operations that matter.
+    /// Short streams of operations, which proptest can shrink to the few operations that cause a failure.
     #[test]
     fn short_streams(
         world: u64,

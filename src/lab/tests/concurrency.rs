@@ -1,4 +1,4 @@
-//! Tests of readers that run beside the threads of a pool.
+//! Tests of queries that run at the same time as the threads of a pool.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,20 +13,21 @@ use crate::{
 
 const HOLDERS: u32 = 12;
 const CHANGES: usize = 1500;
-/// Blocks that every holder keeps while readers look.
+/// Number of blocks that every holder keeps during the test.
 const KEPT: usize = 40;
 const DEPTH: usize = 100;
 
-/// Returns a prompt whose first [`KEPT`] blocks are the same for all tails. Of the blocks after them, some depend on `tail`.
+/// Returns a prompt whose first [`KEPT`] blocks are the same for every `tail`. Some of the later blocks depend on
+/// `tail`.
 fn path(tail: u32) -> Prefix {
     let kept = std::iter::repeat_n(1, KEPT);
     kept.chain((KEPT..DEPTH).map(|position| 2 + u32::from(position % 7 == 0) * tail))
         .collect()
 }
 
-/// Changes blocks after the first [`KEPT`] of each holder while readers look. The readers check that no holder ever lacks the
-/// kept blocks or has more blocks than there are. At the end every answer is the oracle's, and the index is empty once all
-/// holders are cleared.
+/// Changes blocks of each holder after the first [`KEPT`] blocks while readers send queries. The readers check that
+/// no holder ever lacks the kept blocks or has more blocks than there are. At the end every answer must equal the
+/// oracle's. The index must be empty after all holders are cleared.
 fn tails_come_and_go(index: impl SharedIndex) {
     let mut pool = ThreadPool::new(index, 3).unwrap();
     let mut oracle = Oracle::default();

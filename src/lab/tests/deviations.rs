@@ -1,4 +1,4 @@
-//! The deviations of each design from the published one, or from the truth, pinned down with examples.
+//! Deviations of each design from the published design, or from exact answers, as examples.
 
 use std::num::NonZeroUsize;
 
@@ -25,7 +25,7 @@ fn remove(index: &mut dyn PrefixIndex, path: &[u32]) {
     index.remove(HOLDER, &[name(path).unwrap()]);
 }
 
-/// Returns how many leading blocks of `path` the index gives for the holder.
+/// Returns the holder's number of matched blocks of `path`, according to the index.
 fn depth(index: &dyn PrefixIndex, path: &[u32]) -> u32 {
     index.flush();
     let found = index.find_matches(&query(path));
@@ -158,7 +158,7 @@ fn radix_trees_take_names_that_are_no_chain() {
     check(ThreadPool::new(ConcurrentRadixTree::default(), 2).unwrap());
 }
 
-/// Creates a positional index that jumps over three blocks at a time.
+/// Makes a positional index whose searches jump over three blocks at a time.
 fn jumping() -> ThreadPool<JumpIndex> {
     ThreadPool::new(JumpIndex::new(NonZeroUsize::new(3).unwrap()), 1).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Oracle for tests: a model of the index that keeps the prefixes of each holder block by block.
+//! Oracle for tests: a model of the index that stores the whole prefix of every block of each holder.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,8 +7,8 @@ use kvatlas_core::hash::{BlockHash, SequenceHash, sequence_hashes};
 
 use crate::{Depth, HolderNumber, PrefixBlock, PrefixQuery};
 
-/// Block as the oracle knows it: the symbols of the whole prefix up to and including the block. Without hashes, nothing can
-/// collide.
+/// Block in the form that the oracle uses: the symbols of the whole prefix up to and including the block. Collisions
+/// are impossible, because there are no hashes.
 pub(super) type Prefix = Vec<u32>;
 
 /// Returns the block hash that a symbol stands for.
@@ -40,7 +40,7 @@ pub(super) fn query(symbols: &[u32]) -> PrefixQuery {
     PrefixQuery::new(&contents)
 }
 
-/// Blocks of each holder.
+/// Oracle: the blocks of each holder, and the number of refused stores.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     held: BTreeMap<HolderNumber, HashSet<Prefix>>,
@@ -52,7 +52,8 @@ impl Oracle {
         prefix.is_empty() || self.held.get(&holder).is_some_and(|held| held.contains(prefix))
     }
 
-    /// Stores the blocks of `path` from position `from` on. Counts a refused store if the holder lacks the block before them.
+    /// Stores the blocks of `path` from position `from` on. Counts a refused store if the holder lacks the block
+    /// before position `from`.
     pub(super) fn store(&mut self, holder: HolderNumber, path: &[u32], from: usize) {
         if from == path.len() {
             return;
@@ -94,7 +95,7 @@ impl Oracle {
             .map_or_else(Vec::new, |held| held.iter().cloned().collect())
     }
 
-    /// Returns how many blocks are held, summed over all holders.
+    /// Returns the number of held blocks, summed over all holders.
     pub(super) fn held_blocks(&self) -> usize {
         self.held.values().map(HashSet::len).sum()
     }

@@ -6,12 +6,14 @@ use kvatlas_core::hash::SequenceHash;
 use super::oracle::{Oracle, Prefix};
 use crate::HolderNumber;
 
-/// Number of different blocks in a stream.
+/// Block contents from which a stream chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alphabet {
-    /// This many contents. If they are few, the same content comes under different prefixes and at different positions.
+    /// This number of different contents. If it is small, the same content occurs after different prefixes and at
+    /// different positions.
     Of(usize),
-    /// Each content is at one place only, and stores name held parents. In this case the conflating designs are exact, too.
+    /// Each content occurs at one place only, and the parent of every store is held. In this case the designs that
+    /// confuse equal contents are exact, too.
     Distinct,
 }
 
@@ -57,7 +59,7 @@ impl Paths {
         }
     }
 
-    /// Returns a prompt that usually shares a prefix with an earlier one and then differs.
+    /// Returns a prompt that usually shares a prefix with an earlier prompt and then differs.
     pub(super) fn branch(&mut self, random: &mut Random, depth_max: usize) -> Prefix {
         let mut path = Vec::new();
         if !self.all.is_empty() && random.chance(80) {

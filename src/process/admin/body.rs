@@ -1,4 +1,4 @@
-//! Bodies of answers: whole, or streamed for as long as a sender is there.
+//! Bodies of answers: either whole, or streamed until the sender is dropped.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,13 +10,13 @@ use hyper::Response;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::Receiver;
 
-/// The future of an answer. Making the answer does not wait for I/O of the client.
+/// Future that makes an answer. It does not wait for I/O of the client.
 pub type Answering = Pin<Box<dyn Future<Output = Response<AdminBody>> + Send>>;
 
 /// The body of an answer.
 #[derive(Debug)]
 pub enum AdminBody {
-    /// All bytes at once.
+    /// The whole body in one piece.
     Whole(Full<Bytes>),
     /// The bytes that the other end of the channel sends, until it is dropped.
     Stream(Receiver<Bytes>),

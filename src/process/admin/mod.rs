@@ -16,7 +16,7 @@
 //! | `/` | the routes, as text; for a browser, the page |
 //! | `/metrics` | Prometheus' text format, version 0.0.4 |
 //! | `/livez` | 200 while the admin thread runs |
-//! | `/readyz` | 200 or 503, and as JSON which [`Latch`] is set and, in words, why it is not ready |
+//! | `/readyz` | 200 or 503, with JSON: whether each [`Latch`] is set, and the reasons why the process is not ready |
 //! | `/workers` | JSON: the workers, see [`WorkersQuery`] |
 //! | `/index` | JSON: the sizes of the index, by namespace |
 //! | `/vllm-router` | flags of vLLM's router for the engines that a bridge republishes, as text |
@@ -36,8 +36,8 @@ pub use server::{AdminError, AdminServer};
 pub use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
-/// Largest number of streamed answers at a time. One source may have more connections than that, so no stream is closed
-/// to make room for another request.
+/// Maximum number of answers that are streamed at the same time. One source may have more connections than that, so no stream is
+/// closed to make room for another request.
 pub const STREAMS_MAX: usize = 16;
 
 /// A request for the page in a browser, or for a file that the page loads.
@@ -73,8 +73,8 @@ pub trait AdminSource: Send + Sync {
         None
     }
 
-    /// Returns the answer for the page in a browser, or for a file that it loads. `None` if there is no such path. The
-    /// answer is a future and may take its time.
+    /// Returns the answer to a request for the page in a browser, or for a file that the page loads. `None` if there is no such
+    /// path. The answer is a future, which may be slow.
     fn page(&self, _request: PageRequest<'_>) -> Option<PageAnswer> {
         None
     }

@@ -10,7 +10,8 @@ worded! {
     /// A latch: a precondition of serving, which is set when it is met.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Latch {
-        /// A connection to NATS stands: the connection that brings the events, or a gateway's.
+        /// A connection to NATS stands. In a daemon, it is the connection that receives events; in a gateway, it is the gateway's
+        /// connection.
         Connected => "connected",
         /// The snapshot is loaded, or it is certain that there is no snapshot to load.
         SnapshotLoaded => "snapshot_loaded",
@@ -20,11 +21,11 @@ worded! {
         QueriesSubscribed => "queries_subscribed",
         /// Events that were published before the start are applied.
         CaughtUp => "caught_up",
-        /// The index knows as much as the index of a serving replica, or has had the time to learn as much. Also set if no
+        /// The index knows as much as the index of a serving replica, or the time allowed for that is over. Also set if no
         /// replica serves.
         Settled => "settled",
-        /// A bridge in this process knows the blocks of all engines that it follows, or the time for that is over. Also set if
-        /// there is no bridge.
+        /// The bridge in this process knows the blocks of all engines that it follows, or the time allowed for that is over. Also
+        /// set if there is no bridge.
         EnginesFollowed => "engines_followed",
     }
 }
@@ -62,7 +63,7 @@ pub struct Readiness {
     bits: AtomicU8,
     /// Functions that tell whether a connection stands at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
-    /// Last trouble with the connection that each latch waits for; `None` while that connection stands.
+    /// Last trouble with the connection that a latch waits for, by latch; `None` while that connection stands.
     troubles: Mutex<LatchTroubles>,
 }
 
@@ -86,13 +87,13 @@ impl Readiness {
         self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
     }
 
-    /// Adds a connection for [`Latch::Connected`]; `stands` tells whether it stands at the moment. From now on, the
-    /// connections alone decide this latch: it is set while at least one of them stands.
+    /// Adds a connection for [`Latch::Connected`]; `stands` tells whether the connection stands at the moment. From now on, only
+    /// the added connections decide this latch: it is set while at least one of them stands.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
     }
 
-    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` when it stands. The
+    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection stands. The
     /// trouble only explains why the daemon is not ready; it does not affect readiness.
     pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
         self.troubles.lock()[latch as usize] = trouble;
@@ -111,8 +112,8 @@ impl Readiness {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
 
-    /// Whether a question may be answered, by the rules of [`Self::may_answer`], but also while the daemon is draining. For
-    /// clients that would take a refusal for an answer. A draining daemon follows events until all questions are answered.
+    /// Whether a question may be answered, by the rules of [`Self::may_answer`], but also while the daemon is draining. This is
+    /// for clients that would mistake a refusal for an answer. A draining daemon follows events until all questions are answered.
     pub fn may_still_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) & !DRAINING | Latch::Connected.bit() == ALL_LATCHES
     }
@@ -161,8 +162,9 @@ impl ReadinessReport {
         self.bits & DRAINING != 0
     }
 
-    /// Returns the latch that the others wait for. That is [`Latch::Connected`] if a connection has trouble, else the first unset
-    /// latch in the order in which a daemon sets them. `None` if the daemon is ready or stopping.
+    /// Returns the unset latch that an operator should look at first. That is [`Latch::Connected`] if it is unset and a
+    /// connection has trouble. Otherwise it is the first unset latch in the order in which a daemon sets latches. `None` if the
+    /// daemon is ready or stopping.
     pub fn awaited(&self) -> Option<Latch> {
         const STARTED: [Latch; Latch::ALL.len()] = [
             Latch::SnapshotLoaded,

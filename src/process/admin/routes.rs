@@ -30,7 +30,7 @@ pub(super) fn respond<B: Body>(request: &Request<B>, source: &dyn AdminSource) -
     Box::pin(std::future::ready(respond_at_once(request, source)))
 }
 
-/// Returns the page's answer, if the request is one that a browser makes for the page; else `None`.
+/// Returns the answer to a request that a browser makes for the page; `None` for any other request.
 fn respond_with_page<B: Body>(request: &Request<B>, source: &dyn AdminSource) -> Option<Answering> {
     let path = request.uri().path();
     let is_page = path.starts_with("/page/") || path == "/" && accepts_html(request);
@@ -140,7 +140,7 @@ fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>
     with_header(response, CACHE_CONTROL, "no-store")
 }
 
-/// Marks the response as the last of its connection. A request's body that is not read would otherwise hold the connection.
+/// Marks the response as the last of its connection. Otherwise, a request's body that is not read would keep the connection busy.
 fn last(response: Response<AdminBody>) -> Response<AdminBody> {
     with_header(response, CONNECTION, "close")
 }

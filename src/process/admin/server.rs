@@ -36,11 +36,11 @@ pub enum AdminError {
     /// The operating system refused a thread or a poller.
     #[error("the admin thread can't be started: {0}; check the limits on threads and open files")]
     Thread(#[source] io::Error),
-    /// The admin thread did not end in time: a method of its [`AdminSource`] is still running. The thread takes no new
-    /// connection, and its port is free once that method returns.
+    /// The admin thread did not end in time, because a method of its [`AdminSource`] is still running. The thread accepts no new
+    /// connection, and its port becomes free when that method returns.
     #[error("the admin thread did not end within {limit:?}; what it serves is stuck")]
     StopTimedOut {
-        /// Time that was waited.
+        /// Maximum time of the wait.
         limit: Duration,
     },
     /// The admin thread ended by a panic, which was logged.
@@ -53,7 +53,7 @@ pub enum AdminError {
 pub(super) struct AdminLimits {
     /// Limits of the connections.
     pub(super) connections: ConnectionLimits,
-    /// Longest wait for the thread's end, beyond the time for the drain.
+    /// Longest wait for the thread's end, in addition to the time for the drain.
     pub(super) stop_timeout: Duration,
 }
 
@@ -144,7 +144,7 @@ impl AdminServer {
         })
     }
 
-    /// Address that is listened on, with the port that was chosen.
+    /// Returns the address of the listener, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }

@@ -3,9 +3,9 @@
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use thiserror::Error;
 
-/// Number of holders that `/workers` returns unless told otherwise.
+/// Default limit on the number of holders in one answer of `/workers`.
 pub const WORKERS_LIMIT_DEFAULT: usize = 1000;
-/// Largest number of holders that `/workers` returns.
+/// Largest limit on the number of holders that a client of `/workers` may set.
 pub const WORKERS_LIMIT_MAX: usize = 10_000;
 
 /// Selection of holders by a client of `/workers`. Every parameter is optional.
@@ -29,7 +29,7 @@ pub struct WorkersQuery {
     pub reason: Option<DegradedReason>,
     /// Only the holders of this worker.
     pub worker: Option<String>,
-    /// Whether to tell how the holders' states have changed.
+    /// Whether the answer also tells how the holders' states have changed.
     pub has_changes: bool,
     /// Largest number of holders to return, 1 to [`WORKERS_LIMIT_MAX`].
     pub limit: usize,
@@ -37,7 +37,7 @@ pub struct WorkersQuery {
     pub after: Option<WorkersCursor>,
 }
 
-/// State of a holder that is asked for.
+/// State of the holders that a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateFilter {
     /// The holder's blocks are known for certain.
@@ -46,7 +46,7 @@ pub enum StateFilter {
     Degraded,
 }
 
-/// Cursor between two pages: the last holder of the page before.
+/// Cursor for the next page: the last holder of the previous page.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WorkersCursor {
     /// Namespace of the holder.
@@ -58,7 +58,7 @@ pub struct WorkersCursor {
 }
 
 impl WorkersCursor {
-    /// Returns the text of the parameter `after`. Names never contain a slash.
+    /// Returns the cursor as text for the parameter `after`. Names never contain a slash.
     pub fn to_text(&self) -> String {
         format!("{}/{}/{}", self.namespace, self.worker, self.rank)
     }
@@ -165,7 +165,7 @@ impl WorkersQuery {
         })
     }
 
-    /// Whether the query asks for a holder that is degraded for `reasons`. A holder without reasons is exact.
+    /// Whether the query selects a holder with these reasons for being degraded. A holder without reasons is exact.
     pub fn wants(&self, reasons: DegradedReasons) -> bool {
         let in_state = match self.state {
             None => true,
@@ -204,8 +204,8 @@ fn parse_limit(value: &str) -> Result<usize, WorkersQueryError> {
     }
 }
 
-/// Decodes `%XX` and nothing else: a plus sign stays a plus sign (RFC 3986, section 2.1). `None` if a percent sign has no two
-/// hexadecimal digits behind it, or if the result is not UTF-8.
+/// Decodes `%XX` and nothing else: a plus sign stays a plus sign (RFC 3986, section 2.1). `None` if a percent sign is not
+/// followed by two hexadecimal digits, or if the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Option<String> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

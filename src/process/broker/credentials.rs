@@ -1,4 +1,5 @@
-//! Our credentials for NATS. They are read anew for every connection, so that a change needs no restart.
+//! Credentials with which this process authenticates to NATS. They are read anew for every connection, so that a change needs no
+//! restart.
 
 use std::io;
 
@@ -8,7 +9,7 @@ use kvatlas_config::Authentication;
 
 use super::signed;
 
-/// Returns the credentials for one connection. `nonce` comes from the server and is signed.
+/// Returns the credentials for one connection. `nonce` is the server's text that the credentials have to sign.
 ///
 /// # Errors
 ///

@@ -36,10 +36,10 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time that a server may take to stop before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval between two looks whether a server has started or stopped.
+/// Interval between two checks whether a server has started or stopped.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Number of bytes that an error quotes from the end of the server's log.
+/// Maximum number of bytes that an error quotes from the end of the server's log.
 const LOG_TAIL_BYTES: usize = 2048;
 
 /// Configuration of JetStream's room on the disk. By default, a server takes a share of the free disk as its limit. It
@@ -101,19 +101,19 @@ pub enum BrokerError {
         /// End of the server's log.
         log: String,
     },
-    /// The operating system does not tell the state of the child.
+    /// The operating system cannot tell whether the child process is still running.
     #[error("cannot watch the embedded NATS server: {0}")]
     Watch(io::Error),
 }
 
-/// Options of a broker beyond the defaults.
+/// Options by which a broker can differ from the defaults.
 #[derive(Debug, Clone, Default)]
 pub struct BrokerOptions {
     /// Port to listen on; `None` or 0 takes a free one.
     pub port: Option<u16>,
     /// Lines to append to the server's configuration file. The file has `max_payload` already.
     pub config_lines: Vec<String>,
-    /// Whether to turn JetStream on. Its streams are removed with the server, unless `jetstream_directory` keeps them.
+    /// Whether to turn JetStream on. The streams are removed with the server unless `jetstream_directory` is set.
     pub with_jetstream: bool,
     /// Directory in which JetStream keeps its streams. `Some` turns JetStream on.
     pub jetstream_directory: Option<PathBuf>,
@@ -125,7 +125,7 @@ pub struct EmbeddedBroker {
     child: Child,
     watchdog: Option<Child>,
     url: String,
-    /// Directory with the server's configuration, log and ports file. It is removed after all else.
+    /// Directory with the server's configuration, log and ports file. The directory is removed last.
     directory: TempDir,
 }
 
@@ -134,7 +134,7 @@ impl EmbeddedBroker {
     ///
     /// # Errors
     ///
-    /// Any [`BrokerError`] except those of the search for the binary. The error of a server that fails quotes the end of its log.
+    /// Any [`BrokerError`] except the errors of [`find_nats_server`]. If the server fails, the error quotes the end of its log.
     pub async fn start(binary: &Path) -> Result<EmbeddedBroker, BrokerError> {
         Self::start_with(binary, BrokerOptions::default()).await
     }
@@ -178,12 +178,12 @@ impl EmbeddedBroker {
         Ok(broker)
     }
 
-    /// URL to connect to.
+    /// Returns the URL at which clients connect to the server.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Process id of the server.
+    /// Returns the process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -246,7 +246,7 @@ impl EmbeddedBroker {
         }
     }
 
-    /// Ends the watchdog. After the child has been waited for, another process may get the child's id, and a watchdog would kill
+    /// Ends the watchdog. When the child has ended, another process may get the child's process id, and the watchdog would kill
     /// that process.
     fn dismiss_watchdog(&mut self) {
         if let Some(mut watchdog) = self.watchdog.take() {
@@ -267,13 +267,13 @@ impl Drop for EmbeddedBroker {
     }
 }
 
-/// Finds the `nats-server` binary. The first of these is taken:
-/// - the configured one,
-/// - the one that [`SERVER_VARIABLE`] names,
-/// - the first in `PATH`,
-/// - the one beside this program, as in a virtual environment of Python,
-/// - the one that `deploy/setup.sh` fetched: `.tools/nats-server` below the current directory, or below a directory
-///   that this program is in.
+/// Finds the `nats-server` binary. Searches these places in order, and takes the first binary:
+/// - the configured path,
+/// - the path that [`SERVER_VARIABLE`] names,
+/// - the directories in `PATH`,
+/// - the directory of this program, as in a virtual environment of Python,
+/// - the path to which `deploy/setup.sh` fetches the binary: `.tools/nats-server` below the current directory, or below a
+///   directory that this program is in.
 ///
 /// # Errors
 ///
@@ -331,7 +331,7 @@ fn search(places: ServerBinaryPaths) -> Result<PathBuf, BrokerError> {
         .ok_or(BrokerError::NotFound)
 }
 
-/// Makes a path absolute. A path without a slash would be searched for in `PATH`.
+/// Makes a path absolute. Otherwise a program path without a slash would be searched for in `PATH`.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

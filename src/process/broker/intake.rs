@@ -1,10 +1,11 @@
 //! Back-pressure by bytes: a bound on the bytes that a connection has received and the daemon has not taken yet.
 //!
 //! The client library buffers the messages of a subscription. It bounds their number, not their size. The daemon takes messages
-//! without waiting, so few are there. But a client that publishes faster than a busy machine takes could fill the memory.
+//! without waiting, so the buffer usually has few of them. But a client that publishes faster than a busy machine takes the
+//! messages could fill the memory.
 //!
-//! Beyond the bound, the connection ends. The loss is noticed like that of any broken connection. The next connection
-//! logs in once half of the bound has room again; until then, the server has nobody to send to.
+//! Beyond the bound, the connection ends. The loss is noticed like that of any broken connection. The next connection is made
+//! when the waiting bytes take at most half of the bound. Until then, the server cannot send anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,13 +17,14 @@ use tokio::sync::Notify;
 
 use kvatlas_telemetry::log_gated;
 
-/// Interval between two looks at the waiting bytes. The bytes that arrive within it can exceed the bound.
+/// Interval between two checks of the number of waiting bytes. The number can exceed the bound by the bytes that arrive in one
+/// interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. With a lower number,
 /// taken messages would seem to wait.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
-/// Counts of the bytes that a connection has received and that have been taken.
+/// Counts the bytes that a connection has received, and how many of them the process has taken.
 #[derive(Debug)]
 pub struct Intake {
     bytes_max: u64,
@@ -35,7 +37,7 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// Makes a bound of about `bytes_max` on the bytes that wait.
+    /// Makes a bound of about `bytes_max` on the bytes that are received but not taken.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes_max: bytes_max as u64,
@@ -67,19 +69,20 @@ impl Intake {
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Notes that all of the first `received` bytes count as taken. To be called with an earlier value of [`Self::received`],
-    /// once no message waits.
+    /// Counts all of the first `received` bytes as taken. Call it when no message waits any more, with a value of
+    /// [`Self::received`] that was read before that.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Waits until more than half of the bound seems to wait. If the caller then finds its buffers empty, it calls
+    /// Waits until the bytes that seem to wait exceed half of the bound. If the caller then finds its buffers empty, it calls
     /// [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }
 
-    /// Ends a subscription from which no task takes messages any more. All messages that it has received count as taken.
+    /// Ends a subscription from which no task takes messages any more. Counts all messages that the subscription has received as
+    /// taken.
     pub async fn discard(&self, mut messages: Subscriber) {
         // An error means that the client is closed.
         let _ = messages.unsubscribe().await;
@@ -88,18 +91,18 @@ impl Intake {
         }
     }
 
-    /// Whether at most half of the bound is taken by waiting bytes. A connection is made only then.
+    /// Whether the waiting bytes take at most half of the bound. Only then is a new connection made.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() <= self.bytes_max / 2
     }
 
-    /// Number of bytes that wait to be taken, approximately.
+    /// Returns the approximate number of bytes that have been received but not taken.
     pub fn waiting(&self) -> u64 {
         let taken = self.taken.load(Ordering::Relaxed);
         self.received().saturating_sub(taken)
     }
 
-    /// Waits until at most half of the bound is taken by waiting bytes.
+    /// Waits until the waiting bytes take at most half of the bound.
     pub(super) async fn room(&self) {
         while !self.has_room() {
             self.look_again.notify_one();
@@ -131,7 +134,7 @@ impl Intake {
     }
 }
 
-/// Approximate number of bytes that the server has sent for a message.
+/// Returns the approximate number of bytes that the server has sent for a message.
 pub fn bytes_of(message: &Message) -> u64 {
     message.length as u64 + MESSAGE_OVERHEAD_BYTES
 }

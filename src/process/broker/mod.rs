@@ -1,4 +1,4 @@
-//! Connections to NATS that last, and the development broker.
+//! Connections to NATS that reconnect by themselves, and the development broker.
 
 mod credentials;
 pub mod embedded;

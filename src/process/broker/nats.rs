@@ -18,7 +18,7 @@ use kvatlas_telemetry::{ConnectionMetrics, log_gated};
 use super::credentials;
 use super::intake::Intake;
 
-/// Pauses between attempts to connect. The first are short, because in a cluster another server is there at once.
+/// Pauses between attempts to connect. The first pauses are short, because in a cluster another server is available immediately.
 const RECONNECTS: Backoff = Backoff {
     pause_min: Duration::from_millis(10),
     pause_max: Duration::from_millis(500),
@@ -28,8 +28,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time that the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Number of round trips that confirm a subscription. The client library delivers the server's errors on another path than
-/// messages. The second trip gives the errors time to arrive first.
+/// Number of round trips after which a subscription counts as confirmed. The client library delivers the server's errors on
+/// another path than messages. The second trip gives the errors time to arrive first.
 const CONFIRMATION_TRIPS: usize = 2;
 
 /// Error of connecting to NATS.
@@ -54,7 +54,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns the text of the error without the advice.
+    /// Returns the error's text without the advice on what to do.
     pub fn found(&self) -> String {
         match self {
             Self::Credentials { .. } => self.to_string(),
@@ -72,7 +72,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether a server answered and refused the client.
+    /// Whether a server answered but refused the client.
     pub fn is_refusal(&self) -> bool {
         let Self::Connect { source, .. } = self else {
             return false;
@@ -113,7 +113,7 @@ impl SubscribeError {
     }
 }
 
-/// An incident of a connection.
+/// Incident of a connection to NATS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionNotice {
     /// The connection stands, for the first time or again.
@@ -132,7 +132,7 @@ pub enum ConnectionNotice {
 }
 
 impl ConnectionNotice {
-    /// Whether messages of core NATS may have been lost.
+    /// Whether messages of core NATS may have been lost in this incident.
     pub fn loses_messages(&self) -> bool {
         matches!(self, Self::Disconnected | Self::SlowConsumer)
     }
@@ -165,13 +165,13 @@ pub enum ConnectPatience {
 pub struct Buffer {
     /// Largest number of messages that wait for one subscription.
     pub messages_max: usize,
-    /// Bound on the bytes of all messages, if there is one. The task that takes messages must report them to the
-    /// [`Intake`], and have it [watch](Intake::watch) the client.
+    /// Bound on the total size of these messages, if there is such a bound. The task that takes messages must report them to the
+    /// [`Intake`]. It must also let the intake [watch](Intake::watch) the client.
     pub intake: Option<Arc<Intake>>,
 }
 
 impl Buffer {
-    /// Makes a bound on the number of messages alone.
+    /// Makes a bound on the number of messages only.
     pub fn of_messages(messages_max: usize) -> Self {
         Self {
             messages_max,
@@ -179,7 +179,7 @@ impl Buffer {
         }
     }
 
-    /// Makes a bound on the number of messages and on their bytes. Also returns the [`Intake`], which counts the bytes.
+    /// Makes a bound on the number of messages and on their total size. Also returns the [`Intake`], which counts their bytes.
     pub fn of_bytes(messages_max: usize, bytes_max: usize) -> (Self, Arc<Intake>) {
         let intake = Intake::new(bytes_max);
         let buffer = Self {
@@ -294,8 +294,8 @@ fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     })
 }
 
-/// Connects for one part of the daemon, as [`connect`] does. Tries without end, and counts and logs each incident under
-/// `connection`.
+/// Connects one part of the daemon to NATS, as [`connect`] does. Tries to connect without end. Counts and logs each incident
+/// under the label `connection`.
 pub async fn connect_counted(
     config: &NatsConfig,
     connection: Connection,
@@ -324,7 +324,7 @@ pub fn follow_connection(readiness: &Readiness, client: &Client) {
     readiness.follow_connection(move || client.connection_state() == State::Connected);
 }
 
-/// Returns the incident that an event of the client library stands for, if any. `servers` names the servers that are tried.
+/// Returns the incident that an event of the client library means, if it means one. `servers` names the servers that are tried.
 fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     match event {
         Event::Connected => Some(ConnectionNotice::Connected),
@@ -345,7 +345,8 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     }
 }
 
-/// Returns the cause of a failed attempt to connect, for people. The client library reports only the text of a [`ConnectErrorKind`].
+/// Returns the cause of a failed attempt to connect, for people. The client library reports only the text of a
+/// [`ConnectErrorKind`].
 fn cause_of(kind: &str) -> String {
     known_cause(kind).map_or_else(|| kind.to_owned(), |cause| format!("{cause} ({kind})"))
 }
@@ -356,8 +357,8 @@ fn describe(error: &async_nats::ConnectError) -> String {
     cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
 }
 
-/// Returns a clear cause for the text of a [`ConnectErrorKind`], if there is one. The text alone does not show that a server is
-/// absent.
+/// Returns a clear cause for the text of a [`ConnectErrorKind`]; `None` if there is no clearer text. The original text does not
+/// show that a server is absent.
 fn known_cause(kind: &str) -> Option<&'static str> {
     let causes = [
         (
@@ -381,7 +382,7 @@ fn known_cause(kind: &str) -> Option<&'static str> {
         .map(|(_, cause)| *cause)
 }
 
-/// Returns advice on what to check when no connection comes about.
+/// Returns advice on what to check if the connection cannot be made.
 fn mend_of(kind: ConnectErrorKind) -> &'static str {
     match kind {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
@@ -392,8 +393,8 @@ fn mend_of(kind: ConnectErrorKind) -> &'static str {
     }
 }
 
-/// Waits until the server has processed everything that was sent on `client` before. Sends a message to an inbox of this client,
-/// which comes back after everything before it. A flush would show only that the bytes have left.
+/// Waits until the server has processed everything that was sent on `client` before. Sends a message to an inbox of this client.
+/// The server processes that message last and sends it back. A flush would show only that the bytes have been sent.
 pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), RoundTripError> {
     let trip = async {
         let inbox = client.new_inbox();
@@ -413,12 +414,12 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
         .unwrap_or(Err(RoundTripError::TimedOut(patience)))
 }
 
-/// Waits until the server has confirmed a subscription that was made on `client` before, and returns whether it has.
-/// `name` is for the log.
+/// Waits until the server has confirmed a subscription that was made on `client` before. Returns whether the server has confirmed
+/// it. `name` names the subscription in the log.
 ///
 /// If the server cannot be reached, the function keeps waiting. It returns `false` if so many bytes wait in `intake` that no
-/// connection is made. Then the subscriber must [discard](Intake::discard) its subscription: no task takes from an unconfirmed
-/// subscription.
+/// connection is made. Then the subscriber must [discard](Intake::discard) its subscription, because no task takes messages from
+/// an unconfirmed subscription.
 pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {

@@ -38,7 +38,7 @@ impl From<HttpError> for EtcdError {
     }
 }
 
-/// Sends etcd at `authority` one request, and returns the answer. `method` is the path below `/v3/`, and `body` the request's
+/// Sends one request to etcd at `authority`, and returns the answer. `method` is the path below `/v3/`, and `body` the request's
 /// body. The answer may have at most `bytes_max` bytes.
 ///
 /// # Errors

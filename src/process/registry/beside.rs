@@ -1,12 +1,12 @@
-//! Facts about an engine's blocks that are not in its events. They depend on the engine's configuration, and are given in flags,
-//! files and registrations.
+//! Facts about an engine's blocks that the engine's events do not tell. They depend on the engine's configuration, and are given
+//! in flags, files and registrations.
 
 use std::collections::BTreeMap;
 
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// Word for a property that distinguishes an engine's blocks and is not in its events.
+/// Word for a property by which an engine tells blocks apart but that its events leave out.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.
@@ -14,8 +14,8 @@ const UNTOLD: &str = "untold";
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines whose events tell only the numbers.
     pub adapters: BTreeMap<u64, String>,
-    /// Whether the engine's events leave out adapters, salts or looked-ahead tokens by which it tells blocks apart. If
-    /// so, the blocks of the engine are in doubt.
+    /// Whether the engine tells blocks apart by adapters, salts or looked-ahead tokens that its events leave out. If so, the
+    /// blocks of the engine are in doubt.
     pub is_untold: bool,
 }
 

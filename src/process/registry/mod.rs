@@ -20,10 +20,10 @@ pub use beside::{BesideEvents, read_scheme};
 
 /// Longest wait until the holders of engines that are no longer followed have left the index.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
-/// Pause between two attempts while such holders are still there.
+/// Pause between two attempts to follow an engine, while holders of engines that are no longer followed are still in the index.
 const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Name of one publisher of an engine: an instance, a model and a rank.
+/// Key of one publisher of an engine: the names of an instance and a model, and a rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EngineKey {
     /// Name of the instance, as gateways know it.
@@ -40,7 +40,8 @@ impl fmt::Display for EngineKey {
     }
 }
 
-/// One publisher to follow. A bridge writes registered publishers to a file, so every field that is added needs `#[serde(default)]`.
+/// One publisher of an engine that a bridge is to follow. A bridge writes registered publishers to a file, so every new field
+/// needs `#[serde(default)]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewEngine {
     /// Key of the publisher.
@@ -62,15 +63,15 @@ pub struct NewEngine {
     /// Address where requests for the engine go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// Place where Dynamo's workers write how to ask them for all their blocks. Only operators can give this place; a registered
-    /// publisher has none.
+    /// Place where Dynamo's workers record the way in which they can be asked for all their blocks. Only operators can give this
+    /// place; a registered publisher has none.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
 }
 
 impl NewEngine {
-    /// Whether `other` is followed in exactly the same way. Address and labels may differ, because they do not affect
-    /// how an engine is followed.
+    /// Whether `other` is followed in exactly the same way. The address for requests and the labels may differ, because they do
+    /// not affect how an engine is followed.
     pub fn is_followed_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
@@ -99,8 +100,8 @@ impl NewEngine {
         }
     }
 
-    /// Whether one connection to this publisher may bring the events of several holders. False for a publisher with ZeroMQ
-    /// sockets of its own.
+    /// Whether the connection over which this publisher's events come may also bring events of other holders. False for a
+    /// publisher with ZeroMQ sockets of its own.
     pub fn is_source(&self) -> bool {
         self.connection() != Connection::Sockets
     }
@@ -124,8 +125,8 @@ fn is_grpc(address: &str) -> bool {
     address.starts_with("grpc://") || address.starts_with("grpcs://")
 }
 
-/// An engine that is given by the address of its server. The server is asked for the rest. A bridge writes registered servers to
-/// a file, as it does with [`NewEngine`].
+/// Engine that is given by the address of its server. The bridge asks the server for everything else. A bridge writes registered
+/// servers to a file, as it does with [`NewEngine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewServer {
     /// Name of the instance, as gateways know it.
@@ -134,7 +135,7 @@ pub struct NewServer {
     pub url: String,
     /// Model that the server must serve; `None` for the first model that it names.
     pub model: Option<String>,
-    /// Tenant for whom it serves; empty for the default tenant.
+    /// Tenant for whom the server serves the model; empty for the default tenant.
     pub tenant: String,
     /// Kind of engine that is tried first when the server is asked.
     pub format: Format,
@@ -146,13 +147,13 @@ pub struct NewServer {
     pub groups: GroupFacts,
     /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
-    /// Scheme of the hashes that name its blocks; `None` for the contract's scheme.
+    /// Scheme of the hashes that name the engine's blocks; `None` for the contract's scheme.
     pub scheme: Option<Scheme>,
     /// Address where requests for the engine go, and its labels.
     pub profile: Profile,
 }
 
-/// Facts about an engine that the source in which it was found tells, beside its address.
+/// Facts about an engine from the source that found it (such as DNS or Kubernetes), except its address.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Discovered {
     /// Identity that distinguishes the engine from earlier engines with its name or its address, such as a pod's UID. Empty if
@@ -162,21 +163,21 @@ pub struct Discovered {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Name of one server: an instance, and the cache that was asked for.
+/// Key of one server: the instance, and the model, tenant and scheme that were given for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerKey {
     /// Name of the instance, as gateways know it.
     pub instance: String,
     /// Model that the server must serve, if one is given.
     pub model: Option<String>,
-    /// Tenant for whom it serves.
+    /// Tenant for whom the server serves the model.
     pub tenant: String,
-    /// Scheme of the hashes that name its blocks.
+    /// Scheme of the hashes that name the engine's blocks; `None` for the contract's scheme.
     pub scheme: Option<Scheme>,
 }
 
 impl ServerKey {
-    /// Returns the cache that was asked for. The model's name is empty if any model will do.
+    /// Returns the model, tenant and scheme of the key as one [`ModelKey`]. The model's name is empty if no model is given.
     pub fn cache(&self) -> ModelKey {
         let model = self.model.clone().unwrap_or_default();
         ModelKey::of_tenant(model, &self.tenant).speaking(self.scheme.clone())
@@ -199,8 +200,8 @@ impl NewServer {
         }
     }
 
-    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ, also the labels with which
-    /// the server was found.
+    /// Whether `other` is asked and followed in exactly the same way. The address for requests and the labels may differ, also
+    /// the labels with which the server was found.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
@@ -214,7 +215,7 @@ impl NewServer {
     }
 }
 
-/// An engine as an operator or a client gives it: by its sockets, or by the address of its server.
+/// Description of an engine that an operator or a client gives: the engine's sockets, or the address of its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GivenEngine {
     /// One publisher, given by its sockets.
@@ -239,7 +240,7 @@ impl GivenEngine {
         }
     }
 
-    /// Endpoints that the bridge connects to for this engine, as far as they are known.
+    /// Returns the endpoints that the bridge connects to for this engine. Of a server, only its own URL is known in advance.
     pub fn endpoints(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Publisher(engine) => Box::new(engine.endpoints()),
@@ -256,14 +257,14 @@ impl GivenEngine {
     }
 }
 
-/// State of following an engine.
+/// State of a bridge's connection to an engine, and of its knowledge of the engine's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineStatus {
-    /// Not connected yet.
+    /// The bridge has not connected to the engine yet.
     Pending,
-    /// Connected, and the blocks of the engine are known for certain.
+    /// The bridge is connected, and knows the engine's blocks for certain.
     Exact,
-    /// Connected, but something was lost that the engine cannot send again.
+    /// The bridge is connected, but events were lost that the engine cannot send again.
     Degraded,
     /// The connection broke, or the engine is silent.
     Lost,
@@ -285,7 +286,7 @@ impl EngineStatus {
 pub struct EngineState {
     /// The engine as it was given.
     pub engine: NewEngine,
-    /// State of following it.
+    /// State of the bridge's connection to the engine.
     pub status: EngineStatus,
     /// Last trouble with the engine; `None` while nothing is wrong.
     pub last_error: Option<String>,
@@ -296,7 +297,8 @@ pub struct EngineState {
 pub struct ServerState {
     /// The server as it was given.
     pub server: NewServer,
-    /// Keys of its publishers that are followed, in the order of their ranks; empty until the server has told of them.
+    /// Keys of the server's publishers that are followed, in the order of their ranks; empty until the server has named its
+    /// publishers.
     pub engines: Vec<EngineKey>,
     /// Trouble with the server; `None` while nothing is wrong.
     pub last_error: Option<String>,
@@ -305,13 +307,13 @@ pub struct ServerState {
 /// The party that has determined the block size of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeOf {
-    /// The configuration.
+    /// The configuration, which sets the block size of this namespace.
     #[error("the configuration says so: set namespaces.{0}.block_size")]
     Configuration(NamespaceName),
     /// An engine that is followed.
     #[error("{0} has that size; unregister the engines of the model first")]
     Engine(Box<EngineKey>),
-    /// A holder in the index, and maybe further holders.
+    /// This holder in the index, and maybe further holders.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
     Holder(HolderId),
 }
@@ -319,7 +321,7 @@ pub enum SizeOf {
 /// Reason why an engine is not followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterRefusal {
-    /// The same instance, model and rank is already followed in another way.
+    /// A publisher with the same instance, model and rank is already followed, but in another way.
     #[error("{key} is followed at {endpoint} already; unregister it first")]
     Conflict {
         /// Key of the publisher.
@@ -370,7 +372,7 @@ pub enum RegisterRefusal {
     /// The largest allowed number of engines is followed already.
     #[error("{engines} engines are followed; no more are allowed (--max-engines)")]
     TooMany {
-        /// Number of engines allowed.
+        /// Maximum number of engines that may be followed.
         engines: usize,
     },
     /// The bridge is stopping.
@@ -379,7 +381,7 @@ pub enum RegisterRefusal {
 }
 
 impl RegisterRefusal {
-    /// Whether the obstacle is a holder in the index, which may be about to leave.
+    /// Whether a holder in the index is the reason for the refusal. Such a holder may be about to leave the index.
     fn is_by_holder(&self) -> bool {
         let Self::OtherBlockSize { whose, .. } = self else {
             return false;
@@ -388,8 +390,8 @@ impl RegisterRefusal {
     }
 }
 
-/// Follows engines by `attempt`. Repeats the attempt for at most two seconds while holders with another block size prevent it:
-/// holders of engines that were just unregistered are about to leave.
+/// Calls `attempt`, which tries to follow engines. Repeats it for at most two seconds while holders with another block size
+/// prevent that. Such holders leave the index soon if their engines were just unregistered.
 ///
 /// # Errors
 ///
@@ -415,19 +417,20 @@ pub type RemovedEngines = Vec<EngineKey>;
 
 /// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
-    /// Begins to follow an engine. If it is already followed in exactly this way, only its address and labels are taken over.
+    /// Begins to follow an engine. If the engine is already followed in exactly this way, only the new address for requests and
+    /// the new labels are taken over.
     ///
     /// # Errors
     ///
     /// [`RegisterRefusal`].
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
 
-    /// Begins to ask a server for its publishers, and to follow those. If it is already asked in exactly this way, only
-    /// its address and labels are taken over.
+    /// Begins to ask a server for its publishers, and to follow those. If the server is already asked in exactly this way, only
+    /// the new address for requests and the new labels are taken over.
     ///
     /// # Errors
     ///
-    /// [`RegisterRefusal`]. Answers of the server itself come later, and are in [`Self::servers`].
+    /// [`RegisterRefusal`]. Troubles with the server itself show later, in [`Self::servers`].
     fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal>;
 
     /// Begins to follow an engine, given by its sockets or by its server.
@@ -442,7 +445,7 @@ pub trait EngineRegistry: Send + Sync {
         }
     }
 
-    /// Checks whether a client at `peer` may register `engine`. The configuration of the bridge says which hosts it may
+    /// Checks whether a client at `peer` may register `engine`. The bridge's configuration says which hosts the bridge may
     /// connect to; the client's own host is always allowed.
     ///
     /// # Errors
@@ -450,17 +453,17 @@ pub trait EngineRegistry: Send + Sync {
     /// [`RegisterRefusal::Host`].
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
 
-    /// Token that a client needs to register engines. Programs on this machine, and clients that have shown the configured token,
-    /// do not need it. `None` if the bridge has no such token.
+    /// Returns the token that a client needs to register engines. Programs on this machine, and clients that have shown the
+    /// configured token, do not need it. `None` if the bridge has no such token.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Stops following all engines for which `is_meant` holds, and returns their keys. If it holds for one rank of a server, all
-    /// ranks of that server are stopped.
+    /// Stops following all engines for which `is_meant` returns true, and returns their keys. If it returns true for one rank of
+    /// a server, the bridge stops following all ranks of that server.
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
 
-    /// Returns the engines, in the order of their keys.
+    /// Returns the followed engines and their states, in the order of their keys.
     fn engines(&self) -> Vec<EngineState>;
 
-    /// Returns the servers, in the order of their keys.
+    /// Returns the servers that are or were asked, and their states, in the order of their keys.
     fn servers(&self) -> Vec<ServerState>;
 }

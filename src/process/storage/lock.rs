@@ -12,10 +12,10 @@ use super::regular;
 
 /// Name of the file that is locked.
 const LOCK_FILE: &str = ".lock";
-/// Largest number of bytes that are read of an owner's name, and largest number of its characters that are shown.
+/// Maximum number of bytes of an owner's name that are read, and maximum number of its characters that are shown.
 const OWNER_BYTES_MAX: usize = 256;
 
-/// Error of taking a directory.
+/// Error of locking a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process has the lock.
@@ -30,7 +30,7 @@ pub enum LockError {
         /// Name that the other process gives itself.
         owner: String,
     },
-    /// The file cannot be locked.
+    /// The lock file cannot be opened or locked.
     #[error("cannot lock the snapshot directory {}: {source}", path.display())]
     Unusable {
         /// Path of the directory.
@@ -40,14 +40,14 @@ pub enum LockError {
     },
 }
 
-/// The right to use a directory, until it is dropped.
+/// The exclusive right to use a directory. Dropping this value gives the right up.
 #[derive(Debug)]
 pub struct DirectoryLock {
     file: File,
 }
 
 impl DirectoryLock {
-    /// Takes the directory at `path` for a process that calls itself `owner`.
+    /// Locks the directory at `path` for a process that calls itself `owner`.
     pub fn take(path: &Path, owner: &str) -> Result<Self, LockError> {
         let unusable = |source| LockError::Unusable {
             path: path.to_owned(),
@@ -94,7 +94,7 @@ fn owner_in(file: &mut File) -> String {
     }
 }
 
-/// Returns a name from outside in a form that is safe to show: cut to a maximum length, and without control characters.
+/// Returns a name from another process in a form that is safe to show: cut to a maximum length, and without control characters.
 pub fn shown(name: &str) -> String {
     let characters = name.chars().filter(|character| !character.is_control());
     characters.take(OWNER_BYTES_MAX).collect()

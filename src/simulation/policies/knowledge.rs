@@ -20,11 +20,12 @@ pub(super) enum CacheChange {
     Blocks(Event),
     /// Blocks that got a side block (a block of the windows or states).
     SidesStored(Vec<SequenceHash>),
-    /// Blocks that lost their side block.
+    /// Blocks whose side block was evicted.
     SidesEvicted(Vec<SequenceHash>),
 }
 
-/// Returns the changes of an admission, in an order in which the index never promises too much.
+/// Returns the changes that an admission makes to a cache. Applied in their order, they never let the index promise too many
+/// blocks.
 pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<CacheChange> {
     let blocks = events_of(chain, &admission);
     let mut changes = vec![CacheChange::SidesEvicted(admission.sides_evicted)];
@@ -49,7 +50,7 @@ pub(super) struct DaemonIndex {
     index: PositionalIndexer,
     writers: Vec<HolderWriter>,
     numbers: HashMap<WorkerName, usize>,
-    /// Blocks that have a side block, by worker.
+    /// Blocks that have a side block (a block of the windows or states), by worker.
     sides: Vec<HashSet<SequenceHash>>,
 }
 
@@ -120,14 +121,15 @@ impl DaemonIndex {
     }
 }
 
-/// Guesses of one router: it assumes that a worker keeps the prompts that the router itself sent there, as long as the worker's
-/// cache has room. The router knows the cache's rules.
+/// Guesses of one router about the workers' caches. The router assumes that a worker keeps the prompts that the router itself
+/// sent there, as long as the worker's cache has room. The router knows by which rules caches keep blocks.
 pub(super) struct RouterGuesses {
     caches: Vec<PrefixCache>,
 }
 
 impl RouterGuesses {
-    /// Creates guesses with empty caches of the workers' real size.
+    /// Creates the guesses of a router that has sent no prompt yet. `capacity` is the real size of the workers' caches, in
+    /// blocks.
     pub(super) fn new(workers: usize, capacity: NonZeroUsize, model: CacheModel) -> Self {
         let cache = || PrefixCache::new(capacity, model);
         Self {
@@ -158,8 +160,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The index tells of each prompt the same as the worker's cache. The cache is emptied at times, and some prompts were
-        /// never admitted to it.
+        /// The index gives the same depths for each prompt as the worker's cache, also after the cache was emptied, and for
+        /// prompts that were never admitted.
         #[test]
         fn what_is_heard_is_the_cache(
             capacity in 4_usize..30,

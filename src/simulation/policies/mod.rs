@@ -21,11 +21,11 @@
 //! recently used leaves.
 //!
 //! With windows or states (`attention`) a request can reuse less than full attention has. An index knows both depths. The
-//! policies that go by matched blocks take all blocks that full attention has for reusable, as most routers do.
+//! policies that go by matched blocks treat every block that full attention has as reusable, as most routers do.
 //!
 //! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or with its
-//! heartbeat. From then on the index knows what it would have known. A router without an answer takes no block for cached. A
-//! router that guesses hears of no events. It assumes that a worker has the prompts that were sent there, in a cache of the right
+//! heartbeat. From then on the index is as if no event had been lost. A router without an answer treats no block as cached. A
+//! router that guesses receives no events. It assumes that a worker has the prompts that were sent there, in a cache of the right
 //! size. No guess can be better.
 
 mod knowledge;
@@ -45,7 +45,7 @@ pub use outcome::PolicyOutcome;
 pub use plot::{PlotError, plot};
 pub use router::Policy;
 
-/// The costs of the model.
+/// Costs of serving requests in the model: times, and the weight of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceModel {
     /// Time to compute one block, in microseconds.
@@ -61,8 +61,9 @@ pub struct ServiceModel {
 }
 
 impl Default for ServiceModel {
-    /// Some 25,000 prompt tokens a second in blocks of 512, and 40 answer tokens a second. Events arrive within 5 ms, and there
-    /// is a heartbeat a second. A block in flight costs other requests a tenth of the cost of a block to compute.
+    /// Costs of a worker that computes about 25,000 prompt tokens a second, in blocks of 512, and 40 answer tokens a second.
+    /// Events arrive within 5 ms, and there is a heartbeat every second. A block in flight costs other requests a tenth of the
+    /// cost of a block to compute.
     fn default() -> Self {
         Self {
             block_us: 20_000,
@@ -79,14 +80,14 @@ impl Default for ServiceModel {
 pub struct Scenario {
     /// The scenario's name in tables.
     pub name: &'static str,
-    /// Number of routers that share the requests. Each knows only its own load and guesses.
+    /// Number of routers that share the requests. Each router knows only the load that it has caused itself, and its own guesses.
     pub routers: NonZeroUsize,
-    /// Time after which a random worker restarts with an empty cache, again and again, in microseconds of simulated time. 0 for
-    /// never.
+    /// Interval at which a random worker restarts with an empty cache, in microseconds of simulated time; 0 for never.
     pub restart_every_us: u64,
     /// Number of lost events in a thousand.
     pub lost_events_per_mille: u32,
-    /// Length of the turns in which the index answers and does not answer, in microseconds. 0 if it always answers.
+    /// Length of the periods in which the index answers and does not answer by turns, in microseconds; 0 if the index always
+    /// answers.
     pub blind_every_us: u64,
 }
 
@@ -144,11 +145,11 @@ impl Scenario {
 /// The settings of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
-    /// The fleet.
+    /// Size of the fleet.
     pub size: FleetSize,
-    /// The caches of the fleet's model.
+    /// Rules by which the workers' caches keep blocks.
     pub cache: CacheModel,
-    /// The costs.
+    /// Costs of serving requests.
     pub model: ServiceModel,
     /// Factor by which requests arrive faster than they were recorded.
     pub speed: f64,

@@ -1,4 +1,4 @@
-//! Results of a policy.
+//! Results of running one routing policy.
 
 use hdrhistogram::{CreationError, Histogram};
 use serde::Serialize;
@@ -16,7 +16,7 @@ pub struct PolicyOutcome {
     pub requests: usize,
     /// Share of the prompts' blocks that the serving worker could reuse from its cache.
     pub hit_rate: f64,
-    /// Share of the prompts' blocks that the router expected to be reused at the worker it chose.
+    /// Share of the prompts' blocks that the router expected the chosen worker to reuse from its cache.
     pub promised_rate: f64,
     /// Blocks that the workers computed.
     pub computed_blocks: u64,
@@ -28,10 +28,10 @@ pub struct PolicyOutcome {
     pub first_token_ms_p99: f64,
 }
 
-/// Longest time that is recorded as it is, in microseconds: a day. Longer times count as a day.
+/// Longest time that is recorded exactly, in microseconds: a day. Longer times count as a day.
 const LONGEST_US: u64 = 86_400_000_000;
 
-/// Counts of a run that is under way.
+/// Counts that a run collects for its outcome.
 #[derive(Debug)]
 pub(super) struct Counts {
     prompt_blocks: u64,
@@ -57,7 +57,7 @@ impl Counts {
         self.promised_blocks += blocks;
     }
 
-    /// Counts the blocks to compute of a prompt whose turn has come.
+    /// Counts the blocks that a worker must compute for a prompt that it begins: all except `hit_blocks`.
     pub(super) fn begun(&mut self, prompt_blocks: u64, hit_blocks: u64) {
         self.computed_blocks += prompt_blocks.saturating_sub(hit_blocks);
     }

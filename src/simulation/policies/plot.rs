@@ -16,8 +16,7 @@ const HEAD: u32 = 40;
 const NAME_WIDTH: i32 = 190;
 const FONT: &str = "sans-serif";
 
-/// Draws the outcomes as SVG. A bar ends at the mean, and a line behind it ends at the 99th percentile, both on a logarithmic
-/// axis.
+/// Draws the outcomes as SVG. A bar ends at the mean, and a thin line at the 99th percentile, both on a logarithmic axis.
 ///
 /// # Errors
 ///
@@ -102,7 +101,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// Width of the longest bar, in pixels. Labels follow behind.
+    /// Width of the longest bar, in pixels. The labels stand to the right of the bars.
     const BAR_WIDTH: f64 = 560.0;
 
     fn of(outcomes: &[PolicyOutcome]) -> Self {

@@ -19,8 +19,8 @@ worded! {
     pub enum Policy {
         /// The worker with the least cost: the weighted sum of its blocks to compute, by the index, and its blocks in flight.
         ExactWithLoad => "exact answers, with load",
-        /// As `ExactWithLoad`; of workers that cost about the same, the worker with the highest hash score for the prompt's first
-        /// blocks.
+        /// The worker with the highest hash score for the prompt's first blocks, among the workers with about the least cost. The
+        /// cost is that of `ExactWithLoad`.
         ExactWithHome => "exact answers, load, home",
         /// The worker with the most blocks to reuse, by the index.
         Exact => "exact answers",
@@ -52,12 +52,13 @@ impl Policy {
         matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()
     }
 
-    /// Whether the policy takes all blocks that full attention has for reusable. Without windows and states that is right.
+    /// Whether the policy treats every block that full attention has as reusable. In a model without windows and states, this is
+    /// right.
     pub(super) fn goes_by_matched(self) -> bool {
         matches!(self, Self::Matched | Self::MatchedWithLoad)
     }
 
-    /// Whether the policy keeps guesses.
+    /// Whether the policy relies on the router's own guesses about the caches.
     pub(super) fn guesses(self) -> bool {
         matches!(self, Self::Guess | Self::GuessWithLoad)
     }
@@ -99,8 +100,8 @@ impl PolicyRouter {
         }
     }
 
-    /// Returns the worker for a prompt of these blocks. `reusable` has the reusable blocks at each worker, zeros if the policy
-    /// knows nothing.
+    /// Returns the worker for a prompt of these blocks. `reusable` has the number of blocks that each worker can reuse; zeros if
+    /// the policy knows nothing about the caches.
     pub(super) fn choose(&mut self, policy: Policy, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         match policy {
@@ -126,7 +127,8 @@ impl PolicyRouter {
         }
     }
 
-    /// Notes that a prompt goes to a worker.
+    /// Adds a prompt of `blocks` blocks to the load of a worker. The router expects the worker to compute `expected_blocks` of
+    /// them.
     pub(super) fn sent(&mut self, worker: usize, expected_blocks: u64, blocks: u64) {
         if let Some(load) = self.loads.get_mut(worker) {
             load.to_compute += expected_blocks;
@@ -134,14 +136,15 @@ impl PolicyRouter {
         }
     }
 
-    /// Notes the first token of an answer: the prompt is computed.
+    /// Notes that an answer's first token has come: subtracts `expected_blocks` from the blocks that the worker still has to
+    /// compute.
     pub(super) fn computed(&mut self, worker: usize, expected_blocks: u64) {
         if let Some(load) = self.loads.get_mut(worker) {
             load.to_compute = load.to_compute.saturating_sub(expected_blocks);
         }
     }
 
-    /// Notes the end of an answer.
+    /// Notes that an answer has ended: subtracts the prompt's blocks from the worker's blocks in flight.
     pub(super) fn answered(&mut self, worker: usize, blocks: u64) {
         if let Some(load) = self.loads.get_mut(worker) {
             load.in_flight = load.in_flight.saturating_sub(blocks);
@@ -163,13 +166,12 @@ impl PolicyRouter {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Returns the worker with the highest score for the first blocks, among the workers that cost about as little as the
-    /// cheapest. This is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for a prompt, in
-    /// the same order, without talking to each other.
+    /// Returns the worker with the highest score for the first blocks, among the workers whose cost exceeds the least cost by no
+    /// more than a tolerance. This is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for
+    /// a prompt, in the same order, without talking to each other.
     ///
-    /// If some of the prompt is known to be cached, a worker may cost a tenth of the prompt's own cost more than the cheapest. If
-    /// nothing is known, the preferred worker has a good chance to have the prompt. So it may cost as much more as the whole
-    /// prompt.
+    /// If some of the prompt is known to be cached, the tolerance is a tenth of the prompt's own cost. If nothing is known, the
+    /// preferred worker probably has the prompt. So the tolerance is the prompt's whole cost.
     fn cheapest_near_home(&self, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         let found = |worker: usize| reusable.get(worker).copied().unwrap_or_default();
@@ -217,7 +219,8 @@ impl PolicyRouter {
     }
 }
 
-/// Returns the name of a prompt's first blocks: the last one's sequence hash, which names the whole prefix up to its block.
+/// Returns the sequence hash of the last of a prompt's first [`AFFINITY_BLOCKS`] blocks. The hash covers the whole prefix up to
+/// that block.
 fn first_blocks(prompt: &[u64]) -> u64 {
     let first = prompt.get(..AFFINITY_BLOCKS).unwrap_or(prompt);
     first.last().copied().unwrap_or_default()

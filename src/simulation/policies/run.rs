@@ -13,7 +13,7 @@ use super::service::{Ticket, Worker};
 use super::{Comparison, Scenario};
 use fastrand::Rng;
 
-/// A happening: something that the run has planned for a time.
+/// A happening: an event that the run has planned for a point in virtual time.
 enum Happening {
     /// A request arrives at a router.
     Arrival(usize),
@@ -23,7 +23,7 @@ enum Happening {
         life: u32,
         hit_blocks: usize,
     },
-    /// An answer is complete.
+    /// A request's answer is complete.
     Answered {
         worker: usize,
         router: usize,
@@ -40,7 +40,7 @@ enum Happening {
     Restart,
 }
 
-/// A run under way.
+/// State of a run: one policy under one scenario.
 struct PolicyRun<'a> {
     comparison: &'a Comparison,
     scenario: &'a Scenario,
@@ -54,7 +54,7 @@ struct PolicyRun<'a> {
     heard: Option<DaemonIndex>,
     /// Changes that were lost on the way to the index, by worker.
     lost: Vec<Vec<CacheChange>>,
-    /// Number of requests that have not had their first token.
+    /// Number of requests that still wait for their first token.
     open: usize,
     random: Rng,
     counts: Counts,
@@ -270,7 +270,7 @@ impl<'a> PolicyRun<'a> {
         self.plan(next_us, Happening::Heartbeat(worker));
     }
 
-    /// Plans that the index hears of the changes that were lost before, and then of `changes`.
+    /// Plans the delivery to the index of the changes that were lost earlier, followed by `changes`.
     fn deliver(&mut self, now_us: u64, worker: usize, changes: Vec<CacheChange>) {
         let mut all = self.lost.get_mut(worker).map(std::mem::take).unwrap_or_default();
         all.extend(changes);

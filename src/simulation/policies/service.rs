@@ -8,7 +8,7 @@ use kvatlas_core::hash::SequenceHash;
 use super::super::attention::CacheModel;
 use super::super::cache::{Admission, PrefixCache};
 
-/// A request at a worker.
+/// Request that a worker has queued or is computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket {
     /// Index of the request among all requests.
@@ -21,7 +21,7 @@ pub(super) struct Ticket {
     pub(super) expected_blocks: u64,
 }
 
-/// A worker.
+/// Simulated worker: its queue of prompts, the prompt that is being computed, and its cache.
 #[derive(Debug)]
 pub(super) struct Worker {
     capacity: NonZeroUsize,
@@ -71,13 +71,13 @@ impl Worker {
         self.cache.usable_blocks(chain)
     }
 
-    /// Ends the prompt that is being computed, and admits its blocks to the cache.
+    /// Ends the computation of the current prompt, and admits the prompt's blocks to the cache.
     pub(super) fn finish(&mut self, chain: &[SequenceHash]) -> Option<(Ticket, Admission)> {
         let ticket = self.computing.take()?;
         Some((ticket, self.cache.admit(chain)))
     }
 
-    /// Restarts the worker with an empty cache. The prompt that was being computed waits again, before the others.
+    /// Restarts the worker with an empty cache. The prompt that was being computed goes back to the front of the queue.
     pub(super) fn restart(&mut self) {
         self.cache = PrefixCache::new(self.capacity, self.model);
         self.life += 1;

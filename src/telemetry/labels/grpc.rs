@@ -59,7 +59,8 @@ label_values! {
         InvalidArgument => "invalid_argument",
         /// The call took too long, or its message did not arrive in time.
         DeadlineExceeded => "deadline_exceeded",
-        /// Too many requests came at once, or there is no room for the request, for the blocks that it reports, or for its answer.
+        /// Too many requests came at the same time, or there is no room for the request, for the blocks that it reports, or for
+        /// its answer.
         ResourceExhausted => "resource_exhausted",
         /// A report does not continue the state that is known.
         FailedPrecondition => "failed_precondition",
@@ -71,7 +72,7 @@ label_values! {
         Unavailable => "unavailable",
         /// The request does not carry the token.
         Unauthenticated => "unauthenticated",
-        /// Any other code.
+        /// Any gRPC status code that has no outcome of its own.
         Other => "other",
     }
 }
@@ -96,7 +97,7 @@ impl GrpcOutcome {
 }
 
 label_values! {
-    /// States of workers that are reported.
+    /// Whether the blocks of a worker that is reported over gRPC are known.
     ReportState: "state" {
         /// All blocks of the worker are known from its reports.
         Told => "told",

@@ -3,9 +3,9 @@
 use super::LabelValue;
 
 label_values! {
-    /// Why outcomes were not taken.
+    /// Why reported outcomes of requests were not counted.
     OutcomeRefusal: "reason" {
-        /// The payload is no report of outcomes, or the subject is no subject of one.
+        /// The payload is no report of outcomes, or the subject is not one for such reports.
         Undecodable => "undecodable",
         /// The report has a version of the contract that the daemon does not support.
         UnsupportedVersion => "unsupported_version",
@@ -15,7 +15,8 @@ label_values! {
         UnknownNamespace => "unknown_namespace",
         /// The holder is not known.
         UnknownHolder => "unknown_holder",
-        /// Too many holders have outcomes of their own already. The outcome is counted for the namespace only, not for its holder.
+        /// Too many holders already have outcome metrics of their own. The outcome is counted for the namespace only, not for its
+        /// holder.
         NoRoom => "no_room",
     }
 }

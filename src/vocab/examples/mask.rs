@@ -1,4 +1,4 @@
-//! Constrained decoding: which tokens may come next, so that the text stays a weight in kilograms.
+//! Constrained decoding: finds the tokens that may come next, so that the text stays a weight in kilograms.
 //!
 //! `cargo run -p kvatlas-vocab --example mask`
 

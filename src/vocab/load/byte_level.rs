@@ -1,14 +1,14 @@
-//! The alphabet of GPT-2: a printable character for each byte.
+//! The alphabet of GPT-2, which has a printable character for each byte.
 //!
-//! Bytes that print in Latin-1 stand for themselves; the other 68, in order, are U+0100 and up. See `bytes_to_unicode` in
-//! OpenAI's `gpt-2/src/encoder.py`.
+//! Bytes that are printable in Latin-1 are written as themselves. The other 68 bytes, in order, are written as the
+//! characters from U+0100 on. See `bytes_to_unicode` in OpenAI's `gpt-2/src/encoder.py`.
 
 use std::ops::RangeInclusive;
 
-/// Bytes that stand for themselves.
+/// Bytes that are written as themselves.
 const PRINTABLE: [RangeInclusive<u8>; 3] = [b'!'..=b'~', 0xa1..=0xac, 0xae..=0xff];
 
-/// Returns the byte that a character stands for; `None` if it stands for none.
+/// Returns the byte that a character stands for. `None` if the character stands for no byte.
 pub(super) fn byte_of(character: char) -> Option<u8> {
     match u8::try_from(character) {
         Ok(byte) => is_printable(byte).then_some(byte),

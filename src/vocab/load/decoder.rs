@@ -1,15 +1,15 @@
 //! Decoders of a `tokenizer.json`, applied to one token's text.
 //!
-//! A decoder is a sequence of steps. Only those steps are supported whose work on a token does not depend on the tokens
-//! beside it, except at the ends of the whole text. A file with any other step is refused: a mask from a wrong text would
-//! allow forbidden tokens.
+//! A decoder is a sequence of steps. A step is supported only if its result for a token does not depend on
+//! neighbouring tokens, except at the ends of the whole text. A file with any other step is refused: a mask from a
+//! wrong text would allow forbidden tokens.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{LoadError, byte_level};
 
-/// A decoder, or several in a sequence, as the file has them.
+/// Component of the file: a decoder, or several decoders in a sequence.
 #[derive(Deserialize)]
 pub(super) struct TokenizerComponent {
     #[serde(rename = "type")]
@@ -48,11 +48,11 @@ pub(super) enum DecoderStep {
     },
 }
 
-/// The steps of a decoder, in order.
+/// Steps of a decoder, in order.
 #[derive(Debug, Default)]
 pub(super) struct TokenDecoder {
     steps: Vec<DecoderStep>,
-    /// Whether the steps from here on work on the whole text.
+    /// Whether the steps that follow work on the whole text and not on single tokens.
     is_fused: bool,
 }
 
@@ -118,12 +118,12 @@ impl TokenDecoder {
         Ok(())
     }
 
-    /// Whether tokens of the model are written in the alphabet of GPT-2 as they are.
+    /// Whether the texts of the model's tokens are in the alphabet of GPT-2.
     pub(super) fn is_byte_level(&self) -> bool {
         self.steps.first() == Some(&DecoderStep::ByteLevel)
     }
 
-    /// Returns the bytes of a token in the middle of a text.
+    /// Returns the bytes that a token has in the middle of a text.
     pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
         let mut text = text.to_owned();
         for step in &self.steps {
@@ -143,7 +143,7 @@ impl TokenDecoder {
     }
 }
 
-/// Returns the byte of a text such as `<0x0A>`; `None` for any other text.
+/// Returns the byte of a text such as `<0x0A>`. `None` for any other text.
 fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -1,8 +1,8 @@
 //! Hugging Face's `tokenizer.json`.
 //!
-//! A token, also an added one, stands for the bytes that the file's decoder makes of its text. A file without a decoder is in
-//! the alphabet of GPT-2 if its pre-tokeniser is `ByteLevel`. Otherwise `▁` is a blank, as in SentencePiece, and `<0x0A>` is
-//! a byte if the model falls back to bytes.
+//! The bytes of a token, also of an added one, are the result of the file's decoder for the token's text. A file
+//! without a decoder is in the alphabet of GPT-2 if its pre-tokeniser is `ByteLevel`. Otherwise `▁` is a blank, as in
+//! SentencePiece, and `<0x0A>` is a byte if the model falls back to bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,13 +23,13 @@ struct TokenizerFile {
 
 #[derive(Deserialize)]
 struct TokenizerModel {
-    /// Kind of the model; `None` in old files, whose kind is `BPE`.
+    /// Kind of the model. `None` in old files, in which the kind is `BPE`.
     #[serde(rename = "type")]
     kind: Option<String>,
     vocab: Vocab,
     #[serde(default)]
     byte_fallback: bool,
-    /// Suffix of tokens that end a word. The prefix in the next field marks tokens that continue a word.
+    /// Suffix of tokens that end a word. The next field is the prefix of tokens that continue a word.
     end_of_word_suffix: Option<String>,
     continuing_subword_prefix: Option<String>,
 }
@@ -37,9 +37,9 @@ struct TokenizerModel {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Vocab {
-    /// Vocabulary of BPE: numbers by token.
+    /// Vocabulary of a BPE model: the number of each token.
     Numbers(HashMap<String, u64>),
-    /// Vocabulary of Unigram: tokens with scores, in order.
+    /// Vocabulary of a Unigram model: tokens with scores, in the order of their numbers.
     Scores(Vec<(String, f64)>),
 }
 

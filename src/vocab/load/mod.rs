@@ -1,4 +1,4 @@
-//! Reading vocabularies from the files that models come with.
+//! Loading vocabularies from the files that are distributed with models.
 
 mod byte_level;
 mod decoder;
@@ -20,16 +20,16 @@ use serde::de::IgnoredAny;
 use super::error::VocabularyError;
 use super::tokens::Vocabulary;
 
-/// The largest file that is read, in bytes. The largest met so far has 35 MB.
+/// Maximum size of a file, in bytes. The largest known file has 35 MB.
 pub const VOCABULARY_FILE_BYTES_MAX: u64 = 1 << 29;
 
 worded! {
-    /// The formats that can be read.
+    /// Formats of vocabulary files that can be read.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum VocabularyFormat {
         /// Hugging Face `tokenizer.json`.
         HuggingFace => "hugging-face",
-        /// Files of tiktoken: each line has a token in base64 and its rank.
+        /// tiktoken's files: each line has a token in base64 and its rank.
         Tiktoken => "tiktoken",
         /// Mistral's `tekken.json`.
         Tekken => "tekken",
@@ -44,7 +44,7 @@ impl FromStr for VocabularyFormat {
     }
 }
 
-/// Error: a file gives no vocabulary.
+/// Reason why a file cannot be loaded as a vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -62,9 +62,9 @@ pub enum LoadError {
     /// The file is not the JSON that was expected.
     #[error("the file is not a {format} file: {source}", format = .format.as_str())]
     Json {
-        /// Format as which the file was read.
+        /// Format in which the file was expected to be.
         format: VocabularyFormat,
-        /// Error of the parser, with the place.
+        /// Error of the JSON parser, with the place in the file.
         source: serde_json::Error,
     },
     /// A line of a tiktoken file is wrong.
@@ -85,13 +85,13 @@ pub enum LoadError {
         /// Kind of the model in the file.
         model: String,
     },
-    /// The bytes of a token depend on more than the token, or on a step of the decoder that is not known.
+    /// The bytes of a token depend on more than the token itself, or on a step of the decoder that is not known.
     #[error(
         "the file's decoder has {step:?}, which is not supported: what a token stands for is not known for certain. ByteLevel, \
          ByteFallback, Fuse, Metaspace, Replace of a text, and Strip behind Fuse are"
     )]
     UnsupportedDecoder {
-        /// Name of the step, or of the mark in the model.
+        /// Name of the decoder's step, or of the mark in the model.
         step: String,
     },
     /// A token of a byte-level vocabulary has a character that stands for no byte.
@@ -104,7 +104,7 @@ pub enum LoadError {
         /// Character that stands for no byte.
         character: char,
     },
-    /// The numbers of tekken's tokens contradict each other.
+    /// The numbers of tokens in a tekken file contradict each other.
     #[error("the file has {special} special tokens in a vocabulary of {size}; check its `config`")]
     Config {
         /// Number of special tokens according to the file's `config`.
@@ -112,17 +112,17 @@ pub enum LoadError {
         /// Size of the vocabulary according to the file's `config`.
         size: u64,
     },
-    /// The tokens make no vocabulary.
+    /// The tokens of the file do not make a vocabulary.
     #[error(transparent)]
     Vocabulary(#[from] VocabularyError),
 }
 
 impl Vocabulary {
-    /// Reads a vocabulary from a file. Finds out the format unless it is given, and returns it, too.
+    /// Loads a vocabulary from a file. Detects the format if it is not given, and returns it too.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or does not hold a vocabulary.
+    /// If the file cannot be read, or does not contain a vocabulary.
     pub fn load(
         path: &Path,
         format: Option<VocabularyFormat>,
@@ -137,11 +137,11 @@ impl Vocabulary {
         Self::parse(&content, format)
     }
 
-    /// Reads a vocabulary from the content of a file. Finds out the format unless it is given, and returns it, too.
+    /// Loads a vocabulary from the content of a file. Detects the format if it is not given, and returns it too.
     ///
     /// # Errors
     ///
-    /// If the content does not hold a vocabulary.
+    /// If the content is not a vocabulary.
     pub fn parse(
         content: &[u8],
         format: Option<VocabularyFormat>,
@@ -159,7 +159,7 @@ impl Vocabulary {
     }
 }
 
-/// The fields that tell the JSON formats apart.
+/// Fields of a JSON file by which its format is detected.
 #[derive(Deserialize)]
 struct Signs {
     model: Option<IgnoredAny>,

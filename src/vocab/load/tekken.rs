@@ -1,4 +1,5 @@
-//! Mistral's `tekken.json`: special tokens first, then tokens in base64 by rank, cut off where the vocabulary ends.
+//! Mistral's `tekken.json`. The special tokens come first, then tokens in base64 by rank, up to the size of the
+//! vocabulary.
 
 use std::borrow::Cow;
 
@@ -13,14 +14,14 @@ struct TekkenFile<'a> {
     config: TekkenConfig,
     #[serde(borrow)]
     vocab: Vec<TekkenToken<'a>>,
-    /// Names of special tokens. No text leads to a special token.
+    /// Names of the special tokens. They are ignored, because no text leads to a special token.
     #[serde(rename = "special_tokens")]
     _special_tokens: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 struct TekkenConfig {
-    /// Number of all tokens, special ones included. The file may hold more tokens than that.
+    /// Number of all tokens, including special tokens. The file may contain more tokens than that.
     default_vocab_size: u64,
     default_num_special_tokens: u64,
 }

@@ -1,4 +1,4 @@
-//! Files of each format, and files that are of no format.
+//! Tests with files of each format, and with files of no known format.
 
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ fn a_tokenizer_in_the_manner_of_sentencepiece() {
     assert_eq!(tokens, [&b"<0x0A>"[..], b" "]);
 }
 
-/// Returns a file with this decoder, the tokens `a` and `▁`, and an added token.
+/// Returns a file with this decoder, the tokens `a` and `▁`, and the added token `added`.
 fn with_decoder(decoder: &str, added: &str) -> String {
     format!(
         r#"{{"added_tokens": [{{"id": 2, "content": "{added}", "special": false}}], "decoder": {decoder},
@@ -203,7 +203,7 @@ fn formats_have_names() {
 }
 
 proptest! {
-    /// A whole file is read back. A cut file gives an answer or an error.
+    /// A whole file is read back unchanged. Loading a cut file gives a vocabulary or an error.
     #[test]
     fn tiktoken_files_come_back(tokens in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 1..30), cut in 0..400_usize) {
         let lines: String = tokens

@@ -1,4 +1,4 @@
-//! tiktoken's files: a line a token, its bytes in base64 and its rank, which is its number.
+//! tiktoken's files: each line has a token's bytes in base64 and its rank, which is the token's number.
 
 use super::{LoadError, decode_base64};
 use crate::tokens::{Vocabulary, VocabularyBuilder};
@@ -15,7 +15,7 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     Ok(builder.build()?)
 }
 
-/// Returns the bytes and the rank of a line; `None` if the line is no token.
+/// Returns the bytes and the rank of a line. `None` if the line does not contain a token.
 pub(super) fn parse_line(line: &[u8]) -> Option<(Vec<u8>, u64)> {
     let text = std::str::from_utf8(line).ok()?;
     let (bytes, rank) = text.trim_end().split_once(' ')?;

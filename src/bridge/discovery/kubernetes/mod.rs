@@ -6,8 +6,9 @@
 //! | `inferencepool:NAME` | the pods of an InferencePool, at each of its ports, whatever its selector is by now | `pool` |
 //! | `endpointslices:SERVICE` | the endpoints of a Service, ready or not | `slices` |
 //!
-//! An engine has its pod's name and address, and the pod's UID as its identity. It is gone as soon as its pod is being deleted: no request
-//! should go there any more. Pods that are not ready are asked all the same, as nobody knows how long a model loads.
+//! An engine has its pod's name and address, and the pod's UID as its identity. It is gone as soon as its pod is being
+//! deleted: no request should go there any more. Pods that are not ready are asked all the same, as nobody knows how long a
+//! model loads.
 //!
 //! A watch may be late, so that another pod already has the address. So the API is asked about an engine after each new
 //! connection to it. Nothing that comes over the connection is believed before the answer.
@@ -41,7 +42,7 @@ const WATCH_SECONDS: u32 = 60;
 const SILENT_AFTER: Duration = Duration::from_secs(90);
 /// Time for which changes are gathered, so that a burst of them is reported once.
 const GATHERED_FOR: Duration = Duration::from_millis(20);
-/// Longest time for an answer about one engine.
+/// Maximum time for an answer about one engine.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pauses between attempts to reach the API.
@@ -140,8 +141,8 @@ impl ObjectScope {
         LookError::Unanswered(error.to_string())
     }
 
-    /// Returns the error if the API refuses for want of a right (401, 403) or does not know the kind of objects (404); `None` for any other
-    /// status.
+    /// Returns the error if the API refuses because a right is missing (401, 403) or does not know the kind of objects
+    /// (404); `None` for any other status.
     fn of_status(&self, status: &Status) -> Option<KubernetesError> {
         let (objects, text) = (self.objects, status.message.clone());
         match status.code {
@@ -186,7 +187,7 @@ async fn connect(place: &KubernetesPlace) -> Result<(Client, String), Kubernetes
     Ok((Client::try_from(config)?, namespace))
 }
 
-/// Watches objects for ever. Calls `take` with all values that `read` gives for them, after each change.
+/// Watches objects for ever. After each change, calls `take` with the values that `read` gives for all known objects.
 async fn watch<K, T: Clone>(
     api: Api<K>,
     config: watcher::Config,
@@ -233,7 +234,7 @@ struct KnownObjects<T> {
     known: BTreeMap<String, (Option<String>, T)>,
     /// Objects of a list that is not complete yet; `None` outside of a list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
-    /// Whether a list has been complete.
+    /// Whether a complete list has been received.
     is_complete: bool,
 }
 

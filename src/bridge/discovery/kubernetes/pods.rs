@@ -19,13 +19,13 @@ use super::super::spec::PodsPlace;
 use super::ports::{declared, is_active, is_grpc, pod_of_ranked, ranked};
 use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
 
-/// Most bytes of a pod's labels that are kept.
+/// Maximum size of a pod's labels that are kept, in bytes.
 const LABEL_BYTES_MAX: usize = 4096;
 
 /// Place where pods are looked for, shared because a change of an InferencePool replaces it.
 pub(super) type SharedPlace = Arc<Mutex<PodsPlace>>;
 
-/// Looks for the pods of `place` for ever, and lets single pods be asked about.
+/// Looks for the pods of `place` for ever, and makes questions about single pods possible.
 pub(super) async fn run(
     client: Client,
     namespace: String,
@@ -89,8 +89,8 @@ pub(super) fn look(
     })
 }
 
-/// Returns the engines of a pod: one, or one for each of several ports. The list is empty if the pod has no address, has ended, or is being
-/// deleted.
+/// Returns the engines of a pod: one, or one for each of several ports. The list is empty if the pod has no address, has
+/// ended, or is being deleted.
 fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<NewServer> {
     let status = pod.status.as_ref();
     let has_ended = matches!(

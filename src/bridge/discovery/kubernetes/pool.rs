@@ -1,5 +1,5 @@
-//! Engines as the pods of an InferencePool, of the Gateway API's extension for inference. The pool's selector and ports are watched, and
-//! changes of them are followed.
+//! Engines as the pods of an InferencePool, of the Gateway API's extension for inference. The pool's selector and ports are
+//! watched, and changes of them are followed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) const GROUP: &str = "inference.networking.k8s.io";
 
 /// Protocol of a pool whose servers speak gRPC.
 const GRPC_PROTOCOL: &str = "kubernetes.io/h2c";
-/// Most target ports of a pool; the API allows eight.
+/// Maximum number of target ports of a pool; the API allows eight.
 const PORTS_MAX: usize = 64;
 
 /// Looks for the pods of the pool of `place` for ever.

@@ -1,7 +1,7 @@
 //! Ports of a pod at which engines are asked.
 //!
-//! A pod is one engine. With several target ports of an InferencePool, each port is an engine: a data-parallel rank with a server of its
-//! own. Such engines are named as the endpoint picker of the Gateway API names them, `POD-rank-INDEX`.
+//! A pod is one engine. With several target ports of an InferencePool, each port is an engine: a data-parallel rank with a
+//! server of its own. Such engines are named as the endpoint picker of the Gateway API names them, `POD-rank-INDEX`.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) fn pod_of_ranked(engine: &str) -> &str {
     engine.rsplit_once(RANK).map_or(engine, |(pod, _)| pod)
 }
 
-/// Tells whether a pod has a target port: its annotations name the port, or the pod has no such annotation.
+/// Whether a pod serves a target port, that is, whether its annotations name the port or it has no such annotation.
 pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u16) -> bool {
     let mut told = ACTIVE_PORTS
         .iter()
@@ -40,8 +40,8 @@ pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u1
     told.next().is_none_or(is_named)
 }
 
-/// Returns the declared port of a pod's server: the port called `http`, or else the one called `grpc`, or else the only one. If there is
-/// none of these, returns the usual port of an engine's server.
+/// Returns the declared port of a pod's server: the port called `http`, or else the one called `grpc`, or else the only one.
+/// If there is none of these, returns the usual port of an engine's server.
 pub(super) fn declared(containers: &[Container]) -> ServerPort {
     let mut ports = containers
         .iter()

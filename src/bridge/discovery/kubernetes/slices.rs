@@ -42,7 +42,7 @@ pub(super) async fn run(
     .await;
 }
 
-/// Makes the function that asks the API about one engine: it lists the endpoints as they are now.
+/// Makes the function that asks the API about one engine. The function lists the Service's present endpoints.
 fn look(
     api: Api<EndpointSlice>,
     reading: ObjectScope,
@@ -67,7 +67,7 @@ fn look(
     })
 }
 
-/// Returns the engines of a slice: its endpoints that are not terminating.
+/// Returns the engines of a slice, one for each endpoint that is not terminating.
 fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefaults) -> Vec<NewServer> {
     let port = port_of(slice.ports.as_deref().unwrap_or_default(), place.port);
     let endpoints = slice.endpoints.iter();
@@ -94,8 +94,8 @@ fn server_of(endpoint: &Endpoint, port: ServerPort, defaults: &EngineDefaults) -
     Some(server_at(name, host, port, discovered, defaults))
 }
 
-/// Returns the `given` port, or else the port called `http`, or else the one called `grpc`, or else the only port. If there is none of
-/// these, returns the usual port of an engine's server.
+/// Returns the `given` port, or else the port called `http`, or else the one called `grpc`, or else the only port. If there
+/// is none of these, returns the usual port of an engine's server.
 fn port_of(ports: &[EndpointPort], given: Option<u16>) -> ServerPort {
     let number_of = |port: &EndpointPort| u16::try_from(port.port?).ok().filter(|port| *port > 0);
     let is_grpc = |port: &EndpointPort| port.name.as_deref() == Some(GRPC_NAME);

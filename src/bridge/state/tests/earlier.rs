@@ -1,7 +1,7 @@
-//! Files that an earlier program has written are taken up, and files of this program are harmless to an earlier one.
+//! Files that an earlier program has written are used, and files of this program are harmless to an earlier one.
 //!
-//! If the form of a file has to change, its version is raised. The test then tells the words with which earlier files are
-//! refused.
+//! If the form of a file has to change, its version is raised. The test then states the error text with which earlier files
+//! are refused.
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{Format, Mirror, MirrorSettings};

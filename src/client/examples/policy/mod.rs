@@ -1,5 +1,5 @@
-//! Policy that chooses the engine for a request: by cached blocks, by load, and among equal engines by the prompt's home. The
-//! file needs no other file: copy it.
+//! Policy that chooses the engine for a request: by cached blocks, by load, and among equal engines by the prompt's home (the
+//! engine that a hash of its first tokens chooses). To use the policy, copy this file; it needs no other.
 //!
 //! `deploy/router-example/README.md` gives the reasons for the policy.
 
@@ -8,15 +8,15 @@ use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
-/// Most tokens that decide a prompt's home, the engine that its first tokens choose. They are more than the system prompt, which
-/// most prompts share.
+/// Maximum number of leading tokens that decide a prompt's home. It exceeds the length of a system prompt, because most prompts
+/// share the system prompt.
 const HOME_TOKENS_MAX: usize = 1024;
-/// Divisor of the prompt's blocks. If cached blocks are known, engines that cost at most this quotient more than the cheapest
-/// engine count as equal.
+/// Divisor for the tolerance when cached blocks are known. The tolerance is the prompt's number of blocks divided by this number.
+/// Engines count as equal if their cost exceeds the least cost by no more than the tolerance.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 
-/// Returns the hash of the first tokens, which decide the prompt's home. The number of these tokens is a power of two. So a short
-/// conversation keeps its home over most turns.
+/// Returns the hash of a prompt's first tokens, which decides the prompt's home. The number of these tokens is a power of two. So
+/// a short conversation keeps its home over most turns.
 fn home_key(tokens: &[u32]) -> [u8; 32] {
     let shortened = tokens.len().min(HOME_TOKENS_MAX);
     let decisive = shortened.checked_ilog2().map_or(0, |power| 1 << power);
@@ -40,8 +40,8 @@ fn home_score(engine: &str, key: &[u8; 32]) -> [u8; 32] {
 /// Returns the engine for a prompt of `blocks` blocks, and the number of blocks that the engine has to compute. `None` if there
 /// are no engines.
 ///
-/// `usable` has the number of the prompt's blocks that each engine can reuse, as far as that is known. `under_way` has the number
-/// of blocks that each engine has to compute for other prompts.
+/// `usable` has the number of the prompt's blocks that each engine can reuse, for the engines of which it is known. `under_way`
+/// has the number of blocks that each engine has to compute for other prompts.
 pub(crate) fn choose<'e>(
     engines: &'e [String],
     tokens: &[u32],

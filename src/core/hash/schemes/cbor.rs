@@ -52,7 +52,7 @@ impl<S: Sink> Cbor<S> {
         self.0.take(&[Self::NIL]);
     }
 
-    /// Writes the head of an item, as short as possible: its major type and its value or length.
+    /// Writes the head of an item: its major type, and its value or length in as few bytes as possible.
     fn head(&mut self, major: u8, value: u64) {
         let bytes = value.to_be_bytes();
         let (additional, width) = match value {

@@ -5,7 +5,8 @@ use xxhash_rust::xxh64::{Xxh64, xxh64};
 use super::super::block::Token;
 use super::cbor::{Cbor, Sink};
 
-/// Returns the hash that the first block follows, made by XXH64 from the seed and the model's name.
+/// Returns the hash that precedes the first block of every chain, computed by XXH64 from the seed and the model's
+/// name.
 pub(super) fn xxh64_root(seed: &[u8], model: &str) -> u64 {
     xxh64_step(xxh64(seed, 0), &[], &[model])
 }
@@ -29,7 +30,8 @@ pub(super) fn xxh64_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u64 
     hasher.digest()
 }
 
-/// Returns the hash that the first block follows, made by FNV-64a over CBOR from the seed and the model's name.
+/// Returns the hash that precedes the first block of every chain, computed by FNV-64a over CBOR from the seed and the
+/// model's name.
 pub(super) fn cbor_fnv_root(seed: &[u8], model: &str) -> u64 {
     let mut hasher = Fnv64a::default();
     hasher.take(seed);
@@ -39,8 +41,8 @@ pub(super) fn cbor_fnv_root(seed: &[u8], model: &str) -> u64 {
     payload.0.0
 }
 
-/// FNV-64a over the canonical CBOR of a list of three: the parent, the tokens and the extra texts. Each text is
-/// written as a map from `Hash` to the text. Without texts, nil stands in their place.
+/// FNV-64a over the canonical CBOR of a list of three items: the parent, the tokens and the extra texts. Each text is
+/// written as a map from `Hash` to the text. If there are no texts, the third item is nil.
 pub(super) fn cbor_fnv_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u64 {
     let mut payload = of_three(parent);
     payload.tokens(tokens);
@@ -58,7 +60,7 @@ pub(super) fn cbor_fnv_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u
     payload.0.0
 }
 
-/// Starts a list of three items and writes `parent` as the first.
+/// Starts a CBOR list of three items and writes `parent` as the first item.
 fn of_three(parent: u64) -> Cbor<Fnv64a> {
     let mut payload = Cbor(Fnv64a::default());
     payload.list(3);

@@ -1,5 +1,5 @@
-//! Rolling hashes of other systems, for namespaces that use them instead of the contract's hash. Each is called a
-//! scheme.
+//! Rolling hashes of other systems, for namespaces that use them instead of the contract's hash. Each such hash is
+//! called a scheme.
 //!
 //! | scheme | one step of the chain | before the first block |
 //! |---|---|---|
@@ -12,15 +12,14 @@
 //!
 //! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and
 //! on the model name in a request. For a request with an adapter, the adapter's name stands in place of the model's.
-//! The extra texts of a block are the identifiers of its images, in their order. With the first block, the salt follows
-//! them.
+//! The extra texts of a block are the identifiers of its images, in order. For the first block, the salt is appended.
 //!
 //! The last two are the block names in engines' events. SGLang's events name pages, and its router asks by the same
-//! names; vLLM's events name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event has
-//! only 8 bytes. So such a chain cannot be continued from one of its hashes, and the daemon uses the names that the
-//! engine sends. The hashes of an adapter's blocks contain something that the events do not tell: a key with SGLang,
-//! the path of the adapter with vLLM. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs of
-//! tokens.
+//! names; vLLM's events name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event
+//! has only 8 bytes. So such a chain cannot be continued from one of its hashes, and the daemon uses the names that
+//! the engine sends. The hashes of an adapter's blocks contain something that the events do not tell: a key with
+//! SGLang, the path of the adapter with vLLM. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs
+//! of tokens.
 //!
 //! A chain of a scheme has no block hashes: a step takes the tokens themselves. The tests
 //! `schemes_meet_the_vectors_of_llm_d`, `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`
@@ -41,12 +40,12 @@ use super::sequence::SequenceHash;
 use crate::worded;
 
 worded! {
-    /// Algorithms that compute the hashes of a scheme.
+    /// Algorithm of a scheme's hashes.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
     pub enum SchemeAlgorithm {
-        /// `hashAlgorithm: xxh64` of llm-d.
+        /// XXH64, as with `hashAlgorithm: xxh64` of llm-d.
         LlmdXxh64 => "llm-d-xxh64",
-        /// `hashAlgorithm: cbor-fnv` of llm-d, its default.
+        /// FNV-64a over CBOR, as with `hashAlgorithm: cbor-fnv` of llm-d, which is llm-d's default.
         LlmdCborFnv => "llm-d-cbor-fnv",
         /// Hashes of SGLang's pages.
         Sglang => "sglang",
@@ -119,7 +118,7 @@ pub struct SchemeChains {
 }
 
 impl SchemeChains {
-    /// The chains of `model`, which is the model name that requests give.
+    /// Returns the chains of `model`, the model name that requests contain.
     pub fn new(scheme: Scheme, model: impl Into<String>) -> Self {
         Self {
             scheme,
@@ -132,8 +131,8 @@ impl SchemeChains {
         self.scheme.algorithm
     }
 
-    /// Returns the steps from one hash to the next. `None` if the previous hash alone does not determine the next one:
-    /// then a chain can be continued only with the names that the engine sends.
+    /// Returns the steps from one hash to the next. `None` if the previous hash alone does not determine the next
+    /// hash. In that case only the hashes that the engine sends can continue a chain.
     pub fn steps(&self) -> Option<SchemeSteps<'_>> {
         self.scheme
             .algorithm
@@ -141,12 +140,13 @@ impl SchemeChains {
             .then_some(SchemeSteps { chains: self })
     }
 
-    /// Whether the scheme's hashes of an adapter's blocks can be computed: it is known how they are made.
+    /// Whether kvatlas can compute the scheme's hashes of blocks that belong to an adapter.
     pub fn knows_adapters(&self) -> bool {
         self.steps().is_some()
     }
 
-    /// The hashes of the full blocks of a prompt without images. A tail that does not fill a block gets no hash.
+    /// Returns the hashes of the full blocks of a prompt without images. A tail that does not fill a block gets no
+    /// hash.
     pub fn sequence_hashes(
         &self,
         tokens: &[Token],
@@ -175,13 +175,13 @@ impl SchemeChains {
         blocks.map(step).collect()
     }
 
-    /// Whether some engines of the scheme hash each token together with the token after it.
+    /// Whether some engines of the scheme hash each token together with the next token.
     pub fn may_look_ahead(&self) -> bool {
         self.algorithm() == SchemeAlgorithm::Sglang
     }
 
-    /// The hashes of the full blocks of a prompt, for an engine that hashes each token together with the token after
-    /// it. `None` if the scheme has no such engines.
+    /// Returns the hashes of the full blocks of a prompt, for an engine that hashes each token together with the next
+    /// token. `None` if the scheme has no such engines.
     pub fn hashes_ahead(
         &self,
         tokens: &[Token],
@@ -201,8 +201,8 @@ pub struct SchemeSteps<'a> {
 }
 
 impl SchemeSteps<'_> {
-    /// The hash that the first block of a sequence follows. It is computed from the adapter's name if there is one,
-    /// else from the model's.
+    /// Returns the hash that precedes the first block of every sequence. The hash is computed from the adapter's name
+    /// if there is one, else from the model's name.
     pub fn root(&self, lora_name: Option<&str>) -> SequenceHash {
         let SchemeChains { scheme, model } = self.chains;
         let name = lora_name.filter(|name| !name.is_empty()).unwrap_or(model);

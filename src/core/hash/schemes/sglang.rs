@@ -8,9 +8,9 @@ use super::super::sequence::SequenceHash;
 /// Bytes that are digested in front of a salt.
 const SALT_DOMAIN: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// The hash of each full page of `tokens`: the first 8 bytes of SHA-256 over the whole digest of the page before and the page's tokens. If
-/// `ahead` is 1, each token is hashed together with the token after it. Then the last token of `tokens` only ends a pair, and counts for no
-/// page.
+/// Returns the hash of each full page of `tokens`: the first 8 bytes of SHA-256 over the previous page's whole digest
+/// and the page's tokens. If `ahead` is 1, each token is hashed together with the next token. Then the last token of
+/// `tokens` only completes a pair and belongs to no page.
 pub(super) fn pages(
     tokens: &[Token],
     page_size: usize,

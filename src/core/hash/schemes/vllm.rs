@@ -1,5 +1,5 @@
-//! The hash chain of vLLM's blocks with `--prefix-caching-hash-algo sha256_cbor`, as `vllm/v1/core/kv_cache_utils.py` of 0.33.0 computes
-//! it.
+//! The hash chain of vLLM's blocks with `--prefix-caching-hash-algo sha256_cbor`, as `vllm/v1/core/kv_cache_utils.py`
+//! of vLLM 0.33.0 computes it.
 
 use sha2::{Digest, Sha256};
 
@@ -7,7 +7,7 @@ use super::super::block::Token;
 use super::super::sequence::SequenceHash;
 use super::cbor::{Cbor, Sink};
 
-/// Text whose digest the first block follows, unless `PYTHONHASHSEED` is set.
+/// Text whose digest precedes the first block of every chain, unless `PYTHONHASHSEED` is set.
 const SEED: &str = "vllm-none-hash";
 
 impl Sink for Sha256 {
@@ -16,15 +16,16 @@ impl Sink for Sha256 {
     }
 }
 
-/// SHA-256 over the CBOR that `write` writes.
+/// Returns SHA-256 over the CBOR that `write` writes.
 fn digest(write: impl FnOnce(&mut Cbor<Sha256>)) -> [u8; 32] {
     let mut cbor = Cbor(Sha256::new());
     write(&mut cbor);
     cbor.0.finalize().into()
 }
 
-/// The hash of each full block of `tokens`, as engines' events name it: the last eight bytes of SHA-256 over canonical CBOR. The CBOR
-/// contains the whole digest of the block before, the tokens, and with the first block the salt. An empty `seed` counts as no seed.
+/// Returns the hash of each full block of `tokens`, as engines' events name it: the last eight bytes of SHA-256 over
+/// canonical CBOR. The CBOR contains the previous block's whole digest, the tokens and, for the first block, the
+/// salt. An empty `seed` counts as no seed.
 pub(super) fn blocks(
     tokens: &[Token],
     block_size: usize,

@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-/// A holder's place in the sets of one index: a small dense number, reused after the holder has left.
+/// Small number that identifies a holder in one index and in sets of holders. It is reused after the holder has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct HolderSlot(u16);
 
 impl HolderSlot {
-    /// Makes the slot `index`; `None` from 65,536 on.
+    /// Returns the slot with the number `index`. `None` if `index` is 65,536 or more.
     pub(crate) fn new(index: usize) -> Option<Self> {
         u16::try_from(index).ok().map(Self)
     }
@@ -29,15 +29,15 @@ impl HolderSlot {
     }
 }
 
-/// Set of slots in a search: one bit for each slot. Searches are compiled once for each kind of set.
+/// Set of slots in a search: one bit for each slot. Search code is compiled separately for each kind of set.
 pub(crate) trait SlotBits: Clone + Default {
-    /// Whether this kind of set has room only for the slots of the first word.
+    /// Whether this kind of set has room only for the first 64 slots.
     const IS_WORD: bool;
 
-    /// Returns the words of 64 slots each, from slot 0 on.
+    /// Returns the words of the set. Each word has the bits of 64 slots, from slot 0 on.
     fn words(&self) -> &[u64];
     fn words_mut(&mut self) -> &mut [u64];
-    /// Makes room for `words` words of 64 slots each, if this kind of set can have that many words.
+    /// Makes room for `words` words of 64 slots each, if this kind of set can have so many words.
     fn grow(&mut self, words: usize);
 
     /// Makes the set of the slots in these words. Leaves out slots for which this kind of set has no room.
@@ -51,7 +51,8 @@ pub(crate) trait SlotBits: Clone + Default {
         set
     }
 
-    /// Adds the slots in `bits`, one word of 64 slots, unless this kind of set has no room for that word.
+    /// Adds the slots in `bits`, which are the 64 slots of word number `word`. Does nothing if this kind of set has
+    /// no room for that word.
     #[inline]
     fn insert_word(&mut self, word: usize, bits: u64) {
         self.grow(word + 1);
@@ -106,7 +107,7 @@ pub(crate) trait SlotBits: Clone + Default {
     }
 }
 
-/// Set of the first 64 slots, which are all that most namespaces have. The set is in a register.
+/// Set of the first 64 slots. Most namespaces have no further slots. The set fits in a register.
 impl SlotBits for u64 {
     const IS_WORD: bool = true;
 
@@ -165,7 +166,8 @@ impl FromIterator<HolderSlot> for SlotSet {
     }
 }
 
-/// Collects slots for a set. This is cheap if consecutive slots mostly lie in the same word.
+/// Collector of slots, which makes a set of them. Adding is cheap if consecutive slots mostly lie in the same word of
+/// the set.
 #[derive(Debug, Default)]
 pub(crate) struct SlotGatherer<S> {
     set: S,

@@ -1,8 +1,8 @@
-//! The holders of an index: each by a small number, its slot, and sets of slots.
+//! The holders of an index: each has a slot, which is a small number. Sets of holders are sets of slots.
 //!
 //! | file | what |
 //! |---|---|
-//! | `slots.rs` | the directory: from a slot to a holder, in versions |
+//! | `slots.rs` | the directory, a table from slots to holders, replaced as a whole at each change |
 //! | `holder_set.rs` | slots, and sets of them |
 
 mod holder_set;

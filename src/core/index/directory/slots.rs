@@ -1,4 +1,5 @@
-//! The directory of holders: slot → holder, in versions that queries read without a lock.
+//! The directory of holders: a table from slots to holders. Each change makes a new version, and queries read a
+//! version without a lock.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -15,7 +16,7 @@ use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 
-/// A registered holder, as queries and the lane share it.
+/// Record of a registered holder, shared by queries and the lane.
 #[derive(Debug)]
 pub struct HolderRecord {
     /// The holder's worker and rank.
@@ -23,12 +24,12 @@ pub struct HolderRecord {
     /// Status of the holder: whether its state is certain, and how large it is.
     pub status: HolderStatus,
     slot: HolderSlot,
-    /// Becomes true for good when the holder has left.
+    /// Whether the holder has left the index. Never becomes false again.
     retired: AtomicBool,
 }
 
 impl HolderRecord {
-    /// Returns the holder's place in sets of holders.
+    /// Returns the holder's slot: its number in sets of holders.
     pub(crate) fn slot(&self) -> HolderSlot {
         self.slot
     }
@@ -39,26 +40,25 @@ impl HolderRecord {
     }
 }
 
-/// One version of the directory.
+/// One version of the directory, a table from slots to holders.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
-    /// The slots that have a holder.
+    /// Set of the slots that have a holder.
     pub(crate) taken: SlotSet,
-    /// Table from worker names to the taken slots. The table holds no names itself, so a new version of the directory
-    /// costs little.
+    /// Table from worker names to the worker's slots. The table stores only slots and no names, so copying it for a
+    /// new version is cheap.
     by_worker: HashTable<HolderSlot>,
     hasher: DefaultHashBuilder,
     /// Number of workers that have a slot.
     pub(crate) workers: usize,
-    /// Number of holders that had left when this version was made. `departures_now` is the current number.
+    /// Number of holders that had left when this version was made. `departures_now` is the number today.
     departures: u64,
     departures_now: Arc<AtomicU64>,
 }
 
 impl Directory {
-    /// Returns the holder in the slot of this number. `None` if the slot was given out only after this version was
-    /// made.
+    /// Returns the holder in the slot with this number. `None` if the slot was assigned after this version was made.
     #[inline]
     pub(crate) fn holder(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
         self.holders.get(slot)?.as_ref()
@@ -69,7 +69,7 @@ impl Directory {
         self.by_worker.len()
     }
 
-    /// Whether all slots fit into one word.
+    /// Whether all assigned slots fit in one word of 64 slots.
     #[inline]
     pub(crate) fn is_small(&self) -> bool {
         self.holders.len() <= u64::BITS as usize
@@ -135,7 +135,7 @@ pub enum RegisterError {
     },
 }
 
-/// The current directory, and the lock under which it changes.
+/// The current version of the directory, and the lock that a thread holds to change it.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     current: ArcSwap<Directory>,
@@ -149,7 +149,8 @@ impl Slots {
         self.current.load()
     }
 
-    /// Returns how many holders' states are not certain. `replacements` is how many states have been replaced.
+    /// Returns the number of holders whose states are not certain. `replacements` is the number of states replaced so
+    /// far.
     pub(crate) fn doubtful(&self, trust: &StreamTrust, replacements: u64) -> DoubtfulHolders {
         self.doubts.count(trust, replacements, |is_doubtful| {
             let holders = self.load();
@@ -158,12 +159,12 @@ impl Slots {
         })
     }
 
-    /// Returns the holders without a slot that had batches dropped.
+    /// Returns the holders that got no slot and whose batches were dropped.
     pub(crate) fn refused(&self) -> &RefusedHolders {
         &self.doubts.refused
     }
 
-    /// Gives the holder `id` a slot.
+    /// Gives a slot to the holder called `id`.
     pub(crate) fn register(
         &self,
         id: &HolderId,

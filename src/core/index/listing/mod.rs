@@ -1,4 +1,4 @@
-//! Walks over an index, and the blocks of regular holders on them, for snapshots.
+//! Walks over the blocks of an index, for snapshots. A walk also tells which regular holders have each block.
 
 mod share;
 mod walk;

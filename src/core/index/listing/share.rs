@@ -1,14 +1,14 @@
-//! Shares that regular holders have of the runs, for snapshots. A walk over all runs reads the shares, and a restore
-//! sets them run by run.
+//! Shares of regular holders, for snapshots: how many leading blocks of each run a holder has. A walk over all runs
+//! reads the shares, and a restore sets them run by run.
 //!
-//! A holder is regular if it has each block together with all blocks before it, all in one tier, each under its
-//! sequence hash. So the numbers of leading blocks that the holder has of each run describe it wholly. So one walk can
-//! read many regular holders, and meets the blocks that they have in common once.
+//! A holder is regular if it meets three conditions. It has all blocks before each of its blocks; all its blocks are
+//! in one tier; each block is named by its sequence hash. Then the holder's numbers of leading blocks describe it
+//! completely. So one walk can read many regular holders, and visits each common block once.
 //!
-//! A walk meets a holder's runs at different instants, while events go on to change the holder. So it finds the
-//! holder's blocks from before the walk, changed by some of the events since. If these events are applied again in
-//! order, the result is the holder's present state. That is true as long as only events changed the holder, and the
-//! holder stayed regular. [`WalkedHolder::is_same_as`] tells whether that is so.
+//! A walk visits a holder's runs at different instants, while events continue to change the holder. So the walk finds
+//! the holder's blocks from before the walk, changed by some of the later events. If these events are applied again
+//! in order, the result is the holder's present state. That is true as long as only events changed the holder, and
+//! the holder stayed regular. [`WalkedHolder::is_same_as`] checks both.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::wire::Tier;
 
 use super::walk::{Walk, WalkedRun};
 
-/// A regular holder, to be met on a [`HolderWalk`].
+/// Regular holder that a [`HolderWalk`] can look for.
 #[derive(Debug)]
 pub struct WalkedHolder {
     index: PositionalIndexer,
@@ -32,8 +32,9 @@ pub struct WalkedHolder {
 }
 
 impl WalkedHolder {
-    /// Makes the form of a holder that a walk over `index` can meet. All blocks of the holder are in `tier`.
-    /// `reshaped`, and the number of its replaced states, show later whether the holder has stayed the same.
+    /// Returns the description by which a walk over `index` can look for a regular holder. All blocks of the holder
+    /// are in `tier`. `reshaped`, and the number of the holder's replaced states, show later whether the holder has
+    /// stayed the same.
     pub(crate) fn new(
         index: PositionalIndexer,
         record: Arc<HolderRecord>,
@@ -50,25 +51,25 @@ impl WalkedHolder {
         }
     }
 
-    /// Returns the tier that all blocks of the holder are in.
+    /// Returns the tier of all blocks of the holder.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Whether this is the same holder as `earlier`, regular all the time since, and changed by nothing but stored and
-    /// removed blocks and by eviction.
+    /// Whether this is the same holder as `earlier`. The holder must have stayed regular, and only stored and removed
+    /// blocks and eviction may have changed it.
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
     }
 
-    /// Marks the holder as changed, because its blocks could not be followed through the whole walk.
+    /// Marks the holder as changed, because the walk could not follow its blocks to the end.
     pub fn give_up(&mut self) {
         self.reshaped = u64::MAX;
     }
 }
 
-/// Share of a run: how many of the run's blocks, from the first, a holder has.
+/// Part of a run that one holder has: the run's first blocks, given as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderPart {
     /// Number that the caller of [`HolderWalk::new`] gave the holder.
@@ -77,18 +78,18 @@ pub struct HolderPart {
     pub blocks: u16,
 }
 
-/// Walk that looks at the shares of some holders.
+/// Walk over an index that tells, for each run, how many blocks some chosen holders have.
 #[derive(Debug)]
 pub struct HolderWalk {
     walk: Walk,
-    /// Number and record of each holder, by its slot.
+    /// The chosen holders: for each slot, the caller's number of the holder and the holder's record.
     members: HashMap<HolderSlot, (u32, Arc<HolderRecord>)>,
     parts: Vec<HolderPart>,
 }
 
 impl HolderWalk {
-    /// Begins a walk over the index of these holders, each given with its own number. All holders must be of one index.
-    /// `None` if there are no holders.
+    /// Begins a walk that looks for these holders, each given with a number that the caller chose. All holders must
+    /// belong to one index. `None` if there are no holders.
     pub fn new<'h>(holders: impl IntoIterator<Item = (u32, &'h WalkedHolder)>) -> Option<Self> {
         let mut holders = holders.into_iter().peekable();
         let walk = holders.peek()?.1.index.walk();
@@ -101,7 +102,8 @@ impl HolderWalk {
         })
     }
 
-    /// Returns the next run, and the holders' shares of it, in the order of their numbers. `None` at the end.
+    /// Returns the next run, and how many of its blocks each holder has, in the order of the holders' numbers. `None`
+    /// at the end.
     #[allow(
         clippy::should_implement_trait,
         reason = "gives out its buffers again and again, which an iterator cannot"
@@ -125,7 +127,7 @@ impl HolderWalk {
         Some((run, &self.parts))
     }
 
-    /// Skips the runs below the run that was met last. To be called at most once for a run.
+    /// Skips the runs below the run returned last. To be called at most once for each run.
     pub fn skip_subtree(&mut self) {
         self.walk.skip_subtree();
     }

@@ -2,10 +2,10 @@
 //!
 //! # Order
 //!
-//! The blocks of an index are a forest, and its runs are a forest, too: a run that branches off a block of another run
-//! is that run's child. A walk meets the runs in depth-first order, each before its children. Of two children, the
-//! child that branches off later comes first. That is the order of a flat trie ([`crate::trie`]) whose nodes are runs,
-//! so a reader needs a stack and no more:
+//! The blocks of an index are a forest, and its runs are a forest, too: a run that branches off a block of another
+//! run is that run's child. A walk meets the runs in depth-first order, each before its children. Of two children,
+//! the child that branches off at a later block comes first. This is the order of a flat trie ([`crate::trie`]) whose
+//! nodes are runs. So a stack is all that a reader needs:
 //!
 //! ```text
 //! run 2, from position 0   a b c d e f g      holders: w1 has 7 blocks of it, w2 has 7, w3 has 3
@@ -17,11 +17,12 @@
 //!
 //! # What a walk sees
 //!
-//! The walk first lists the runs, in short turns. Then it looks at them one by one, in turns of their own. So neither
-//! queries nor lanes wait long for a walk. Each run is met as it was at one instant, but different runs at different
-//! instants. A run is not met if it comes after the list is made, or goes before its turn, or follows a run that has
-//! gone. So the blocks that a walk finds for one holder may differ from the holder's blocks at every single instant. A
-//! caller that needs the state of one instant must know the changes made during the walk.
+//! The walk first lists all runs, in several short turns. Then it looks at the listed runs one by one, each in a turn
+//! of its own. So neither queries nor lanes wait long for a walk. Each run is met as it was at one instant, but
+//! different runs at different instants. A walk does not meet a run that is made after the list, is removed before
+//! its turn, or follows a removed run. So the blocks that a walk finds for one holder may differ from the holder's
+//! blocks at every single instant. A caller that needs the state of one instant must know the changes made during the
+//! walk.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -38,7 +39,7 @@ use crate::index::shared::IndexShared;
 /// Number of runs listed in one turn, which takes some tens of microseconds.
 const RUNS_PER_TURN: u32 = 1024;
 
-/// A run and the block that it follows.
+/// A run in the list of a walk, with the block that the run follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedRun {
     parent: Option<Spot>,
@@ -69,7 +70,7 @@ impl ListedRun {
 }
 
 /// Lists all runs, ordered by parent. Among the runs of one parent, runs that follow later blocks come first. Writers
-/// have turns during the call, so runs that come or go meanwhile may be listed or not.
+/// have turns during the call, so runs that are made or removed meanwhile may be missing.
 fn list(shared: &IndexShared) -> Vec<ListedRun> {
     let mut runs = Vec::new();
     let mut next = 1;
@@ -88,22 +89,23 @@ fn list(shared: &IndexShared) -> Vec<ListedRun> {
     runs
 }
 
-/// Run that a walk has met. If the walk began in the middle of the run, only the part from that block on.
+/// A run that a walk has met. If the walk began in the middle of the run, this is only the part from that block on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WalkedRun {
-    /// Number of runs on the path to this one, itself included; at least 1.
+    /// Number of runs on the path from the root to this run, this run included; at least 1.
     pub depth: usize,
-    /// Position of the first block.
+    /// Position of the run's first block.
     pub position: usize,
-    /// Sequence hashes of the blocks, each the child of the block before. The parent of the first block is one position
-    /// before it, in the run with the next smaller depth that was met last.
+    /// Sequence hashes of the blocks, each the child of the block before. The parent of the first block is one
+    /// position before it. It is in the last run that was met with a depth smaller by one.
     pub hashes: Vec<SequenceHash>,
-    /// Holders, each with the number of the run's leading blocks that it has. Holders with most blocks come first.
+    /// Holders, each with the number of the run's leading blocks that it has. Holders with the most blocks come
+    /// first.
     pub(crate) holders: Vec<(HolderSlot, u16)>,
 }
 
 impl WalkedRun {
-    /// Number of pairs of a holder and one of the blocks that it has.
+    /// Number of copies of the run's blocks: the number of holders of each block, summed over the blocks.
     pub fn copies(&self) -> usize {
         self.holders.iter().map(|(_, reach)| usize::from(*reach)).sum()
     }
@@ -116,7 +118,7 @@ pub struct Walk {
     runs: Vec<ListedRun>,
     /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
-    /// Open runs, on the path to the run met last. The first entry stands for the roots, which the walk begins with.
+    /// Open runs on the path to the run met last. The first entry stands for the roots, with which the walk begins.
     path: Vec<Open>,
     met: WalkedRun,
 }
@@ -128,20 +130,21 @@ struct Open {
     children: Range<usize>,
     /// Number of blocks that the run had when it was met.
     len: u16,
-    /// Holders, each with the number of the run's leading blocks that it had. Holders with most blocks come first.
+    /// Holders, each with the number of the run's leading blocks that it had. Holders with the most blocks come
+    /// first.
     holders: Vec<(HolderSlot, u16)>,
 }
 
 impl PositionalIndexer {
-    /// Walks over all blocks. Lists the runs at once, which takes some tens of nanoseconds for each.
+    /// Begins a walk over all blocks. The call lists all runs, which takes some tens of nanoseconds for each run.
     pub fn walk(&self) -> Walk {
         let runs = list(&self.shared);
         let roots = children(&runs, None);
         Walk::new(self, runs, roots, 0)
     }
 
-    /// Walks over a block and all below it; `None` if nobody has the block. Lists all runs of the index, as
-    /// [`Self::walk`] does.
+    /// Begins a walk over a block and all blocks below it. `None` if nobody has the block. Lists all runs of the
+    /// index, as [`Self::walk`] does.
     pub fn walk_below(&self, block: PositionalLineageHash) -> Option<Walk> {
         let runs = list(&self.shared);
         let (index, offset) = find(&self.shared, &runs, block)?;
@@ -149,8 +152,8 @@ impl PositionalIndexer {
     }
 }
 
-/// Finds a block in these runs. Returns the place of its run in `runs`, and its offset in the run. Looks at each run,
-/// because a table made for the search would keep its memory.
+/// Finds a block in `runs`. Returns the place of its run in `runs`, and the block's offset in the run. Looks at each
+/// run in turn, because a table made for this search would need memory.
 fn find(shared: &IndexShared, runs: &[ListedRun], block: PositionalLineageHash) -> Option<(usize, u16)> {
     let mut index = 0;
     for some in runs.chunks(RUNS_PER_TURN as usize) {
@@ -200,7 +203,7 @@ impl Walk {
         }
     }
 
-    /// Returns the next run; `None` at the end.
+    /// Returns the next run, or `None` at the end.
     #[allow(
         clippy::should_implement_trait,
         reason = "gives out its one buffer again and again, which an iterator cannot"
@@ -230,15 +233,16 @@ impl Walk {
         }
     }
 
-    /// Skips the runs below the run that was met last. To be called at most once for a run.
+    /// Skips the runs below the run returned last. To be called at most once for each run.
     pub fn skip_subtree(&mut self) {
         if self.path.len() > 1 {
             self.path.pop();
         }
     }
 
-    /// Meets a run. Returns false if the run is gone. Only holders in `above` count, the holders of all blocks before
-    /// the run. For the run that the walk begins with, `above` is `None`, and the call finds these holders itself.
+    /// Reads a run and makes it the current one. Returns `false` if the run has been removed. Counts only holders in
+    /// `above`, which have all blocks before the run. For the run that the walk begins with, `above` is `None`, and
+    /// the call finds these holders itself.
     fn meet(&mut self, listed: ListedRun, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;

@@ -1,4 +1,4 @@
-//! Changing the bars of a run.
+//! Changing the bars of a run: marks which blocks of a holder are not resumable.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,16 +7,16 @@ use super::bars::{Barred, Bars, Table};
 use super::writer::RunWriter;
 use crate::index::directory::HolderSlot;
 
-/// Bytes that a barred stretch takes beside the array, in the holder's own share of the run.
+/// Number of bytes that a barred stretch takes in the holder's own share of the run, beside the array of bars.
 const STRETCH_BYTES: i64 = 12;
 
 impl RunWriter<'_> {
-    /// Whether a block of some holder is not resumable.
+    /// Whether any holder has a block that is not resumable.
     pub(crate) fn has_bars(&self) -> bool {
         self.store.has_bars()
     }
 
-    /// Replaces the bars of one holder in a run. To be called within a step about the run.
+    /// Replaces the bars of one holder in a run. To be called within a step that changes the run.
     pub(crate) fn set_bars(&mut self, id: RunId, slot: HolderSlot, barred: impl Iterator<Item = Barred>) {
         let Some(run) = self.store.run(id, &self.guard) else {
             return;

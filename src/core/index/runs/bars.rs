@@ -1,9 +1,9 @@
-//! Bars of a run: which of its blocks are not resumable, and for which holders. A request cannot resume behind a block
-//! that is barred for the holder.
+//! Bars of a run: which of its blocks are not resumable, and for which holders. A request cannot resume behind a
+//! block that is barred for the holder.
 //!
-//! Mostly a run has no bars: every block of every holder is resumable. Otherwise the run has one array of bars, which
-//! is copied on write: a step that bars or frees blocks publishes another array. The array cuts the run into stretches.
-//! Within a stretch all blocks are alike for every holder. A stretch is a row:
+//! Usually a run has no bars: every block of every holder is resumable. Otherwise the run has one array of bars,
+//! which is copied on write: each change publishes a new array. The array cuts the run into stretches. Within a
+//! stretch, a holder is barred at all blocks or at none. Each stretch has a row:
 //!
 //! ```text
 //! word 0: rows, words of a set, sets of an entry, entries     the numbers of the words of 64 slots that sets have
@@ -11,10 +11,10 @@
 //! then the rows, two a word: the first offset, and the number of the entry
 //! ```
 //!
-//! Mostly the rows alternate between few entries.
+//! Usually the rows refer to few different entries.
 //!
-//! Holders that share prompts mostly have the same resumable blocks. So a search settles all of them with a few
-//! operations on sets.
+//! Holders that share prompts usually have the same resumable blocks. So a search handles all of these holders with a
+//! few operations on sets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use crate::index::directory::{HolderSlot, SlotBits};
 use crate::words::word_at;
 
-/// Number of steps of tiers: the device alone, device and host, all tiers.
+/// Number of cumulative tier steps: device only, device and host, all tiers.
 pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
@@ -31,13 +31,14 @@ const ENTRIES_SHIFT: u32 = 48;
 /// Number of bits of a packed row. [`OFFSET_BITS`] is the number of bits of its offset.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
-/// Number of the last entries that are compared with the sets of a row before the row gets a new entry.
+/// Number of existing entries, counted from the last, that are compared with the sets of a row before the row gets a
+/// new entry.
 const ENTRIES_LIKE: usize = 4;
 
-/// Number of rows on each side of the guessed row at which a search for a row looks first.
+/// Number of rows before and after the guessed row that a search for a row checks first.
 const GUESSED: usize = 2;
 
-/// Stretch of one holder's blocks that are not resumable in some of the [`STEPS`] of tiers.
+/// Consecutive blocks of one holder that are not resumable in some of the [`STEPS`] tier steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Barred {
     pub(crate) from: u16,
@@ -45,7 +46,7 @@ pub(crate) struct Barred {
     pub(crate) steps: [bool; STEPS],
 }
 
-/// Array of the bars of one run, as readers see it.
+/// Array of the bars of one run, in the form that readers use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bars<'g> {
     rows: usize,
@@ -84,14 +85,14 @@ impl<'g> Bars<'g> {
         word_at(self.packed, row / 2) >> (row % 2 * ROW_BITS)
     }
 
-    /// The first offset of a row.
+    /// Returns the offset of a row's first block.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "an offset has 16 bits")]
     pub(crate) fn from(self, row: usize) -> u32 {
         (self.row(row) & 0xffff) as u32
     }
 
-    /// Returns the set of holders for whom the blocks of a row are barred at a step of tiers.
+    /// Returns the set of holders for whom the blocks of a row are barred at a tier step.
     #[inline]
     fn set(self, row: usize, step: usize) -> &'g [AtomicU64] {
         let entry = (self.row(row) >> OFFSET_BITS & 0xffff) as usize;
@@ -102,7 +103,8 @@ impl<'g> Bars<'g> {
             .unwrap_or_default()
     }
 
-    /// Returns the row with the block at `offset`. `blocks` is the run's length, by which the row is guessed.
+    /// Returns the row that contains the block at `offset`. `blocks` is the length of the run; it gives the first
+    /// guess of the row.
     pub(crate) fn row_of(self, offset: u32, blocks: u16) -> usize {
         let (mut low, mut high) = (0, self.rows);
         // Mostly rows are spread evenly.
@@ -125,8 +127,8 @@ impl<'g> Bars<'g> {
         low
     }
 
-    /// Removes from `slots` the holders for whom the blocks of a row are resumable at a step of tiers, and returns
-    /// these holders.
+    /// Removes from `slots` the holders for whom the blocks of a row are resumable at a tier step. Returns the
+    /// removed holders.
     #[inline]
     pub(super) fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
         let mut free = std::mem::take(slots);
@@ -147,17 +149,17 @@ impl<'g> Bars<'g> {
     }
 }
 
-/// Row of a table that is being changed: its first offset, and for each step of tiers the words of the set of barred
-/// holders.
+/// Row of a table that is being changed: the offset of its first block, and the set of barred holders for each tier
+/// step, as words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     from: u16,
     sets: [SmallVec<[u64; 2]>; STEPS],
 }
 
-/// Unpacked form of the array, in which bars are changed.
+/// Unpacked form of the array of bars, in which a writer changes bars.
 pub(super) struct Table {
-    /// Numbers of the words of 64 slots that the sets have.
+    /// Indexes of the set words that are stored. A set word has the bits of 64 slots.
     words: SmallVec<[usize; 4]>,
     rows: Vec<Row>,
 }
@@ -184,7 +186,8 @@ impl Table {
         Self { words, rows }
     }
 
-    /// Returns the place of a slot's word within each set. Adds the word to all sets if it is absent.
+    /// Returns the place, within each stored set, of the word with this slot. Adds the word to all sets if it is
+    /// absent.
     fn word_of(&mut self, slot: HolderSlot) -> usize {
         let number = slot.index() / 64;
         if let Some(word) = self.words.iter().position(|word| *word == number) {
@@ -197,7 +200,7 @@ impl Table {
         self.words.len() - 1
     }
 
-    /// Number of separate stretches in which a slot's blocks are barred.
+    /// Number of separate stretches in which the blocks of the holder in `slot` are barred.
     pub(super) fn stretches(&mut self, slot: HolderSlot) -> i64 {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let is_barred = |row: &Row| row.sets.iter().any(|set| set[word] & bit != 0);
@@ -206,7 +209,7 @@ impl Table {
         begins.map(|(before, now)| i64::from(now && !before)).sum()
     }
 
-    /// Removes all bars of a slot.
+    /// Removes all bars of the holder in `slot`.
     pub(super) fn free(&mut self, slot: HolderSlot) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         for set in self.rows.iter_mut().flat_map(|row| &mut row.sets) {
@@ -214,7 +217,7 @@ impl Table {
         }
     }
 
-    /// Bars a stretch of a slot's blocks.
+    /// Bars a stretch of blocks for the holder in `slot`.
     pub(super) fn bar(&mut self, slot: HolderSlot, stretch: Barred) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let first = self.cut(stretch.from);
@@ -231,7 +234,8 @@ impl Table {
         }
     }
 
-    /// Returns the row that begins at an offset. If no row begins there, cuts the row with that offset in two.
+    /// Returns the row that begins at `offset`. If no row begins there, first cuts the row that contains the offset
+    /// in two.
     fn cut(&mut self, offset: u16) -> usize {
         if self.rows.is_empty() {
             let none: SmallVec<[u64; 2]> = self.words.iter().map(|_| 0).collect();

@@ -1,4 +1,4 @@
-//! Books of the runs: state that only the writer with the turn reads and changes.
+//! Books of the runs: state that only one writer at a time, the one whose turn it is, reads and changes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,42 +14,43 @@ use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 use crate::words::{self, Words, copy};
 
-/// Priority queue of runs that may have a leaf, by the tick of their last use when they were put here. Each run is in
-/// it at most once.
+/// Priority queue of runs that may have a leaf, ordered by the tick of their last use when they entered the queue.
+/// Each run is in the queue at most once.
 pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
-/// State of the runs that only the writer with the turn reads and changes.
+/// State of the runs that only the writer whose turn it is reads and changes.
 #[derive(Debug, Default)]
 pub(super) struct RunBooks {
     pub(super) free: Vec<RunId>,
-    /// Next run number that has not been used. Numbering begins anew when the index has no runs any more.
+    /// Smallest run number that has not been used. Numbering restarts when the index has no runs any more.
     pub(super) next: u32,
     pub(super) births: u32,
-    /// Number of runs that begin after each block, by the block's run and its offset in that run. Blocks that no run
-    /// follows have no entry.
+    /// Number of runs that follow each block. The keys are the block's run and its offset in that run. Blocks that no
+    /// run follows have no entry.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
     /// Table from hashes to the places of all blocks; see `places.rs`.
     pub(super) places: NameMap,
     pub(super) places_bytes: i64,
-    /// Changes of the usage that are not accounted for yet.
+    /// Changes of the usage that have not been added to the usage yet.
     pub(super) change: Change,
-    /// Bytes that no reader needs and that have not been freed yet.
+    /// Number of bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
-    /// Runs of the queue that are spared while some workers have much more than their share.
+    /// Queue of runs that eviction has passed over, because some workers have much more than their share and these
+    /// runs are not theirs.
     pub(super) spared: Queue,
-    /// Whether eviction has found blocks of workers with much more than their share since it last put the spared runs
-    /// back.
+    /// Whether eviction has found blocks of workers with much more than their share, since it last put the spared
+    /// runs back into the main queue.
     pub(super) has_found_greedy: bool,
-    /// Number of coming turns in which eviction ignores shares.
+    /// Number of the next turns in which eviction ignores workers' shares.
     pub(super) unfair_turns: usize,
-    /// Number of blocks stored in the current tick of the clock of recency.
+    /// Number of blocks stored in the current tick of the recency clock.
     pub(super) stored: u64,
 }
 
 impl RunBooks {
-    /// Publishes a new array of `len` words in place of the present one. `fill` gets the new words, which are all 0.
+    /// Replaces the current array by a new one of `len` words. `fill` fills the new words, which are all 0.
     pub(super) fn replace(
         &mut self,
         words: &Words,
@@ -71,7 +72,7 @@ impl RunBooks {
         self.replace(&run.column, column_words(room), fill, guard);
     }
 
-    /// Notes whether the whole hashes of `blocks` are known, or only fragments.
+    /// Marks whether the whole hashes of `blocks` are known, or only fragments of them.
     pub(super) fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
         let before = run.short.get(guard);
         if !is_whole && before.len() * 64 < blocks.end {

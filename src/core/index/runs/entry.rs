@@ -2,8 +2,9 @@
 
 use crate::index::directory::HolderSlot;
 
-/// How many leading blocks of a run a holder has without a hole, for each step of tiers, and where its last block ends.
-/// A step of tiers is the device alone, device and host, or all tiers.
+/// Entry of one holder in a run's roster. For each step of tiers, it has the number of leading blocks that the holder
+/// has without a hole. It also has the end of the holder's last block. The steps of tiers are: device only, device and
+/// host, all tiers.
 ///
 /// ```text
 /// bit 63      48 47   36 35   24 23       12 11      0
@@ -12,17 +13,17 @@ use crate::index::directory::HolderSlot;
 ///     └─────────┴───────┴───────┴───────────┴────────┘
 /// ```
 ///
-/// The word 0 is the empty entry, of no holder. A holder that has something of a run has an end above 0.
+/// The word 0 is the empty entry, which belongs to no holder. A holder with any block of a run has an end above 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RosterEntry(u64);
 
-/// Bits of a count; no run has 2^12 blocks.
+/// Number of bits of a block count in an entry; no run has 2^12 blocks.
 const COUNT_BITS: u32 = 12;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
 impl RosterEntry {
-    /// Makes the entry of the holder in `slot`. `reaches` are its leading blocks on the device, on device or host, and
-    /// in any tier. `end` is one more than the offset of its last block.
+    /// Makes the entry of the holder in `slot`. `reaches` are the holder's numbers of leading blocks on the device,
+    /// on device or host, and in any tier. `end` is one more than the offset of the holder's last block.
     pub(crate) fn new(slot: HolderSlot, reaches: [u16; 3], end: u16) -> Self {
         let [device, host, all] = reaches.map(u64::from);
         let slot = (slot.index() as u64) << (4 * COUNT_BITS);
@@ -39,7 +40,7 @@ impl RosterEntry {
         self.0
     }
 
-    /// Whether this is the empty entry, of no holder.
+    /// Whether this is the empty entry, which belongs to no holder.
     #[inline]
     pub(crate) fn is_none(self) -> bool {
         self.0 == 0
@@ -59,7 +60,8 @@ impl RosterEntry {
         self.count(3)
     }
 
-    /// Number of leading blocks in the tiers of `step`: 0 for the device, 1 for device and host, 2 for all.
+    /// Number of the holder's leading blocks in the tiers of `step`: 0 for the device, 1 for device and host, 2 for
+    /// all tiers.
     #[inline]
     pub(crate) fn reach(self, step: u32) -> u16 {
         self.count(step)

@@ -1,5 +1,5 @@
 //! Header of a run, in one word: the position where the run begins, its length, whether other runs follow it, and its
-//! change counter. The change counter counts the steps that have changed how much holders have of the run.
+//! change counter. The change counter counts the steps that have changed which blocks of the run holders have.
 //!
 //! ```text
 //! bit 63    37 36         35    24 23     0
@@ -8,10 +8,10 @@
 //!     └───────┴──────────┴────────┴────────┘
 //! ```
 //!
-//! The change counter is a seqlock: it is odd within a step. A search reads it before it looks at a run, and again
-//! after all its looks. If both reads give the same even count, the run's entries were the same all the time between.
-//! The counter never begins anew, not even when another run gets the number. After 2^27 counts it wraps around; `wraps`
-//! in `store.rs` counts that.
+//! The change counter is a seqlock: it is odd within a step. A search reads the counter before and after it reads the
+//! run's entries. If both reads give the same even count, the entries did not change between the two reads. The
+//! counter never restarts, not even when another run gets the number. After 2^27 counts it wraps around; `wraps` in
+//! `store.rs` counts the wrap-arounds.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -42,21 +42,21 @@ impl Header {
         self.0.store(now & !cleared | set, Ordering::Release);
     }
 
-    /// Position of the first block.
+    /// Position of the run's first block.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "masked to 24 bits")]
     pub(crate) fn start(&self) -> u32 {
         (self.get() & START_MASK) as u32
     }
 
-    /// Number of blocks.
+    /// Number of blocks of the run.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
     pub(crate) fn len(&self) -> u16 {
         ((self.get() & LEN_MASK) >> LEN_SHIFT) as u16
     }
 
-    /// Whether other runs follow some of the blocks.
+    /// Whether other runs follow some of the run's blocks.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.get() & FOLLOWED != 0
@@ -67,15 +67,15 @@ impl Header {
         Version(self.get() & STEPS_MASK)
     }
 
-    /// Whether no step has been under way since `version` was read. The caller keeps its own reads before this one by a
-    /// fence.
+    /// Whether no step has changed the run since `version` was read. The caller puts a fence between its own reads
+    /// and this call.
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         let is_busy = version.0 >> STEPS_SHIFT & 1 == 1;
         !is_busy && self.version() == version
     }
 
-    /// Makes the run empty, beginning at this position, with no other run after it. The change counter stays as it is.
+    /// Makes the run empty, with its start at `position` and with no run after it. The change counter stays as it is.
     pub(crate) fn begin_at(&self, position: u32) {
         self.change(!STEPS_MASK, u64::from(position) & START_MASK);
     }
@@ -88,21 +88,21 @@ impl Header {
         self.change(FOLLOWED, if is_followed { FOLLOWED } else { 0 });
     }
 
-    /// Counts that a step begins, or ends. After the beginning, the caller needs a fence before the first change of the
-    /// step.
+    /// Counts the beginning or the end of a step. After the beginning, the caller needs a fence before the first
+    /// change of the step.
     pub(crate) fn count_step(&self) {
         let now = self.0.load(Ordering::Relaxed);
         self.0
             .store(now.wrapping_add(1 << STEPS_SHIFT), Ordering::Release);
     }
 
-    /// Sets the change counter to its last value: the next count wraps it around.
+    /// Sets the change counter to its largest value, so that the next count wraps it around.
     #[cfg(test)]
     pub(crate) fn set_last_step(&self) {
         self.0.fetch_or(STEPS_MASK, Ordering::Relaxed);
     }
 
-    /// Whether the next count wraps the change counter around, to a value that it had before.
+    /// Whether the next count wraps the change counter around, so that it repeats earlier values.
     pub(crate) fn is_last_step(&self) -> bool {
         self.0.load(Ordering::Relaxed) & STEPS_MASK == STEPS_MASK
     }

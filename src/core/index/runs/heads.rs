@@ -1,13 +1,12 @@
-//! Hash table from a block, and the hash that comes after it, to the run that begins there. Readers use it without a
-//! lock.
+//! Hash table that finds the run after a given block that begins with a given hash. Readers use it without a lock.
 //!
-//! A slot has a tag of 36 bits, which is a fingerprint of the key, and a run's number. The table is cut into parts that
-//! grow one by one, so that no growth takes long. Entries never move while an array lives. So a search finds every run
-//! that is in the table from its beginning to its end.
+//! A slot has a tag of 36 bits, which is a fingerprint of the key, and a run's number. The table consists of parts
+//! that grow separately, so that no growth takes long. Entries never move within an array. So a search finds every
+//! run that is in the table during the whole search.
 //!
-//! Beside the table stands a Bloom filter for runs at position 0, of 131,072 bits and with one hash function. If the
-//! bit of a hash is not set, no run at position 0 begins with that hash. The bits mostly stay in the processor's
-//! caches. Most queries whose first block nobody has end at this filter.
+//! A Bloom filter for runs at position 0 supplements the table. It has 131,072 bits and one hash function. If the bit
+//! of a hash is not set, no run at position 0 begins with that hash. The bits usually stay in the processor's caches.
+//! Most queries whose first block no holder has end at this filter.
 
 use crate::epoch::Guard;
 
@@ -18,41 +17,42 @@ use crate::sync::{AtomicU64, IS_MODEL, Ordering};
 use crate::words::Words;
 
 const PARTS: usize = if IS_MODEL { 1 } else { 256 };
-/// Bits of a run's number in a slot; above it is the tag.
+/// Number of bits of a run's number in a slot. The tag is in the bits above.
 const RUN_BITS: u32 = 28;
 const EMPTY: u64 = 0;
-/// Tombstone: slot of a run that has been removed.
+/// Tombstone: value of a slot whose run has been removed.
 const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
-/// Number of words of the filter's bits in a part.
+/// Number of words of Bloom filter bits for each part of the table.
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
-/// Divisor of a part's number of slots. When more runs at position 0 than the quotient have been removed, the part's
-/// filter bits are computed anew. That reads every slot.
+/// Divisor of a part's number of slots. If the number of removed runs at position 0 exceeds the quotient, the part's
+/// filter bits are recomputed. That reads every slot of the part.
 const SLOTS_PER_GONE: usize = 32;
-/// Bit of a key's hash, and so of its tag and slot, that tells whether the run begins at position 0.
+/// Bit of a key's hash that tells whether the run begins at position 0. The tag and the slot contain this bit too.
 const IS_FIRST: u64 = 1 << 63;
 
-/// Hash table of the runs, as readers see it.
+/// Hash table of the runs, in the form that readers use.
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
-    /// Bits of the Bloom filter: set for each run at position 0 in the table, and for some that have been removed.
+    /// Bits of the Bloom filter. A bit is set for each run at position 0 in the table, and for some runs that have
+    /// been removed.
     bits: Vec<AtomicU64>,
     keys: [u64; 3],
 }
 
-/// Counts of one part, for the writer.
+/// Numbers of slots of one part of the table, which only the writer uses.
 #[derive(Debug, Clone, Copy, Default)]
 struct PartCounts {
     /// Number of slots with a run.
     taken: u32,
-    /// Number of slots that are not empty: with a run or a tombstone.
+    /// Number of slots that are not empty: each has a run or a tombstone.
     used: u32,
-    /// Number of runs at position 0 removed since the filter bits were last computed anew.
+    /// Number of runs at position 0 that were removed since the filter bits were last recomputed.
     gone: u32,
 }
 
-/// Counts of all parts, for the writer.
+/// Numbers of slots of all parts, which only the writer uses.
 #[derive(Debug)]
 pub(super) struct HeadCounts(Vec<PartCounts>);
 
@@ -66,7 +66,8 @@ fn tag(hash: u64) -> u64 {
     hash >> RUN_BITS
 }
 
-/// Home of a tag: the slot where a search for it begins. `slots` is the number of slots, a power of two.
+/// Returns the home of a tag: the slot where a search for the tag begins. `slots` is the number of slots, a power of
+/// two.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
 fn home(tag: u64, slots: usize) -> usize {
@@ -102,21 +103,21 @@ impl Heads {
         fold(fold(parent ^ self.keys[0], self.keys[1]) ^ fragment, self.keys[2]) & !IS_FIRST | first
     }
 
-    /// Whether there can be a run at position 0 with this hash, as the Bloom filter tells. Needs no guard.
+    /// Whether a run at position 0 may have this hash, according to the Bloom filter. Needs no guard.
     #[inline]
     pub(super) fn may_have_first(&self, hash: u64) -> bool {
         let (word, bit) = bit_of(tag(hash));
         self.bits[part_of(hash) * BIT_WORDS + word].load(Ordering::Acquire) & bit != 0
     }
 
-    /// Prefetches the memory that [`Self::find`] looks at first.
+    /// Prefetches the memory that [`Self::find`] reads first.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
         let slots = self.parts[part_of(hash)].get(guard);
         probe(slots, tag(hash)).take(1).for_each(prefetch);
     }
 
-    /// Calls `check` with each run that may have this hash, and returns its first `Some`.
+    /// Calls `check` with each run that may have this hash, until `check` returns `Some`, and returns that.
     #[inline]
     pub(super) fn find<T>(
         &self,
@@ -185,7 +186,7 @@ impl Heads {
         self.rebuild(part, counts.taken as usize * 2, guard)
     }
 
-    /// Computes the filter bits of a part anew, from the runs that are in the table.
+    /// Recomputes the filter bits of a part from the runs in the table.
     fn clear_bits(&self, part: usize, slots: &[AtomicU64]) {
         let mut bits = [0; BIT_WORDS];
         let words = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
@@ -198,8 +199,8 @@ impl Heads {
         }
     }
 
-    /// Copies the runs of a part to a new array with room for `wanted` slots at least, and publishes it. With `wanted`
-    /// 0 the new array is empty. Returns the growth in bytes.
+    /// Copies the runs of a part to a new array with room for at least `wanted` slots, and publishes the array. If
+    /// `wanted` is 0, the new array is empty. Returns the table's growth in bytes.
     fn rebuild(&self, part: usize, wanted: usize, guard: &Guard) -> i64 {
         let len = match wanted {
             0 => 0,
@@ -231,14 +232,14 @@ fn run_of(word: u64) -> RunId {
     RunId((word & ((1 << RUN_BITS) - 1)) as u32)
 }
 
-/// Returns the slots from a tag's home on, each once.
+/// Returns every slot once, beginning with the home of the tag.
 #[inline]
 fn probe(slots: &[AtomicU64], tag: u64) -> impl Iterator<Item = &AtomicU64> {
     (0..slots.len() as u64).map(move |step| &slots[home(tag + step, slots.len())])
 }
 
-/// Puts a word into the first slot without a run, searching from the word's home on. Returns whether that slot was
-/// empty; false means that it had a tombstone.
+/// Writes a word into the first slot that has no run, searching from the word's home on. Returns `true` if that slot
+/// was empty, `false` if it had a tombstone.
 fn put(slots: &[AtomicU64], word: u64) -> bool {
     for slot in probe(slots, word >> RUN_BITS) {
         let before = slot.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! State that all holders share: runs of blocks, how much of each run each holder has, and the tables that find runs
-//! and blocks.
+//! State shared by all holders: runs of blocks, the blocks of each run that each holder has, and tables that find
+//! runs and blocks.
 //!
-//! A run is an array of consecutive blocks. It is like an edge of a radix tree that stays whole where another run
+//! A run is an array of consecutive blocks. It is like an edge of a radix tree, but it is not split where another run
 //! branches off.
 //!
 //! | file | what |
@@ -15,7 +15,7 @@
 //! | `usable.rs` | how many leading blocks of a chain each holder can use |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
 //! | `places.rs` | table from the hashes of all blocks to their places, for turns |
-//! | `store.rs`, `books.rs` | the runs of an index; what only the writer with the turn reads and changes |
+//! | `store.rs`, `books.rs` | the runs of an index; state that only the writer whose turn it is uses |
 //! | `writer.rs`, `barring.rs`, `trim.rs` | changing runs; changing their bars; cutting off blocks that no holder has |
 //! | `recency.rs` | which runs were used longest ago |
 
@@ -51,10 +51,10 @@ pub(crate) use writer::{RunView, RunWriter};
 use crate::index::block::current_mask;
 use crate::words::give_back;
 
-/// Most blocks of one run. A longer sequence continues in a child run.
+/// Maximum number of blocks of one run. A longer sequence continues in a child run.
 pub(crate) const RUN_BLOCKS_MAX: u16 = 4032;
 
-/// Number of a run, from 1. After the run is gone, another run can get its number.
+/// Number of a run, from 1 on. After the run is removed, another run can get its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunId(u32);
 
@@ -63,7 +63,7 @@ impl RunId {
         Self(number)
     }
 
-    /// One more than the largest number.
+    /// One more than the largest possible run number.
     pub(crate) const END: u32 = 1 << 26;
 
     fn index(self) -> usize {
@@ -71,14 +71,14 @@ impl RunId {
     }
 }
 
-/// Place of a block: its run, and its offset, which is how many blocks of the run come before it.
+/// Place of a block: its run, and its offset in the run. The offset is the number of blocks before it in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Spot {
     pub(crate) run: RunId,
     pub(crate) offset: u16,
 }
 
-/// Bits of an offset in a spot's number.
+/// Number of bits of the offset in a spot's number.
 const OFFSET_BITS: u32 = 12;
 
 impl Spot {
@@ -99,7 +99,8 @@ impl Spot {
     }
 }
 
-/// Whether two sequence hashes, or fragments of them, agree in the bits that a lineage hash keeps at `position`.
+/// Whether two sequence hashes, or two fragments of sequence hashes, agree in the bits that a lineage hash keeps at
+/// `position`.
 #[inline]
 pub(crate) fn is_same_at(position: u32, one: u64, other: u64) -> bool {
     (one ^ other) & current_mask(position) == 0
@@ -129,9 +130,9 @@ impl Wanted {
 /// Number of collection steps in one call of [`give_back_memory`]. One step frees a few hundred allocations.
 const COLLECTIONS: usize = 64;
 
-/// Frees memory, of all indexes, that no query can see any more. Changes of an index free memory by themselves, a
-/// little at a time. After many removals some memory is left behind. Regular calls of this function, outside of lanes
-/// and queries, free that, too.
+/// Frees memory, of all indexes, that no query can see any more. Changes of an index also free memory, a little at a
+/// time, but after many removals some memory is left. Call this function regularly, outside of lanes and queries, to
+/// free the rest.
 pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
         crate::epoch::pin().flush();

@@ -1,5 +1,5 @@
-//! Table from hashes to the places of all blocks, whichever holder has them. Events use the table to find parents and
-//! removed blocks. Queries by compressed chains use it to find blocks in the middle of runs.
+//! Table from a hash to the places of all blocks with that hash, whichever holder has them. Events use the table to
+//! find parents and removed blocks. Queries by compressed chains use it to find blocks in the middle of runs.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -10,10 +10,10 @@ use super::writer::{RunView, RunWriter};
 use super::{RunId, Spot};
 use crate::name_map::NameMap;
 
-/// Most places that the table keeps for one hash. The table does not find further blocks with that hash.
+/// Maximum number of places that the table keeps for one hash. The table does not find further blocks with that hash.
 const EQUAL_MAX: usize = 16;
 
-/// Number of places in `places` whose hashes have the bits of `key`.
+/// Number of places in `places` whose hashes agree with `key` in the bits of `key`.
 fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
     let mut equal = 0;
     places.find(key, |place| {
@@ -23,7 +23,7 @@ fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
     equal
 }
 
-/// Returns the number of the block at an offset of a run.
+/// Returns the number that stands for the block at `offset` of `run`.
 fn place(run: RunId, offset: usize) -> u64 {
     Spot { run, offset: 0 }.bits() + offset as u64
 }
@@ -75,14 +75,14 @@ impl RunWriter<'_> {
         self.state.places_bytes = bytes;
     }
 
-    /// Calls `check` with each block that may have `hash`, and returns its first `Some`. `check` must compare the hash
-    /// itself.
+    /// Calls `check` with each block that may have `hash`, until `check` returns `Some`, and returns that. `check`
+    /// must compare the hash.
     pub(crate) fn find_place<T>(&self, hash: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let places = &self.state.places;
         places.find(hash & COMMON_MASK, |place| check(Spot::from_bits(place)))
     }
 
-    /// Returns whether a hash has one place at most, several places, or too many to find all.
+    /// Returns how many places a hash has: at most one, several, or too many for the table to find all of them.
     pub(crate) fn places_of(&self, hash: u64) -> Places {
         if !self.has_doubles() {
             return Places::Single;
@@ -94,7 +94,7 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Whether some hash has several places.
+    /// Whether any hash has several places.
     pub(crate) fn has_doubles(&self) -> bool {
         self.store.doubles() > 0
     }
@@ -112,10 +112,10 @@ impl RunWriter<'_> {
     }
 }
 
-/// Coarse number of the places that blocks with one hash have.
+/// Number of places that the blocks with one hash have, in three classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Places {
-    /// The hash has one place, or none.
+    /// The hash has at most one place.
     Single,
     /// The hash has several places, fewer than [`EQUAL_MAX`].
     Several,

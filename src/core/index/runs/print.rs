@@ -1,9 +1,10 @@
 //! Fingerprints, also called prints, of chunks of 32 consecutive hashes. A chunk begins at a position that is a
-//! multiple of 32. A query that agrees with a run reads one word of the run for 32 blocks.
+//! multiple of 32. To compare 32 blocks of a query with a run, a search reads one word of the run.
 //!
-//! The fingerprints are universal hashing under secret random words (NH: Black et al., *UMAC*, 1999, on words of 64
-//! bits). Two different chunks of hashes have the same sum of 128 bits with a probability of 2^-64 at most, whoever
-//! chose them. Another secret word mixes the two halves of the sum into one word. The hashes need not be a chain.
+//! The fingerprints are universal hashes under secret random words (NH: Black et al., *UMAC*, 1999, on words of 64
+//! bits). Two different chunks of hashes have the same 128-bit sum with a probability of at most 2^-64, even if an
+//! attacker chose the hashes. Another secret word mixes the two halves of the sum into one word. The hashes need not
+//! be a chain.
 
 use crate::hash::{BlockHash, SequenceHash};
 
@@ -12,7 +13,7 @@ use crate::mix::{fold, random_key};
 /// Number of blocks that one fingerprint covers.
 pub(crate) const CHUNK: usize = 32;
 
-/// Secret random words of one index, under which fingerprints are computed.
+/// Secret random words of one index, which are the keys of its fingerprints.
 #[derive(Debug)]
 pub(crate) struct Prints {
     keys: [u64; CHUNK],
@@ -29,7 +30,7 @@ impl Prints {
         }
     }
 
-    /// Returns the fingerprint of these sequence hashes. All bits of each hash count.
+    /// Returns the fingerprint of `hashes`. All bits of each hash count.
     #[inline]
     pub(crate) fn of(&self, hashes: &[SequenceHash; CHUNK]) -> u64 {
         self.sum(hashes, |hash| hash.0)
@@ -51,10 +52,11 @@ impl Prints {
     }
 }
 
-/// Sums up the products of pairs of words, each word with a key added. Both lists have a multiple of four words.
+/// Returns the sum of the products of pairs of words. To each word its key is added first. Both lists have a multiple
+/// of four words.
 ///
-/// This is a function of its own, on slices, for speed. In a loop of known length the compiler would load all words
-/// before the first multiplication, and has too few registers for them.
+/// This is a separate function on slices for speed. In a loop of known length the compiler would load all words
+/// before the first multiplication, and would run out of registers.
 #[inline(never)]
 fn sum_of_products<W: Copy>(keys: &[u64], words: &[W], of: impl Fn(W) -> u64) -> u128 {
     // Two sums, so that neither waits for the other.

@@ -1,9 +1,9 @@
-//! How recently runs were used, and which blocks are evicted first. Time is counted in ticks of a clock that advances
-//! with the number of blocks stored.
+//! Recency: how recently runs were used, which decides which blocks are evicted first. Time is counted in ticks of a
+//! clock that advances with the number of blocks stored.
 //!
 //! A run counts as used when a holder gets more of its blocks, or when a search looks at it. When a child run is
-//! removed, its parent becomes at least as recent as the child was. A leaf is the end of a run, behind the last block
-//! that another run follows.
+//! removed, its parent becomes at least as recent as the child was. A leaf is the end of a run: the blocks after the
+//! last block that another run follows.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
@@ -15,17 +15,20 @@ use super::entry::RosterEntry;
 use super::run::Run;
 use super::writer::RunWriter;
 
-/// Most leaves that one turn chooses for eviction, and the number of blocks after which it chooses no more.
+/// Maximum number of leaves that one turn chooses for eviction. [`VICTIM_BLOCKS_MAX`] is the number of blocks at
+/// which the turn stops choosing.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Most leaves that one turn spares. If a whole pass over the queue finds no blocks of greedy workers, some later turns
-/// ignore shares: one for every [`SPARED_PER_TURN`] spared leaves.
+/// Maximum number of leaves that one turn spares because they are not of greedy workers. If a whole pass over the
+/// queue finds no blocks of greedy workers, some later turns ignore shares: one for every [`SPARED_PER_TURN`] spared
+/// leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
-/// Number of ticks in which as many blocks are stored as the capacity has.
+/// Number of clock ticks during which as many blocks are stored as the capacity allows in all.
 const TICKS: u64 = 256;
 
-/// Blocks to be evicted: the blocks of `run` from the offset `cutoff` on, and the holders that have any of them.
+/// Blocks to evict: the blocks of `run` from the offset `cutoff` on. The holders are all holders that have any of
+/// these blocks.
 pub(crate) struct Victim {
     pub(crate) run: RunId,
     pub(crate) cutoff: u16,
@@ -33,7 +36,7 @@ pub(crate) struct Victim {
 }
 
 impl RunWriter<'_> {
-    /// Notes that `blocks` were added to a run, which is used now.
+    /// Records that `blocks` blocks were added to a run, which counts as a use of the run now.
     pub(crate) fn note_stored(&mut self, id: RunId, blocks: u64) {
         if !self.store.is_bounded {
             return;
@@ -46,7 +49,7 @@ impl RunWriter<'_> {
         self.use_run(id, self.store.tick().unwrap_or_default());
     }
 
-    /// Notes that a run, which has a leaf now, was used in `tick`.
+    /// Records that a run, which has a leaf now, was used in `tick`.
     pub(crate) fn use_run(&mut self, id: RunId, tick: u32) {
         if !self.store.is_bounded {
             return;
@@ -59,8 +62,9 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Returns the leaves that were used longest ago: about `blocks_max` blocks at most, and no more than suit one
-    /// turn. If `greedy` is given and a turn finds leaves that only these holders have, it returns only such leaves.
+    /// Returns the leaves that were used longest ago, with at most about `blocks_max` blocks and no more than one
+    /// turn can handle. If `greedy` is given and a turn finds leaves that only these holders have, returns only such
+    /// leaves.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();
@@ -114,8 +118,8 @@ impl RunWriter<'_> {
         victims
     }
 
-    /// Removes from the queue the leaf that was used longest ago. Returns the tick of that use, and at most
-    /// `blocks_max` blocks of the leaf.
+    /// Removes from the queue the leaf that was used longest ago. Returns the tick of the leaf's last use, and at
+    /// most `blocks_max` blocks of the leaf.
     fn next_victim(&mut self, blocks_max: u64) -> Option<(u32, Victim)> {
         loop {
             let Reverse((tick, id)) = self.state.queue.pop()?;

@@ -1,15 +1,16 @@
-//! Roster of one run: an entry for each holder that has some of the run.
+//! Roster of one run: an entry for each holder that has any block of the run.
 //!
-//! The first few entries stand in the run itself. The other entries are in a list that begins with a summary of all
-//! entries. Mostly every holder of a common prompt has all blocks that a query shares with the run. Then the summary
-//! tells so, and a search looks at no entry:
+//! The first few entries are stored in the run itself. The other entries are in a list that begins with a summary of
+//! all entries. Usually every holder of a common prompt has all blocks that a query shares with the run. The summary
+//! tells this, so the search reads no entry:
 //!
 //! ```text
 //! word 0: `words`, `least`     `words` words: a bit for each slot that has an entry     the entries that do not stand in the run
 //! ```
 //!
-//! `least` is a lower bound: no entry reaches less far than `least`, counted over all tiers. If there are many entries,
-//! all may reach further. The bits are left out if they would take much memory beside the entries.
+//! `least` is a lower bound: in each entry, the number of leading blocks over all tiers is at least `least`. With
+//! many entries, the bound may be too low. The bits are left out if they would take much memory compared with the
+//! entries.
 
 use super::entry::RosterEntry;
 use crate::index::directory::{HolderSlot, SlotBits};
@@ -17,17 +18,17 @@ use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
 use crate::words::copy;
 
-/// Step of tiers that `least` counts: all tiers.
+/// Step of tiers whose leading blocks `least` bounds: all tiers.
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;
-/// Largest number of entries with which a roster computes `least` anew after its shortest entry has changed.
+/// Maximum number of entries with which a roster recomputes `least` after its shortest entry has changed.
 const FEW: usize = 256;
-/// Least number of listed entries for each word of bits; a list with fewer entries has no bits. Also the least length
-/// of a list.
+/// Minimum number of listed entries for each word of bits; a list with fewer entries has no bits. It is also the
+/// minimum length of a list.
 const ENTRIES_OF_WORD: usize = 4;
 
-/// Entries of one run: in the run itself, and in the list.
+/// Entries of one run: those stored in the run itself, and those in the list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Roster<'g> {
     inline: &'g [AtomicU64],
@@ -42,7 +43,7 @@ fn entry(word: &AtomicU64) -> RosterEntry {
 }
 
 impl<'g> Roster<'g> {
-    /// Makes the roster of the entries that stand in the run (`inline`) and of the list.
+    /// Makes the roster from the entries stored in the run (`inline`) and the entries in the list.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "no more than the list has")]
     pub(super) fn new(inline: &'g [AtomicU64], list: &'g [AtomicU64]) -> Self {
@@ -58,8 +59,8 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Returns all holders of the run, if the summary tells that each of them has the first `blocks` blocks in the
-    /// tiers of `step`. `None` if the summary does not tell.
+    /// Returns all holders of the run if, according to the summary, each of them has the first `blocks` blocks in the
+    /// tiers of `step`. Otherwise returns `None`.
     #[inline]
     pub(crate) fn all<S: SlotBits>(self, step: u32, blocks: usize) -> Option<S> {
         let least = self.head?.load(Ordering::Acquire) & LEAST_MASK;
@@ -69,14 +70,15 @@ impl<'g> Roster<'g> {
         is_known.then(|| S::from_words(slots.map(|word| word.load(Ordering::Acquire))))
     }
 
-    /// Returns all entries, the empty ones included, in two lists. So a search goes over each list in a loop of few
+    /// Returns all entries, including empty ones, in two lists. So a search can read each list in a loop of few
     /// instructions.
     #[inline]
     pub(crate) fn lists(self) -> [impl Iterator<Item = RosterEntry> + 'g; 2] {
         [self.inline, self.listed].map(|words| words.iter().map(entry))
     }
 
-    /// Returns all entries that are not empty. Each entry is of one instant.
+    /// Returns all entries that are not empty. Each entry was true at one instant, but different entries may be of
+    /// different instants.
     #[inline]
     pub(crate) fn entries(self) -> impl Iterator<Item = RosterEntry> + 'g {
         let all = self.lists().into_iter().flatten();
@@ -88,7 +90,7 @@ impl<'g> Roster<'g> {
         self.inline.get(index).or_else(listed)
     }
 
-    /// Returns the entry at a place, or the empty entry beyond the end.
+    /// Returns the entry at place `index`, or the empty entry beyond the end.
     pub(super) fn get(self, index: usize) -> RosterEntry {
         self.word(index).map_or(RosterEntry::default(), entry)
     }
@@ -102,13 +104,13 @@ impl<'g> Roster<'g> {
         (0..self.places()).find(|index| is_it(self.get(*index)))
     }
 
-    /// Whether there is a list, and it has only empty entries.
+    /// Whether there is a list of entries and all entries in it are empty.
     pub(super) fn has_empty_list(self) -> bool {
         self.head.is_some() && self.listed.iter().all(|word| entry(word).is_none())
     }
 
-    /// Returns the size of the list that must replace this list so that the entry of `slot` can stand at `index`: how
-    /// many words of bits, and how many entries. `None` if the entry can stand there already.
+    /// Returns the size of the larger list that is needed so that the entry of `slot` can be stored at `index`: the
+    /// number of words of bits, and the number of entries. `None` if this list is large enough.
     pub(super) fn wanting(self, slot: HolderSlot, index: usize) -> Option<[usize; 2]> {
         let room = match index < self.places() {
             true => self.listed.len(),
@@ -132,7 +134,7 @@ impl<'g> Roster<'g> {
         next.sum_up(head);
     }
 
-    /// Sets the entry of `slot` at an existing place. An empty entry removes it.
+    /// Sets the entry of `slot` at an existing place. An empty entry removes the entry of `slot`.
     pub(super) fn set(self, index: usize, slot: HolderSlot, next: RosterEntry) {
         let Some(word) = self.word(index) else { return };
         let before = entry(word);
@@ -149,7 +151,7 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Sets or clears the bit of a slot, if the list has bits.
+    /// Sets or clears the bit of a slot. Does nothing if the list has no bits.
     fn mark(self, slot: HolderSlot, is_there: bool) {
         if let Some(word) = self.slots.get(slot.index() / 64) {
             let (bits, bit) = (word.load(Ordering::Relaxed), 1 << (slot.index() % 64));

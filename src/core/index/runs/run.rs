@@ -1,4 +1,4 @@
-//! One run, as readers see it.
+//! One run, in the form that readers use.
 //!
 //! ```text
 //! run 2, from position 0   a b c d e f g      w1 has 7 blocks of it, w2 has 7, w3 has 3
@@ -6,13 +6,13 @@
 //! run 4, after g                         h i  w2 has 2
 //! ```
 //!
-//! A run is an array of the sequence hashes of consecutive blocks, each the child of the block before. A run follows
-//! any block of another run, or begins at position 0. So the place of a block determines its whole prefix, whatever the
-//! hashes are.
+//! A run is an array of the sequence hashes of consecutive blocks; each block is the child of the previous block. A
+//! run follows any block of another run, or begins at position 0. So the place of a block determines its whole
+//! prefix, whatever the hashes are.
 //!
-//! Every field is a word that can be read at any time. By the time a reader looks, another run can have the run's
-//! number. Then the reader reads wrong values, which do no harm: the index's own documentation explains why no answer
-//! contains them.
+//! Every field is a word that can be read at any time. When a reader reads it, the run's number may already belong to
+//! another run. Then the reader gets wrong values, but no answer contains them: the documentation of the index
+//! explains why.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -31,15 +31,16 @@ use crate::words::{Words, copy, word_at};
 /// Number of holders whose entries fit into the run itself, without another allocation.
 pub(super) const INLINE_ENTRIES: usize = 2;
 
-/// Number of blocks for each mark. A mark is the lowest byte of the last hash of these blocks.
+/// Number of consecutive blocks that have one mark in common. A mark is the lowest byte of the hash of the last of
+/// these blocks.
 const MARKED: usize = 64;
 const MARKS: usize = 20;
 
-/// One run. Its first cache line has what readers need.
+/// One run. Its first cache line has the fields that readers need.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Run {
-    /// Block that the run follows, as a spot's number; 0 at position 0.
+    /// Number of the spot of the block that the run follows; 0 if the run begins at position 0.
     pub(super) parent: AtomicU64,
     /// Hash of the first block.
     pub(super) first: AtomicU64,
@@ -49,32 +50,33 @@ pub(crate) struct Run {
     /// Fingerprints of hashes, then fingerprints of content, then the hashes; see [`Column`].
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
-    /// Entries of further holders: the list of a [`Roster`].
+    /// Entries beyond those stored in the run itself: the list of a [`Roster`].
     pub(super) more: Words,
     /// Tick in which the run was last used. Kept only if the index has a capacity.
     pub(crate) used: AtomicU32,
-    /// Which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all are resumable.
+    /// Bars: which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all blocks are
+    /// resumable.
     pub(super) bars: Words,
     /// One bit for each block: set if only a fragment of the block's hash is known. Empty if all hashes are whole.
     pub(super) short: Words,
-    /// Whether the run is a twin: when it was made, the block before it already had another child with the same hash
-    /// fragment.
+    /// Whether the run is a twin: when the run was made, the block before it already had another child with the same
+    /// hash fragment.
     pub(super) is_twin: AtomicU32,
-    /// Number of holders that have the run's last block.
+    /// Number of holders that have the last block of the run.
     pub(super) tops: AtomicU32,
     /// Number of holders that are storing blocks of the run while others have turns.
     pub(super) pins: AtomicU32,
-    /// Serial number of the run among all runs that the index has made; it wraps around. It tells the run from other
-    /// runs that had its number before.
+    /// Serial number of the run among all runs that the index has made; it wraps around. It distinguishes the run
+    /// from other runs that had the same number earlier.
     pub(crate) birth: AtomicU32,
-    /// Whether the run is in a queue of eviction.
+    /// Whether the run is in a queue of runs to evict.
     pub(crate) queued: AtomicU32,
-    /// Marks: the lowest byte of every 64th hash, for as many as fit into the run's two cache lines. A query compares
-    /// the marks first, to find where it leaves the run.
+    /// Marks: the lowest byte of every 64th hash. There are as many as fit in the run's two cache lines. A query
+    /// compares the marks first, to find where its blocks begin to differ from the run's.
     marks: [AtomicU8; MARKS],
 }
 
-/// Hashes of a run and their fingerprints, in one array. A run that has grown has another array.
+/// Hashes of a run and their fingerprints, in one array. When the run grows, it gets another array.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column<'g> {
     prints: &'g [AtomicU64],
@@ -89,7 +91,7 @@ pub(super) fn column_words(blocks: usize) -> usize {
 }
 
 impl<'g> Column<'g> {
-    /// Makes a column of the words of a run.
+    /// Makes a column from the words of a run's array.
     #[inline]
     pub(super) fn of(run: &'g Run, words: &'g [AtomicU64]) -> Self {
         // There are n blocks and n / 32 fingerprints of each kind.
@@ -104,15 +106,15 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Copies the first `blocks` hashes, and as many fingerprints as there is room for.
+    /// Copies the first `blocks` hashes to `other`, and as many fingerprints as fit there.
     pub(super) fn copy_to(self, other: Column<'_>, blocks: usize) {
         copy(self.prints, other.prints);
         copy(self.contents, other.contents);
         copy(&self.hashes[..blocks.min(self.hashes.len())], other.hashes);
     }
 
-    /// Whether the block at `offset`, at `position` of its chain, has the hash that is `wanted`, as far as both hashes
-    /// are known.
+    /// Whether the block at `offset`, whose position is `position`, has the `wanted` hash. Only the bits that are
+    /// known of both hashes are compared.
     #[inline]
     pub(crate) fn is(&self, offset: usize, position: u32, wanted: Wanted, guard: &Guard) -> bool {
         let own = self.hash(offset);
@@ -121,8 +123,8 @@ impl<'g> Column<'g> {
                 && (!wanted.is_whole || self.is_completed_by(offset, position, wanted.hash, guard))
     }
 
-    /// Whether the hash at `offset` can be `whole`. Either only a fragment is known, and `whole` has that fragment. Or
-    /// the hash has been completed to `whole` since it was compared.
+    /// Whether the hash at `offset` can be `whole`. It can in two cases. Only a fragment is known, and `whole` has
+    /// that fragment. Or the hash was completed to `whole` after the caller compared it.
     #[cold]
     fn is_completed_by(&self, offset: usize, position: u32, whole: u64, guard: &Guard) -> bool {
         if self.run.is_short(offset, guard) {
@@ -132,7 +134,7 @@ impl<'g> Column<'g> {
         self.run.column(guard).hash(offset) == whole
     }
 
-    /// Number of blocks for which there is room.
+    /// Number of blocks for which the column has room.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
         self.hashes.len()
@@ -150,7 +152,7 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Returns the fingerprint of the hashes in the chunk of this number. Chunk 0 begins at [`Run::chunks_from`].
+    /// Returns the fingerprint of the hashes in the chunk with this number. Chunk 0 begins at [`Run::chunks_from`].
     #[inline]
     pub(crate) fn print(&self, chunk: usize) -> u64 {
         word_at(self.prints, chunk)
@@ -162,8 +164,8 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Returns the fingerprint of the block hashes of a chunk with which a query has agreed, mixed with [`Self::print`]
-    /// by XOR.
+    /// Returns the fingerprint of the block hashes of a chunk, mixed with [`Self::print`] by XOR. It is of a query
+    /// that agreed with the chunk.
     #[inline]
     pub(crate) fn content(&self, chunk: usize) -> u64 {
         word_at(self.contents, chunk)
@@ -181,8 +183,8 @@ impl<'g> Column<'g> {
         self.hashes.get(offset).into_iter().for_each(prefetch);
     }
 
-    /// Prefetches the first hash and the first `count` fingerprints of hashes. With `with_content`, also prefetches the
-    /// fingerprints of content.
+    /// Prefetches the first hash and the first `count` fingerprints of hashes. If `with_content` is true, also
+    /// prefetches the fingerprints of content.
     #[inline]
     pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
         let prints = self.prints.iter().take(count).step_by(8);
@@ -193,7 +195,7 @@ impl<'g> Column<'g> {
 }
 
 impl Run {
-    /// Position of the first block.
+    /// Position of the run's first block.
     #[inline]
     pub(crate) fn start(&self) -> u32 {
         self.header.start()
@@ -211,26 +213,27 @@ impl Run {
         self.header.is_still(version)
     }
 
-    /// Whether other runs follow some of the blocks. It is true from before the first such run can be found until none
-    /// can be found any more.
+    /// Whether other runs follow some of the blocks. True from before the first such run can be found until after
+    /// none can be found any more.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.header.is_followed()
     }
 
-    /// Offset of the first block whose position is a multiple of 32: from there on blocks have fingerprints.
+    /// Offset of the first block whose position is a multiple of 32. Blocks from this offset on have fingerprints.
     #[inline]
     pub(crate) fn chunks_from(&self) -> usize {
         (self.start() as usize).next_multiple_of(CHUNK) - self.start() as usize
     }
 
-    /// Number of blocks, never more than [`super::RUN_BLOCKS_MAX`].
+    /// Number of blocks of the run, never more than [`super::RUN_BLOCKS_MAX`].
     #[inline]
     pub(crate) fn len(&self) -> u16 {
         self.header.len()
     }
 
-    /// Hash of the last block, or the fragment of it that is known. A writer changes it just before [`Self::len`].
+    /// Hash of the last block, or the fragment of it that is known. A writer changes this just before it changes
+    /// [`Self::len`].
     #[inline]
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Ordering::Acquire)
@@ -256,10 +259,10 @@ impl Run {
         }
     }
 
-    /// Returns the range of offsets in which a query leaves the run, as the marks tell. `len` is the number of blocks
-    /// that both have, and `wanted` gives the query's hash at an offset. Blocks before the start of the range have
-    /// equal marks, but may still differ. If the end of the range is below `len`, the block at the end differs for
-    /// certain.
+    /// Returns the range of offsets that contains the first block at which the query and the run differ, according to
+    /// the marks. `len` is the number of blocks that both have, and `wanted` gives the query's hash at an offset.
+    /// Blocks before the start of the range have equal marks, but may still differ. If the end of the range is below
+    /// `len`, the block at the end surely differs.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
@@ -280,7 +283,8 @@ impl Run {
         word.is_some_and(|word| word.load(Ordering::Acquire) >> (offset % 64) & 1 == 1)
     }
 
-    /// Whether the run follows `parent` and begins with the `wanted` block, as far as both hashes are known.
+    /// Whether the run follows `parent` and begins with the `wanted` block. Only the bits that are known of both
+    /// hashes are compared.
     #[inline]
     pub(crate) fn is_head(&self, parent: Option<Spot>, position: u32, wanted: Wanted, guard: &Guard) -> bool {
         let parent = parent.map_or(0, Spot::bits);
@@ -294,7 +298,7 @@ impl Run {
             && self.len() > 0
     }
 
-    /// Returns the roster: the holders of the run, and how much of the run each has.
+    /// Returns the roster of the run: its holders, and how many blocks of the run each of them has.
     #[inline]
     pub(crate) fn roster<'g>(&'g self, guard: &'g Guard) -> Roster<'g> {
         Roster::new(&self.entries, self.more.get(guard))
@@ -322,19 +326,19 @@ impl Run {
         array.first().into_iter().chain(near).for_each(prefetch);
     }
 
-    /// Whether some block is not resumable for some holder. Reads nothing but the run itself.
+    /// Whether any block is not resumable for any holder. Reads nothing but the run itself.
     #[inline]
     pub(crate) fn has_bars(&self, guard: &Guard) -> bool {
         !self.bars.get(guard).is_empty()
     }
 
-    /// Entries of all holders. Each entry shows its holder at a single instant, which may differ from entry to entry.
+    /// Entries of all holders. Each entry is true at one instant, but different entries may be of different instants.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = RosterEntry> + 'g {
         self.roster(guard).entries()
     }
 
-    /// Notes that the run is used in `tick`.
+    /// Records that the run was used in `tick`.
     #[inline]
     pub(crate) fn touch(&self, tick: u32) {
         // Only once a tick, so that readers don't all write to a hot run.

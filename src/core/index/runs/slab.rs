@@ -1,5 +1,5 @@
-//! Memory of the runs, by number. A run's memory stays at its address until the slab has no runs at all. Until then it
-//! is only reused for other runs.
+//! Memory of the runs, by run number. A run's memory keeps its address until the slab has no runs at all. Until then
+//! the memory is only reused for other runs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::epoch::Guard;
 use super::RunId;
 use super::run::Run;
 
-/// Number of runs in a chunk.
+/// Number of runs in a chunk of memory.
 const CHUNK_RUNS: usize = 256;
 /// Number of chunks in a shelf.
 const SHELF_CHUNKS: usize = 1024;
@@ -20,7 +20,7 @@ const SHELVES: usize = RunId::END as usize / CHUNK_RUNS / SHELF_CHUNKS;
 type Chunk = Vec<Run>;
 type Shelf = Vec<Atomic<Chunk>>;
 
-/// The runs of one index.
+/// Memory of all runs of one index.
 #[derive(Debug)]
 pub(super) struct Slab {
     shelves: Vec<OnceLock<Shelf>>,
@@ -42,8 +42,8 @@ impl Slab {
             .get(number % SHELF_CHUNKS)
     }
 
-    /// Returns the run `id`, or `None` if its chunk has not been made since the slab was cleared. A number that no run
-    /// has had yet can give an empty run.
+    /// Returns the run `id`, or `None` if its chunk has not been made since the slab was cleared. For a number that
+    /// no run has had yet, the result may be an empty run.
     #[inline]
     pub(super) fn get<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
         let chunk = self.chunk(id.index())?.load(Ordering::Acquire, guard.pinned());
@@ -57,7 +57,8 @@ impl Slab {
         chunk.get(id.index() % CHUNK_RUNS)
     }
 
-    /// Makes memory for the run `id`. Returns by how many bytes the slab has grown. Only the one writer may call this.
+    /// Makes memory for the run `id`. Returns the growth of the slab in bytes. Only one writer at a time may call
+    /// this.
     pub(super) fn make(&self, id: RunId, guard: &Guard) -> i64 {
         let shelf = self.shelves.get(id.index() / CHUNK_RUNS / SHELF_CHUNKS);
         shelf.map(|shelf| shelf.get_or_init(|| (0..SHELF_CHUNKS).map(|_| Atomic::null()).collect()));
@@ -70,8 +71,8 @@ impl Slab {
         (CHUNK_RUNS * size_of::<Run>()) as i64
     }
 
-    /// Frees all chunks, and returns how many bytes they had. Only the one writer may call this, when there are no
-    /// runs.
+    /// Frees all chunks, and returns their number of bytes. Only one writer at a time may call this, and only when
+    /// there are no runs.
     pub(super) fn clear(&self, guard: &Guard) -> usize {
         let mut bytes = 0;
         for chunk in self.shelves.iter().filter_map(OnceLock::get).flatten() {

@@ -26,12 +26,12 @@ pub(crate) struct RunStore {
     pub(crate) prints: Prints,
     /// The usage of all indexes together.
     total: Arc<Usage>,
-    /// Whether there is a bound on how large the index may be.
+    /// Whether the size of the index is bounded.
     pub(crate) is_bounded: bool,
-    /// Current tick of the clock of recency.
+    /// Current tick of the recency clock.
     pub(super) tick: AtomicU32,
     turns: CachePadded<TurnState>,
-    /// Counts that every search reads, on other cache lines than the words that every event changes.
+    /// Counts that every search reads. They are on other cache lines than the words that every event changes.
     pub(super) doubts: CachePadded<Doubts>,
 }
 
@@ -42,21 +42,21 @@ struct TurnState {
     evicted: AtomicU64,
 }
 
-/// Counts of facts that make a search take more care, for example facts that contradict that hashes are a chain. Every
-/// search reads these counts.
+/// Counts of facts that require a search to take more care, for example facts that show that hashes are not a chain.
+/// Every search reads these counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// Number of duplicate hashes among the blocks; see [`RunStore::doubles`].
+    /// Number of duplicate hashes among the blocks: a hash at n places counts n - 1 times.
     pub(super) doubles: AtomicU64,
-    /// Number of runs with blocks that are not resumable for some holder.
+    /// Number of runs that have blocks that are not resumable for some holder.
     pub(super) barred: AtomicU64,
     /// Number of twins: runs made when the block before them already had another child with the same hash fragment.
     pub(super) twins: AtomicU64,
-    /// How often the change counter of a run has wrapped around, to a value that it had before.
+    /// Number of times that the change counter of any run has wrapped around.
     pub(super) wraps: AtomicU64,
 }
 
-/// Run that has been found by the block before it and the hash of its first block.
+/// Run found by the block before it and by the hash of its first block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head<'g> {
     pub(crate) id: RunId,
@@ -86,17 +86,17 @@ impl RunStore {
         }
     }
 
-    /// Waits for a turn at the books: as long as it lasts, nobody else reads or changes them.
+    /// Waits for a turn at the books. While the returned guard lives, no other thread reads or changes the books.
     pub(super) fn books(&self) -> MutexGuard<'_, RunBooks> {
         self.turns.state.lock()
     }
 
-    /// The used part of the capacity: blocks of runs, and bytes of everything that events make grow.
+    /// The used part of the capacity: the blocks of runs, and the bytes of all state that grows with events.
     pub(crate) fn usage(&self) -> &Usage {
         &self.turns.usage
     }
 
-    /// Number of blocks evicted so far because there were too many.
+    /// Number of blocks evicted so far because the index was too large.
     pub(crate) fn evicted(&self) -> u64 {
         self.turns.evicted.load(Ordering::Relaxed)
     }
@@ -106,14 +106,14 @@ impl RunStore {
         self.doubts.doubles.load(Ordering::Relaxed)
     }
 
-    /// Whether hashes are a chain, as far as the runs tell: no two blocks have the same hash.
+    /// Whether the runs agree with the assumption that hashes are a chain: no two blocks have the same hash.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.doubles() == 0
     }
 
-    /// Whether a block of some holder is not resumable. To be called after a look at a run: then bars of all steps that
-    /// ended before the look are counted.
+    /// Whether any block of any holder is not resumable. Called after a search has read a run, the result includes
+    /// all steps that ended before that read.
     #[inline]
     pub(crate) fn has_bars(&self) -> bool {
         self.doubts.barred.load(Ordering::Relaxed) != 0
@@ -123,14 +123,15 @@ impl RunStore {
         self.turns.evicted.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Adds `change` to the usage of this index, and to the total. Only the writer with the turn may call this.
+    /// Adds `change` to the usage of this index and to the total usage. Only the writer whose turn it is may call
+    /// this.
     pub(super) fn change_usage(&self, change: Change) {
         self.turns.usage.change(change, true);
         self.total.change(self.of_total(change), false);
     }
 
-    /// Returns the part of a change that counts in the total. If the total has no bound, only the bytes of waiting
-    /// events count.
+    /// Returns the part of `change` that is added to the total usage. If the total has no bound, only the bytes of
+    /// waiting events are added.
     fn of_total(&self, change: Change) -> Change {
         match self.total.is_bounded() {
             true => change,
@@ -141,18 +142,18 @@ impl RunStore {
         }
     }
 
-    /// Returns how many bytes of waiting events a holder may have in all. `own` is how many it has already. All holders
-    /// of all indexes together may have `bytes_max`.
+    /// Returns how many bytes all waiting events of a holder may take. `own` is the number of bytes that they take
+    /// already. All holders of all indexes together may take `bytes_max`.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         self.total.room_to_wait(own, bytes_max)
     }
 
-    /// Whether there is room for more state that eviction cannot free: blocks without a parent, and events that wait.
+    /// Whether there is room for more state that eviction cannot free: blocks without a parent, and waiting events.
     pub(crate) fn has_room_aside(&self) -> bool {
         !self.is_bounded || self.turns.usage.has_room_aside() && self.total.has_room_aside()
     }
 
-    /// Whether there is so much room that evicted blocks may come back.
+    /// Whether there is so much room that evicted blocks may be stored again.
     pub(crate) fn has_room(&self) -> bool {
         self.turns.usage.has_room() && self.total.has_room()
     }
@@ -162,13 +163,15 @@ impl RunStore {
         self.turns.usage.blocks_max().min(self.total.blocks_max())
     }
 
-    /// Returns the current tick, in which the runs that a search looks at are used. `None` if the index has no bound.
+    /// Returns the current tick, which a search records as last use of the runs that it reads. `None` if the index
+    /// has no bound.
     #[inline]
     pub(crate) fn tick(&self) -> Option<u32> {
         self.is_bounded.then(|| self.tick.load(Ordering::Relaxed))
     }
 
-    /// Returns all runs that begin after `parent`, or at position 0, with a block whose hash has this fragment.
+    /// Returns all runs that follow `parent` and begin with a block whose hash has this fragment. Without `parent`,
+    /// returns such runs at position 0.
     pub(crate) fn heads_of<'g>(
         &self,
         parent: Option<Spot>,
@@ -203,8 +206,8 @@ impl RunStore {
         self.slab.get(id, guard)
     }
 
-    /// Returns the run that begins with the `wanted` block, after `parent` or at position 0. The returned version was
-    /// read before the run was compared.
+    /// Returns the run that follows `parent`, or begins at position 0, and whose first block is the `wanted` one. The
+    /// returned version was read before the run was compared.
     #[inline]
     pub(crate) fn head<'g>(
         &self,
@@ -233,14 +236,14 @@ impl RunStore {
         is_it.then_some(Head { id, run, version })
     }
 
-    /// Whether a run can begin at position 0 with a block of this hash, or fragment.
+    /// Whether a run at position 0 may begin with a block of this hash or hash fragment.
     #[inline]
     pub(crate) fn may_begin(&self, hash: u64) -> bool {
         self.heads
             .may_have_first(self.heads.hash(None, hash & current_mask(0)))
     }
 
-    /// Prefetches the memory that [`Self::head`] looks at first.
+    /// Prefetches the memory that [`Self::head`] reads first.
     #[inline]
     pub(crate) fn prefetch_head(&self, parent: Option<Spot>, position: u32, hash: u64, guard: &Guard) {
         let key = self.heads.hash(parent, hash & current_mask(position));

@@ -1,4 +1,4 @@
-//! Cutting blocks that no holder has any more off the ends of runs.
+//! Trimming: cutting off blocks at the end of a run that no holder has any more.
 
 use std::sync::atomic::Ordering;
 
@@ -7,14 +7,17 @@ use super::entry::RosterEntry;
 use super::writer::RunWriter;
 use super::{RunId, current_mask};
 
-/// Number of blocks cut off in one turn, before other writers have a turn. Each run counts as [`TRIM_RUN`] blocks more.
+/// Number of blocks cut off in one turn, before other writers have a turn. Each run counts as [`TRIM_RUN`] additional
+/// blocks.
 const TRIM_BLOCKS: usize = 4096;
 const TRIM_RUN: usize = 4;
 
 impl RunWriter<'_> {
-    /// Cuts off the blocks at the end of a run that no holder has and no run follows. If the whole run goes, the run
-    /// before it is trimmed next. If many blocks go, other writers have turns meanwhile. So before the call, the
-    /// entries must show every block that holders have.
+    /// Cuts off the blocks at the end of a run that no holder has and no run follows. If the whole run is removed,
+    /// trims the run before it next.
+    ///
+    /// If many blocks are removed, other writers have turns during the call. So before the call, the entries must
+    /// show every block that holders have.
     pub(crate) fn trim(&mut self, id: RunId) {
         let (mut next, mut done) = (Some(id), 0);
         while let Some(id) = next.take() {

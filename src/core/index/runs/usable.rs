@@ -1,13 +1,14 @@
-//! How much of a chain holders can use, as the bars of its runs tell.
+//! Usable blocks: how many leading blocks of a chain holders can use, according to the bars of the chain's runs.
 
 use super::run::Run;
 use crate::epoch::Guard;
 use crate::index::directory::SlotBits;
 use crate::index::hook::point;
 
-/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use. A holder can use the
-/// blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs of the chain, the last
-/// run first. Calls `found` once for each set of holders, with their number of usable blocks.
+/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use. A holder can use
+/// the blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs of the chain,
+/// beginning with the last. Calls `found` once for each set of holders, with the number of blocks that these holders
+/// can use.
 pub(crate) fn split_by_usable<'g, S: SlotBits>(
     path: impl Iterator<Item = &'g Run>,
     depth: u32,

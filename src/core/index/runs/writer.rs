@@ -1,4 +1,4 @@
-//! Changing the runs. Writers take turns.
+//! Changing the runs. Only one writer at a time, the one whose turn it is, changes them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -20,18 +20,18 @@ use super::run::Run;
 use super::store::RunStore;
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
-/// Number of bytes of replaced memory from which on a writer collects it.
+/// Number of bytes of replaced memory at which a writer frees that memory.
 const GARBAGE_MAX: usize = 256 * 1024;
 
-/// One turn of a writer at the runs. Except in pauses, nobody else changes the runs while it lives.
+/// One writer's turn at the runs. While this value lives, no other thread changes the runs, except in pauses.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
     pub(super) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
-/// Read access to the runs without a turn. Blocks that a holder has, or keeps with [`RunWriter::aside`], stay as they
-/// are.
+/// Read access to the runs without a turn. Blocks that a holder has, or protects with [`RunWriter::aside`], do not
+/// change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunView<'g> {
     pub(super) store: &'g RunStore,
@@ -53,7 +53,7 @@ impl<'g> RunView<'g> {
 }
 
 impl RunStore {
-    /// Takes a turn at the runs: as long as it lasts, nobody else changes them.
+    /// Waits for a turn at the runs. While the returned value lives, no other thread changes the runs.
     pub(crate) fn write(&self) -> RunWriter<'_> {
         RunWriter {
             store: self,
@@ -64,12 +64,12 @@ impl RunStore {
 }
 
 impl<'s> RunWriter<'s> {
-    /// Counts a change of the memory that a holder uses beside the runs.
+    /// Counts a change of the memory that a holder uses outside the runs.
     pub(crate) fn count_usage(&mut self, change: Change) {
         self.state.change.add(change);
     }
 
-    /// Lets other writers have a turn. It may be called between any two calls of this type's other functions.
+    /// Lets other writers have a turn. May be called between any two calls of other methods of this type.
     pub(crate) fn pause(&mut self) {
         self.settle();
         turn_ends();
@@ -77,8 +77,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Lets other writers have a turn, and calls `others` while this writer has none. So `others` may wait for a thread
-    /// that needs a turn.
+    /// Lets other writers have a turn, and calls `others` during that pause. So `others` may wait for a thread that
+    /// needs a turn.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.settle();
         turn_ends();
@@ -86,8 +86,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Frees memory that no reader needs, if there is much, while other writers have turns. Then accounts for the
-    /// changes of the usage.
+    /// Frees memory that no reader needs, if there is much of it, while other writers have turns. Then adds the
+    /// collected changes to the usage.
     fn settle(&mut self) {
         if self.state.garbage > GARBAGE_MAX {
             self.state.garbage = 0;
@@ -103,8 +103,8 @@ impl<'s> RunWriter<'s> {
         self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
-    /// Runs `work`, which changes no run, while other writers have turns. Nothing is cut off the runs in `kept`
-    /// meanwhile.
+    /// Runs `work`, which changes no run, while other writers have turns. Meanwhile no writer cuts off blocks of the
+    /// runs in `kept`.
     pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
         self.pin(kept, 1);
         let (store, guard) = (self.store, &self.guard);
@@ -123,7 +123,7 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// Returns the guard that keeps all that can be seen now from being freed.
+    /// Returns the guard of this writer. While the guard lives, memory that can be reached now is not freed.
     pub(crate) fn guard(&self) -> &Guard {
         &self.guard
     }
@@ -141,7 +141,7 @@ impl<'s> RunWriter<'s> {
         self.store.run(id, &self.guard)
     }
 
-    /// One more than the largest number of a run.
+    /// One more than the largest run number in use.
     pub(crate) fn runs_end(&self) -> u32 {
         self.state.next
     }
@@ -160,7 +160,7 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// Whether the block exists, whichever holder has it.
+    /// Whether the block at `spot` exists, whichever holder has it.
     pub(crate) fn has(&self, spot: Spot) -> bool {
         self.run(spot.run).is_some_and(|run| spot.offset < run.len())
     }
@@ -190,7 +190,7 @@ impl<'s> RunWriter<'s> {
         PositionalLineageHash::at(position, SequenceHash(parent), SequenceHash(self.hash(spot)))
     }
 
-    /// Whether the block at `spot` has the hash that is `wanted`, as far as both hashes are known.
+    /// Whether the block at `spot` has the `wanted` hash. Only the bits that are known of both hashes are compared.
     pub(crate) fn is(&self, spot: Spot, wanted: Wanted) -> bool {
         self.run(spot.run).is_some_and(|run| {
             let position = run.start() + u32::from(spot.offset);
@@ -215,7 +215,7 @@ impl<'s> RunWriter<'s> {
         Some(Spot { run, offset: 0 })
     }
 
-    /// Returns one more than the offset of the last block that another run follows; 0 if none follows.
+    /// Returns one more than the offset of the last block of `run` that another run follows; 0 if no run follows.
     pub(crate) fn attached_end(&self, run: RunId) -> u16 {
         if !self.run(run).is_some_and(Run::is_followed) {
             return 0;
@@ -226,7 +226,7 @@ impl<'s> RunWriter<'s> {
             .map_or(0, |(offset, _)| offset + 1)
     }
 
-    /// Number of leading `hashes` that agree with the run's blocks from `spot` on.
+    /// Number of leading hashes in `hashes` that agree with the run's blocks from `spot` on.
     fn agreement(&self, spot: Spot, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.run(spot.run) else { return 0 };
         let (column, start) = (run.column(&self.guard), run.start());
@@ -238,9 +238,9 @@ impl<'s> RunWriter<'s> {
         (spot.offset..run.len()).zip(hashes).take_while(agrees).count()
     }
 
-    /// Stores the leading blocks of `hashes` after `parent`, or finds them there already. One call handles no more
-    /// blocks than lie in one run. Returns the place of the first block, and the number of blocks handled. `None` if no
-    /// number is left for another run.
+    /// Stores the leading blocks of `hashes` after `parent`; blocks that exist already are only found. One call
+    /// handles at most the blocks that lie in one run. Returns the place of the first block, and the number of blocks
+    /// handled. `None` if another run is needed and no run number is left.
     ///
     /// Blocks that no holder has in the end are removed by [`Self::trim`].
     pub(crate) fn put(
@@ -276,7 +276,7 @@ impl<'s> RunWriter<'s> {
         Some((Spot { run, offset: 0 }, count))
     }
 
-    /// Replaces fragments of hashes by the whole `hashes`, from `spot` on.
+    /// Replaces hash fragments of the blocks from `spot` on by the whole hashes in `hashes`.
     pub(crate) fn refine(&self, spot: Spot, hashes: &[SequenceHash]) {
         let Some(run) = self.run(spot.run) else { return };
         let (column, short) = (run.column(&self.guard), run.short.get(&self.guard));
@@ -343,7 +343,8 @@ impl<'s> RunWriter<'s> {
         Some(id)
     }
 
-    /// Appends blocks to a run, as many as fit. Returns how many.
+    /// Computes the fingerprints of chunks that contain any of the `changed` blocks. A chunk must lie wholly within
+    /// the run's first `len` blocks.
     fn append(&mut self, id: RunId, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.store.run(id, &self.guard) else {
             return 0;
@@ -379,8 +380,8 @@ impl<'s> RunWriter<'s> {
         count
     }
 
-    /// Makes one step of a holder. `change` sets how much the holder has of these runs. The step is counted in the
-    /// runs' change counters before and after `change`.
+    /// Makes one step of a holder: `change` sets which blocks of these runs the holder has. The runs' change counters
+    /// are raised before and after `change`.
     pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
         runs.iter().for_each(|id| self.count_step(*id));
         // A reader that sees a change of the step also sees that the step has begun.
@@ -399,8 +400,8 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// Sets the entry of a holder in a run; an empty entry removes it. Returns the entry's place, which the next call
-    /// for this holder and run takes as `hint`.
+    /// Sets the entry of a holder in a run; an empty entry removes the holder's entry. Returns the entry's place,
+    /// which the next call for this holder and run takes as `hint`.
     pub(crate) fn set_entry(&mut self, id: RunId, slot: HolderSlot, entry: RosterEntry, hint: u32) -> u32 {
         let Some(run) = self.store.run(id, &self.guard) else {
             return hint;

@@ -1,8 +1,9 @@
-//! Searches by fragments of hashes, where several blocks after the same block have the same fragment.
+//! Searches by fragments of hashes, for cases where several children of one block have the same fragment.
 //!
-//! A lineage hash keeps only some bits of a sequence hash, so it cannot distinguish sequence hashes that agree in these
-//! bits. A search by lineage hashes follows all such blocks, block by block. Each holder counts as deep as it goes
-//! along any of the branches. By accident, such a block comes only about once in 2^51 blocks.
+//! A lineage hash keeps only some bits of a sequence hash, so it cannot distinguish sequence hashes that agree in
+//! these bits. A search by lineage hashes follows all children with the wanted fragment, block by block. Each
+//! holder's depth is the largest depth along any of the branches. By accident, a second such child appears only about
+//! once in 2^51 blocks.
 
 use smallvec::SmallVec;
 
@@ -12,12 +13,12 @@ use super::super::hook::point;
 use super::super::runs::{Spot, Wanted, split_by_usable};
 use super::{Finder, position};
 
-/// Most runs of a path; each run has at least one block. The bound also ends a path whose run numbers belong to other
-/// runs by now.
+/// Maximum number of runs of a path; each run has at least one block. The bound also ends a path if its run numbers
+/// belong to other runs by now.
 const PATH_MAX: usize = 1 << 24;
 
 impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
-    /// Follows the query along every branch, and notes depths as [`Finder::follow`] does.
+    /// Follows the query along every branch, and records depths as [`Finder::follow`] does.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
         for step in 0..STEPS {
             self.follow_step(step, candidates);
@@ -62,7 +63,7 @@ impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
         }
     }
 
-    /// Returns the blocks after `before`, or at position 0, that have this fragment.
+    /// Returns the blocks with this hash fragment that follow `before`, or that are at position 0.
     fn children(&mut self, before: Option<Spot>, index: usize, fragment: u64) -> SmallVec<[Spot; 2]> {
         let mut found = SmallVec::new();
         point();

@@ -10,7 +10,8 @@ use super::rolled::{QueryContent, Rolled};
 
 /// The lineage hashes of a query, by position.
 ///
-/// Lineage and sequence hashes need no hashing at all. Block hashes and tokens are hashed only as far as the search looks.
+/// Lineage and sequence hashes need no hashing at all. Tokens and block hashes are hashed only as far as the search
+/// needs them.
 #[derive(Debug)]
 pub struct QueryChain<'a> {
     hashes: Hashes<'a>,
@@ -21,13 +22,13 @@ pub struct QueryChain<'a> {
 enum Hashes<'a> {
     Sequence(&'a [SequenceHash]),
     Lineage(&'a [PositionalLineageHash]),
-    /// Hashes that are computed from tokens or block hashes, each from the hash before it.
+    /// Hashes computed from tokens or block hashes. Each hash is computed from the previous hash.
     Rolled(Rolled<'a>),
 }
 
-/// Most leading hashes that are prefetched at once.
+/// Maximum number of leading hashes that are prefetched at the same time.
 const PREFETCHED: usize = 128;
-/// Bytes of a cache line of the processor.
+/// Number of bytes of a cache line of the processor.
 const CACHE_LINE: usize = 64;
 
 #[inline]
@@ -38,14 +39,14 @@ fn prefetch_ends<T>(hashes: &[T]) {
 }
 
 impl<'a> QueryChain<'a> {
-    /// Makes the chain of `key`. `block_size` cuts tokens into blocks. Fails if the chain is deeper than a position can
-    /// say.
+    /// Makes the chain of the query `key`. `block_size` is the number of tokens in a block. Fails if the chain is
+    /// longer than a [`PositionError`] allows.
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
         Self::with_ahead(key, block_size, 0)
     }
 
-    /// Makes the chain as [`Self::new`] does, for engines that hash each block with the token behind it. Chains that
-    /// are given as hashes stay as they are.
+    /// Makes the chain as [`Self::new`] does, but for engines that hash each block together with the token after it.
+    /// A chain that is given as hashes stays as it is.
     pub fn looking_ahead(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
         Self::with_ahead(key, block_size, 1)
     }
@@ -102,8 +103,8 @@ impl<'a> QueryChain<'a> {
         !matches!(self.hashes, Hashes::Lineage(_))
     }
 
-    /// Returns the sequence hash of the block at `index`, or its fragment if the query gives no more. `index` must be
-    /// below [`Self::len`].
+    /// Returns the sequence hash of the block at `index`, or its fragment if the query gives only fragments. `index`
+    /// must be below [`Self::len`].
     #[inline]
     pub(crate) fn hash(&mut self, index: usize) -> u64 {
         match &mut self.hashes {
@@ -113,8 +114,8 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// Returns the fingerprint of the 32 blocks from `from` on. `None` if the query has fewer, or does not give their
-    /// whole hashes.
+    /// Returns the fingerprint of the 32 blocks from `from` on. `None` if the query has fewer than 32 blocks there,
+    /// or does not give their whole hashes.
     #[inline]
     pub(crate) fn print(&self, from: usize, prints: &Prints) -> Option<u64> {
         let Hashes::Sequence(hashes) = self.hashes else {
@@ -123,7 +124,7 @@ impl<'a> QueryChain<'a> {
         Some(prints.of(hashes.get(from..)?.first_chunk()?))
     }
 
-    /// Returns the state by which hashes are computed; `None` if the query gives its hashes.
+    /// Returns the state that computes hashes from tokens or block hashes. `None` if the query gives its hashes.
     #[inline]
     pub(super) fn rolled(&mut self) -> Option<&mut Rolled<'a>> {
         match &mut self.hashes {
@@ -132,8 +133,8 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// Prefetches the hashes that a search compares first, if the query gives its hashes. These are the first hashes,
-    /// because common prompts end early, and the last hash, because it can prove a match of the whole query.
+    /// Prefetches the hashes that a search compares first, if the query gives its hashes. Common prompts end early,
+    /// so the first hashes are compared. The last hash is compared because it can prove a match of the whole query.
     #[inline]
     pub(crate) fn prefetch(&self) {
         match self.hashes {

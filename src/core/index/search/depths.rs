@@ -1,11 +1,12 @@
-//! Holders by depth, as a search finds them. A holder's depth is the number of leading blocks of the query that it has.
+//! Holders grouped by depth, the result of a search. A holder's depth is the number of leading blocks of the query
+//! that it has.
 
 use smallvec::SmallVec;
 
 use crate::index::directory::{Directory, HolderSlot, SlotBits};
 
-/// Number of groups with which a single holder's depth is compared. Beyond this number, single holders make no new
-/// groups.
+/// Maximum number of groups of holders with which a single holder's depth is compared. If there are at least this
+/// many groups, a single holder makes no new group.
 const GROUPS_MAX: usize = 8;
 
 /// Holders that have the same number of leading blocks, or the same bounds on it.
@@ -13,13 +14,13 @@ const GROUPS_MAX: usize = 8;
 pub(crate) struct MatchGroup<S> {
     pub(super) matched_blocks: u32,
     pub(super) matched_blocks_max: u32,
-    /// Number of usable blocks; a lower bound if only bounds are known.
+    /// Number of blocks that these holders can use; a lower bound if only bounds are known.
     pub(super) usable_blocks: u32,
     pub(super) slots: S,
 }
 
 impl<S: SlotBits> MatchGroup<S> {
-    /// Makes the group of holders whose depth is known exactly.
+    /// Makes the group of holders whose depth, `depth`, is known exactly.
     fn of_depth(depth: u32, slots: S) -> Self {
         Self {
             matched_blocks: depth,
@@ -30,12 +31,12 @@ impl<S: SlotBits> MatchGroup<S> {
     }
 }
 
-/// Groups with one kind of set. Mostly there are few: holders that have the common prompt, and some that have more.
+/// Groups of holders, with one kind of set. Usually there are few groups: holders that have the common prompt, and
+/// some that have more.
 pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
-/// Puts groups in order: most usable blocks first, and then the deepest. No more than `usable_max` blocks are usable.
-/// Removes slots that `directory` does not have: these were given out after the query came, to holders that were not
-/// there before.
+/// Sorts groups of holders: most usable blocks first, then greatest depth. No more than `usable_max` blocks count as
+/// usable. Removes slots that `directory` does not have: they were assigned to new holders after the query came.
 #[inline]
 pub(crate) fn finish<S: SlotBits>(
     mut groups: Groups<S>,
@@ -55,11 +56,11 @@ pub(crate) fn finish<S: SlotBits>(
     groups
 }
 
-/// Depths of the holders that a search has found.
+/// Depths of the holders that a search has found so far.
 #[derive(Debug)]
 pub(super) struct Depths<S> {
     groups: Groups<S>,
-    /// Holders that were found one by one when there were many groups, each with its depth.
+    /// Holders that were found one by one when there were many groups of holders, each with its depth.
     others: Vec<(u32, HolderSlot)>,
 }
 
@@ -74,7 +75,7 @@ impl<S> Default for Depths<S> {
 }
 
 impl<S: SlotBits> Depths<S> {
-    /// Notes that the depth of these holders is `depth`. Does nothing if `depth` is 0.
+    /// Records `depth` as the depth of the holders in `slots`. Does nothing if `depth` is 0.
     #[inline]
     pub(super) fn settle(&mut self, depth: u32, slots: &S) {
         if depth == 0 || slots.is_empty() {
@@ -86,7 +87,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Notes that the depth of one holder is `depth`, which is not 0. Mostly many holders have the same depth.
+    /// Records `depth`, which is not 0, as the depth of one holder. Usually many holders have the same depth.
     #[inline]
     pub(super) fn leave(&mut self, depth: u32, slot: HolderSlot) {
         let mut last = self.groups.iter_mut().rev().take(GROUPS_MAX);
@@ -101,8 +102,9 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Splits the holders of each depth by how many of their blocks are usable. `split` gets a depth and its holders.
-    /// For each number of usable blocks, it calls its last argument with the number and the set of holders.
+    /// Splits the holders of each depth by how many of their blocks are usable. Calls `split` with a depth and the
+    /// holders of that depth. `split` calls its last argument for each number of usable blocks, with the number and
+    /// the set of holders.
     pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
         if !self.others.is_empty() {
             self.group_others();
@@ -123,7 +125,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Notes that the depth of these holders is `depth`, and that they can use `usable` of these blocks.
+    /// Records that the holders in `slots` have depth `depth` and can use `usable` of these blocks.
     pub(super) fn settle_usable(&mut self, depth: u32, usable: u32, slots: S) {
         if depth > 0 {
             let group = MatchGroup::of_depth(depth, slots);
@@ -134,7 +136,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Returns all holders that `directory` has, in ordered groups of equal depth.
+    /// Returns the groups of holders with equal depth, in order. Leaves out holders that `directory` does not have.
     #[inline]
     pub(super) fn finish(mut self, usable_max: u32, directory: &Directory) -> Groups<S> {
         if !self.others.is_empty() {
@@ -143,7 +145,7 @@ impl<S: SlotBits> Depths<S> {
         finish(self.groups, usable_max, directory)
     }
 
-    /// Puts the holders that were found one by one into groups.
+    /// Puts the holders that were found one by one into groups of equal depth.
     #[cold]
     fn group_others(&mut self) {
         self.others.sort_unstable();

@@ -11,24 +11,25 @@ use crate::stream::StreamTrust;
 
 use super::depths::{Groups, MatchGroup};
 
-/// One holder and how long a prefix it holds.
+/// One holder, with the length of the prefix that it holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Match<'a> {
     /// The holder, with its status.
     pub holder: &'a Arc<HolderRecord>,
-    /// Number of leading blocks that the holder has without a hole. It is at least 1, except if the hashes of a
-    /// [`SparseChain`](super::SparseChain) are no chain.
+    /// Number of leading blocks of the query that the holder has without a hole. It is at least 1, except if the
+    /// hashes of a [`SparseChain`](super::SparseChain) are not a chain.
     pub matched_blocks: u32,
-    /// Most leading blocks that the holder can have. It is more than `matched_blocks` only if the query gives just some
-    /// blocks of a chain.
+    /// Maximum number of leading blocks that the holder can have. It is more than `matched_blocks` only if the query
+    /// gives just some blocks of a chain.
     pub matched_blocks_max: u32,
-    /// Number of leading blocks that a request can reuse: up to the last resumable block within `matched_blocks` and
-    /// [`Search::usable_max`](super::Search). With a [`SparseChain`](super::SparseChain) it is a lower bound.
+    /// Number of leading blocks that a request can reuse: the blocks up to the last resumable one within
+    /// `matched_blocks` and [`Search::usable_max`](super::Search). With a [`SparseChain`](super::SparseChain) it is a
+    /// lower bound.
     pub usable_blocks: u32,
 }
 
-/// Groups with either kind of set. Small sets are not converted to large sets, because that would take longer than some
-/// searches.
+/// Groups of holders, with small or large sets. Small sets are not converted to large sets, because the conversion
+/// would take longer than some searches.
 #[derive(Debug)]
 pub(crate) enum FoundGroups {
     Small(Groups<u64>),
@@ -45,7 +46,7 @@ impl FoundGroups {
     }
 }
 
-/// Returns a group's numbers of blocks, and its slots in words of 64.
+/// Returns the numbers of blocks of a group of holders, and its slots as words of 64 bits.
 #[inline]
 fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 3], &[u64]) {
     (
@@ -77,19 +78,19 @@ fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
 /// Leading blocks of a query that a holder has in some tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NearBlocks {
-    /// Number of leading blocks in the near tiers (the device, or device and host). The count stops at the first block
-    /// that lies in neither.
+    /// Number of leading blocks in the near tiers (the device, or device and host). The count stops at the first
+    /// block that lies outside these tiers.
     pub matched_blocks: u32,
-    /// Number of these blocks that a request can reuse.
+    /// Number of the matched blocks that a request can reuse.
     pub usable_blocks: u32,
 }
 
-/// Leading blocks that the holder in each slot has on the device, and on device and host together.
+/// Numbers of leading blocks that each holder has on the device, and on device and host together, indexed by slot.
 #[derive(Debug)]
 pub(super) struct Near(Vec<[NearBlocks; 2]>);
 
 impl Near {
-    /// Makes the table from the groups found on the device, and the groups found on device and host.
+    /// Makes the table from two lists of groups of holders: found on the device, and found on device and host.
     pub(super) fn of<S: SlotBits>(near: &[Groups<S>; 2]) -> Self {
         let words = near.iter().flatten().map(|group| group.slots.words().len());
         let mut blocks = vec![[NearBlocks::default(); 2]; words.max().unwrap_or_default() * WORD_SLOTS];
@@ -111,41 +112,41 @@ impl Near {
     }
 }
 
-/// Holders that a search has found, in groups of equal depth. `None` inside if no holder has any block. The box makes
-/// the value cheap to move.
+/// Holders that a search has found, in groups of equal depth. The inner value is `None` if no holder has any block.
+/// The box makes the value cheap to move.
 #[derive(Debug)]
 pub struct Matches(pub(super) Option<Box<MatchedGroups>>);
 
-/// Groups that a search has found, and the directory that names their holders.
+/// Groups of holders that a search has found, and the directory in which the search looked up the holders.
 #[derive(Debug)]
 pub(super) struct MatchedGroups {
-    /// Directory that the search used. It is borrowed, because a counted reference would be a word that all queries
+    /// Directory that the search used. It is borrowed, because a reference count would be a word that all queries
     /// change.
     pub(super) directory: DirectoryGuard<Arc<Directory>>,
     pub(super) groups: FoundGroups,
     pub(super) near: Option<Near>,
-    /// Number of states that had been replaced when the search began.
+    /// Number of holder states that had been replaced when the search began.
     pub(super) replacements: u64,
 }
 
 impl Matches {
-    /// Returns the reasons why the state in which `holder` was found is not certain.
+    /// Returns the reasons why the state of `holder` that the search saw is not certain.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
         let replacements = self.0.as_ref().map_or(0, |found| found.replacements);
         holder.status.reasons_since(replacements, trust)
     }
 
-    /// Returns how many leading blocks a holder has on the device, and how many on device and host together. Each count
-    /// ends before the first block that lies elsewhere. `None` unless the search was with
-    /// [`TierDepth::Each`](super::TierDepth::Each) and found something.
+    /// Returns how many leading blocks a holder has on the device, and how many on device and host together. Each
+    /// count ends before the first block outside these tiers. `None` if the search was not made with
+    /// [`TierDepth::Each`](super::TierDepth::Each), or found nothing.
     pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[NearBlocks; 2]> {
         Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))
     }
 
-    /// Returns the holders with at least one matched block. The order is: most usable blocks first, then most matched
-    /// blocks. Holders with equal numbers are in no particular order.
+    /// Returns the holders with at least one matched block. Holders with the most usable blocks come first, then
+    /// those with the most matched blocks. Holders with equal numbers are in no particular order.
     ///
-    /// A holder that left while the search ran is left out: it holds nothing now.
+    /// A holder that left during the search is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
         let found = self.0.as_deref();
         // Mostly no holder has left, and then not every holder need be looked at.
@@ -180,7 +181,7 @@ impl Matches {
     }
 }
 
-/// Iterator with bounds on how many items are left, so that collecting them allocates once.
+/// Iterator that knows bounds on the number of remaining items, so that collecting them allocates once.
 struct Counted<I> {
     holders: I,
     least: usize,

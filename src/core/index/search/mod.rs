@@ -1,16 +1,17 @@
-//! The search: which holders hold how long a prefix.
+//! The search: finds the length of the prefix that each holder has.
 //!
-//! A search goes from run to run, from position 0 on. In each run it first finds where the query leaves the run. Then
-//! it looks at how much each holder has of the blocks that agree. A holder that has fewer drops out there. A holder
-//! that has all of them goes on to the run that continues with the query's next block.
+//! A search goes from run to run, from position 0 on. In each run it first finds the leading blocks that agree with
+//! the query. Then it reads how many of these blocks each holder has. A holder that lacks some of them drops out. For
+//! the other holders the search goes on to the run that continues with the query's next block.
 //!
-//! By the contract, a sequence hash stands for its whole prefix. So if the query gives its hashes, the search bisects
-//! for the last block that agrees, and compares only single hashes. Marks, which are a byte of every 64th hash beside
-//! the run, tell where to look. The search compares every hash if something contradicts the contract, or could do so
-//! without being noticed. Examples are a hash under two parents, and a holder whose hashes are a foreign chain.
+//! By the contract, a sequence hash stands for its whole prefix. So if the query gives its hashes, the search finds
+//! the last block that agrees by bisection, comparing only a few hashes. Marks, which are a byte of every 64th hash
+//! beside the run, tell where to look. The search compares every hash if something contradicts the contract, or could
+//! do so without being noticed. Examples are a hash under two parents, and a holder whose hashes are a foreign chain.
 //!
-//! The index's own documentation explains why the answers are exact although looks are at different instants. If a step
-//! about one of the runs is made meanwhile, the search is repeated, in the end in a turn at the runs.
+//! The documentation of the index explains why the answers are exact although the runs are read at different
+//! instants. If a writer changes one of the runs during the search, the search is repeated. After some repetitions
+//! the search takes a turn at the runs.
 
 mod branches;
 mod chain;
@@ -41,17 +42,17 @@ pub use matches::{Match, Matches, NearBlocks};
 pub use sparse::SparseChain;
 pub(crate) use sparse::find_bounds;
 
-/// Number of parts into which a stretch is cut, to find where a query leaves a run.
+/// Number of parts into which a stretch of blocks is divided to find the first block at which query and run differ.
 const PIVOTS: usize = 8;
 
-/// Number of tries of a search during which steps are made, before it takes a turn at the runs.
+/// Maximum number of tries of a search while writers make steps. After that, the search takes a turn at the runs.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
 
-/// The tiers that count in a search. Each value includes the tiers of the value before it: with [`Self::Host`], blocks
-/// on the device count, too.
+/// Tiers that count in a search. Each value includes the tiers of the previous value: with [`Self::Host`], blocks on
+/// the device count, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TierDepth {
-    /// The device alone.
+    /// The device only.
     Device,
     /// Device and host.
     Host,
@@ -64,8 +65,8 @@ pub enum TierDepth {
 }
 
 impl TierDepth {
-    /// Returns the number of the step of tiers, as entries count them: 0 for the device, 1 for device and host, 2 for
-    /// all.
+    /// Returns the number of this step of tiers, as roster entries count it: 0 for the device, 1 for device and host,
+    /// 2 for all.
     pub(crate) fn step(self) -> u32 {
         match self {
             Self::Device => 0,
@@ -75,14 +76,15 @@ impl TierDepth {
     }
 }
 
-/// The scope of a search: which holders it asks about, and which blocks count.
+/// Scope of a search: the workers whose holders are searched, and the blocks that count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Search<'a> {
-    /// Workers whose holders are asked about; all workers if `None`.
+    /// Workers whose holders are searched; all workers if `None`.
     pub workers: Option<&'a [WorkerName]>,
     /// Tiers whose blocks count.
     pub tiers: TierDepth,
-    /// Most blocks that count as usable: a request always computes its last token. `None` is no bound.
+    /// Maximum number of blocks that count as usable. It exists because a request always computes its last token.
+    /// `None` is no bound.
     pub usable_max: Option<u32>,
 }
 
@@ -92,7 +94,7 @@ impl Search<'_> {
     }
 }
 
-/// Returns which holders hold how long a prefix of `chain`.
+/// Returns, for each holder, the length of the prefix of `chain` that it holds.
 pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
@@ -146,17 +148,18 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
 
 /// State with which a search begins.
 struct SearchStart<'g, S> {
-    /// Holders that the search asks about; all if `None`.
+    /// Holders that are searched; all holders if `None`.
     asked: Option<S>,
     /// The run that begins with the query's first block.
     head: Head<'g>,
-    /// Number of wrap-arounds of change counters before the first run was found.
+    /// Number of wrap-arounds of change counters, read before the first run was found.
     wraps: u64,
-    /// Most blocks that count as usable.
+    /// Maximum number of blocks that count as usable.
     usable_max: u32,
 }
 
-/// Searches with one kind of set. Returns the groups in order, and for [`TierDepth::Each`] the blocks that lie near.
+/// Searches with one kind of set. Returns the groups of holders in order. With [`TierDepth::Each`], also returns the
+/// leading blocks on the device, and on device and host.
 #[inline]
 fn find_in<S: SlotBits>(
     shared: &IndexShared,
@@ -179,8 +182,8 @@ fn find_in<S: SlotBits>(
     (depths.finish(usable_max, directory), None)
 }
 
-/// Finds how many leading blocks holders have at each of `steps`, which are steps of tiers. All these numbers were true
-/// at one and the same instant.
+/// Finds how many leading blocks holders have at each of `steps`, which are steps of tiers. All these numbers were
+/// true at the same instant.
 #[inline(never)]
 fn find_steps<S: SlotBits, const STEPS: usize>(
     shared: &IndexShared,
@@ -220,23 +223,23 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
 struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     store: &'f RunStore,
     chain: &'f mut QueryChain<'q>,
-    /// Steps of tiers that are asked about.
+    /// Steps of tiers that the search is made for.
     steps: [u32; STEPS],
     guard: &'g Guard,
-    /// Whether each hash stands for its whole prefix, as far as is known.
+    /// Whether, as far as is known, each hash identifies its whole prefix.
     is_chain: bool,
-    /// The holders found so far with their depths, for each of the steps.
+    /// Holders found so far and their depths, for each of the steps.
     found: [Depths<S>; STEPS],
-    /// The runs that were looked at, each with its version before the first look.
+    /// Runs that the pass has read, each with its version before the first read.
     looked: SmallVec<[(&'g Run, Version); 4]>,
-    /// Most blocks that count as usable.
+    /// Maximum number of blocks that count as usable.
     usable_max: u32,
-    /// Whether the holders found are split by usable blocks already.
+    /// Whether the found holders have been split by their numbers of usable blocks.
     is_split: bool,
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
-    /// Whether the holders' shares of each run have stayed the same since the first look at the run.
+    /// Whether no step has changed the holders' shares of any run since the pass first read that run.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
         // A search that has seen a change of a step also sees that the step has begun.
@@ -245,8 +248,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         looked.all(|(run, version)| run.is_still(*version))
     }
 
-    /// Splits the holders found by how many of their blocks they can use. The runs in `looked` must be exactly the runs
-    /// along the query.
+    /// Splits the found holders by how many of their blocks they can use. The runs in `looked` must be exactly the
+    /// runs along the query.
     #[inline(never)]
     fn split(&mut self) {
         let (looked, guard, usable_max) = (&self.looked, self.guard, self.usable_max);
@@ -261,7 +264,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Follows the query from run to run, and notes the depth of each holder. If `candidates` are given, only these
+    /// Follows the query from run to run, and records the depth of each holder. If `candidates` are given, only these
     /// holders count. `found` is the run at position 0, if it has been found already.
     #[inline]
     fn follow(&mut self, mut found: Option<Head<'g>>, candidates: Option<&S>) {
@@ -325,8 +328,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Returns the holders that have the first `agreed` blocks of a run, which begins at position `start`. Notes the
-    /// depth of holders that have fewer. Holders for which `is_asked` is false are left out.
+    /// Returns the holders that have the first `agreed` blocks of a run, which begins at position `start`. Records
+    /// the depth of holders that have fewer of these blocks. Holders for which `is_asked` is false are left out.
     // In the loop of its caller, which is long, its few words would not stay in registers.
     #[inline(never)]
     fn look_at(
@@ -359,8 +362,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through.finish()
     }
 
-    /// Returns the same as [`Self::look_at`], among `candidates` if they are given. Candidates that have nothing of the
-    /// run get `start` as their depth.
+    /// Returns the same as [`Self::look_at`], but only among `candidates` if they are given. Candidates that have no
+    /// block of the run get the depth `start`.
     #[inline]
     fn look_for(
         &mut self,
@@ -394,15 +397,15 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through
     }
 
-    /// Whether the query gives its hashes, and each hash stands for its whole prefix.
+    /// Whether the query gives its hashes, and each hash identifies its whole prefix.
     #[inline]
     fn names_all_before(&mut self) -> bool {
         self.is_chain && self.chain.rolled().is_none()
     }
 
-    /// Returns the length of a run if the query has the run's last block at the same position. That proves the whole
-    /// run, because each hash stands for its prefix. `None` if the block differs, or if [`Self::names_all_before`] is
-    /// false.
+    /// Returns the length of a run if the query has the run's last block at the same position. Then the whole run
+    /// agrees with the query, because each hash identifies its prefix. `None` if the block differs, or if
+    /// [`Self::names_all_before`] is false.
     #[inline]
     fn whole_agreement(&mut self, run: &Run, start: usize) -> Option<usize> {
         if !self.names_all_before() {
@@ -414,7 +417,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         (last < self.chain.len() && self.chain.hash(last) == run.last()).then_some(len)
     }
 
-    /// Number of a run's leading blocks that the query has from `start` on.
+    /// Number of leading blocks of a run that equal the query's blocks from `start` on.
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
         let column = run.column(self.guard);
         point();
@@ -433,9 +436,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Returns the same as [`Self::agreement`], by bisection. To be used if each hash stands for its whole prefix.
-    /// `len` is the number of blocks that both have. If the run is longer than the query, the query's last block is
-    /// compared first, because [`Self::whole_agreement`] has not compared it.
+    /// Returns the same as [`Self::agreement`], by bisection. Only for hashes that identify their whole prefix. `len`
+    /// is the number of blocks that both query and run have. If the run is longer than the query, the query's last
+    /// block is compared first, because [`Self::whole_agreement`] has not compared it.
     fn last_agreement(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         point();
         let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
@@ -480,7 +483,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         column.is(offset, position(start + offset), wanted, self.guard)
     }
 
-    /// Returns the same as [`Self::agreement`], by comparing every hash. So the result is right for any hashes.
+    /// Returns the same as [`Self::agreement`], by comparing every hash. So the result is correct for any hashes,
+    /// also if they are not a chain.
     fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
         if len > 0 && self.chain.hash(start + len - 1) != run.last() {
@@ -510,7 +514,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 }
 
-/// Returns the offsets at which a stretch is cut.
+/// Returns the offsets that divide the stretch from `from` to `to` into parts.
 #[inline]
 fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
     let step = (to - from).div_ceil(PIVOTS).max(1);

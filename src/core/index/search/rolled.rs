@@ -1,34 +1,35 @@
-//! Sequence hashes of a query that gives tokens or block hashes. They are computed only for the blocks that a search looks at.
+//! Sequence hashes of a query that gives tokens or block hashes. They are computed only for the blocks that a search
+//! needs.
 //!
-//! A block's sequence hash is computed from the hash of the block before it, so each computation depends on the one
-//! before. A run that agrees up to some block already has that block's hash. So a search takes the hash before each
-//! block from the run, and the computations of a chunk are done side by side.
+//! A block's sequence hash is computed from the previous block's, so each computation depends on the one before. A
+//! run that agrees with the query up to some block already has that block's hash. So a search takes the previous hash
+//! of each block from the run, and the computations of a chunk are independent of each other.
 //!
-//! After it has agreed with 32 blocks for the first time, a run keeps a fingerprint of their block hashes
-//! ([`Column::content`]). The next query with these blocks computes that fingerprint instead of 32 sequence hashes. The
-//! fingerprint is mixed with the fingerprints of the run's own hashes, and of the hashes before them. The run may have
-//! other hashes later, or another run may get its number: the old fingerprint fits neither.
+//! After a run has agreed with 32 blocks for the first time, it keeps a fingerprint of their block hashes
+//! ([`Column::content`]). The next query with these blocks computes that fingerprint instead of 32 sequence hashes.
+//! The fingerprint is mixed with the fingerprints of the run's own hashes, and of the hashes before them. The run may
+//! have other hashes later, or another run may get its number. In both cases the old fingerprint no longer matches.
 
 use crate::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 
 use crate::index::hook::point;
 use crate::index::runs::{CHUNK, Column, Prints, Wanted};
 
-/// The content from which the hashes are computed.
+/// Tokens or block hashes from which sequence hashes are computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum QueryContent<'a> {
     Blocks(&'a [BlockHash]),
     Tokens {
         tokens: &'a [Token],
         size: BlockSize,
-        /// Number of tokens behind a block that are hashed with it.
+        /// Number of tokens after a block that are hashed together with the block.
         ahead: usize,
         seed: HashSeed,
     },
 }
 
 impl QueryContent<'_> {
-    /// Number of blocks.
+    /// Number of blocks of the query.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Blocks(blocks) => blocks.len(),
@@ -38,8 +39,8 @@ impl QueryContent<'_> {
         }
     }
 
-    /// Returns the block hashes of the blocks from `from` to `to`. All of these blocks exist, and they are 32 at most.
-    /// Hashes that must be computed are written to `buffer`.
+    /// Returns the block hashes of the blocks from `from` to `to`. All of these blocks must exist, and there may be
+    /// at most 32. Hashes that must be computed are written to `buffer`.
     #[inline]
     fn blocks<'b>(&'b self, from: usize, to: usize, buffer: &'b mut [BlockHash; CHUNK]) -> &'b [BlockHash] {
         match self {
@@ -62,11 +63,11 @@ impl QueryContent<'_> {
     }
 }
 
-/// Sequence hashes of one query, with the place that the search has come to.
+/// Sequence hashes of one query, with the number of blocks that the search has passed.
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
     content: QueryContent<'a>,
-    /// Number of blocks that have been passed.
+    /// Number of passed blocks, that is, leading blocks of the query whose sequence hashes are already known.
     done: usize,
     /// Hash of the last block passed; `None` before the first.
     last: Option<SequenceHash>,
@@ -81,15 +82,15 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Returns the sequence hash of the block at `index`, which must exist. Fast for the block that the search has come
-    /// to.
+    /// Returns the sequence hash of the block at `index`, which must exist. Fast for the first block that has not
+    /// been passed.
     #[inline]
     pub(super) fn hash(&mut self, index: usize) -> SequenceHash {
         self.pass(index);
         self.next()
     }
 
-    /// Passes exactly the first `count` blocks. If more have been passed already, begins again at the first block.
+    /// Passes exactly the first `count` blocks. If more blocks have been passed already, restarts at the first block.
     #[inline]
     fn pass(&mut self, count: usize) {
         if count < self.done {
@@ -111,9 +112,9 @@ impl<'a> Rolled<'a> {
         (self.done, self.last) = (self.done + 1, Some(hash));
     }
 
-    /// Returns how many leading blocks of a run agree with the query's blocks from `start` on. Both have at least `len`
-    /// blocks there. `is` tells whether the run's block at an offset can have a given hash; the run may know only a
-    /// fragment of its own hash.
+    /// Returns how many leading blocks of a run agree with the query's blocks from `start` on. Query and run both
+    /// have at least `len` blocks there. `is` tells whether the run's block at an offset can have a given hash; the
+    /// run may know only a fragment of its own hash.
     pub(super) fn agreement(
         &mut self,
         column: Column<'_>,
@@ -158,9 +159,9 @@ impl<'a> Rolled<'a> {
         agreed
     }
 
-    /// Returns the fingerprint of the block hashes `blocks`, bound to the run's blocks before `offset`. `None` if
-    /// `blocks` are no whole chunk. Once the run has agreed with these blocks, it keeps this fingerprint, mixed with
-    /// the fingerprint of its own hashes.
+    /// Returns the fingerprint of the block hashes `blocks`, combined with the run's blocks before `offset`. `None`
+    /// if `blocks` is not a whole chunk. Once the run has agreed with these blocks, it keeps this fingerprint, mixed
+    /// with the fingerprint of its own hashes.
     #[inline]
     fn content_print(
         &self,
@@ -176,7 +177,7 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`. The query must have all of them.
+    /// Passes the first `agreed` blocks of a run that begins at `start`. The query must have all of these blocks.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {
@@ -185,8 +186,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Passes the leading `blocks` that agree with a run from `offset` on. Returns their number, and the run's 32
-    /// hashes from `offset` on.
+    /// Passes the leading blocks of `blocks` that agree with the run from `offset` on. Returns their number, and the
+    /// run's 32 hashes from `offset` on.
     fn follow(
         &mut self,
         column: Column<'_>,

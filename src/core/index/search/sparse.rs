@@ -1,14 +1,15 @@
-//! Compressed chains: bounds on how long a prefix each holder holds, from blocks at chosen positions only.
+//! Compressed chains: a query that gives only blocks at chosen positions. The answer is bounds on the length of the
+//! prefix that each holder holds.
 //!
-//! The blocks of a holder that count are a hole-free prefix. So a holder that has the block at position p, but not the
-//! block at q, has between p + 1 and q leading blocks. The search compares sets of holders, and bisects over the chosen
-//! blocks to find where each holder drops out.
+//! Only a hole-free prefix of a holder's blocks counts. So a holder that has the block at position p, but not the
+//! block at q, has between p + 1 and q leading blocks. The search compares sets of holders, and finds the first
+//! chosen block that each holder lacks by bisection.
 //!
-//! Such a search takes a turn at the runs, as writers do. It finds blocks in the middle of runs, by a table that can be
-//! used only in a turn. All that it sees is of one instant.
+//! Such a search takes a turn at the runs, as writers do. It needs a turn because it finds blocks in the middle of
+//! runs, with a table that can be used only in a turn. So everything that it reads is of one instant.
 //!
-//! A hash under two parents contradicts that a hash stands for its prefix. That concerns only the chains that contain
-//! the hash. A query that meets none of these chains has bounds as tight as ever.
+//! A hash under two parents does not identify its prefix. That affects only the chains that contain the hash. For a
+//! query that meets none of these chains, the bounds stay tight.
 
 use std::collections::HashMap;
 
@@ -22,7 +23,7 @@ use super::depths::{Groups, MatchGroup, finish};
 use super::matches::{FoundGroups, MatchedGroups};
 use super::{Matches, Search, TierDepth};
 
-/// Blocks chosen from one chain, by position.
+/// Blocks of one chain at chosen positions.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseChain<'a> {
     key: &'a QueryKey,
@@ -33,13 +34,13 @@ pub struct SparseChain<'a> {
 struct Chosen {
     position: u32,
     hash: Wanted,
-    /// Hash of the block before the chosen block, or the fragment of it that the query gives. `None` if the query gives
-    /// neither.
+    /// Hash of the block before the chosen block, or the fragment of that hash that the query gives. `None` if the
+    /// query gives neither.
     parent: Option<u64>,
 }
 
 impl<'a> SparseChain<'a> {
-    /// Makes the chain of the blocks of `key`, each at its place in `positions`.
+    /// Makes the chain of the blocks of `key`; each block is at the position in `positions` with the same index.
     ///
     /// # Errors
     ///
@@ -55,18 +56,19 @@ impl<'a> SparseChain<'a> {
         self.positions.last().map_or(0, |last| last.as_u32() + 1)
     }
 
-    /// Most leading blocks that a holder without any of the chosen blocks can have.
+    /// Maximum number of leading blocks that a holder without any of the chosen blocks can have.
     pub fn unseen_blocks_max(&self) -> u32 {
         self.blocks_before(0)
     }
 
-    /// Number of blocks before the block chosen as `index`. If there is no such block, [`Self::query_blocks`].
+    /// Number of blocks of the chain before the chosen block number `index`. If there is no such block, returns
+    /// [`Self::query_blocks`].
     fn blocks_before(&self, index: usize) -> u32 {
         let position = self.positions.get(index);
         position.map_or(self.query_blocks(), |position| position.as_u32())
     }
 
-    /// Number of leading blocks up to the block chosen as `index`, itself included.
+    /// Number of leading blocks of the chain up to the chosen block number `index`, that block included.
     fn blocks_through(&self, index: usize) -> u32 {
         let position = self.positions.get(index);
         position.map_or(0, |position| position.as_u32() + 1)
@@ -97,7 +99,7 @@ impl<'a> SparseChain<'a> {
     }
 }
 
-/// Returns bounds on how long a prefix of `chain` each holder holds.
+/// Returns, for each holder, bounds on the length of the prefix of `chain` that it holds.
 pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
@@ -131,14 +133,14 @@ struct SparseSearch<'a> {
     chain: &'a SparseChain<'a>,
     tiers: TierDepth,
     usable_max: u32,
-    /// Whether the hashes of this query stand for their prefixes, as far as is known.
+    /// Whether, as far as is known, the hashes of this query identify their prefixes.
     is_chain: bool,
     found: Groups<SlotSet>,
 }
 
 impl SparseSearch<'_> {
-    /// Whether the query meets no hash that several blocks have. Looks at each block of the index that the query may
-    /// mean, and at all blocks before it in its chain.
+    /// Whether no hash of the query belongs to several blocks. Checks each block of the index that the query may
+    /// mean, and all blocks before it in its chain.
     fn meets_no_double(&self) -> bool {
         let mut first_doubles: HashMap<RunId, u16> = HashMap::new();
         let mut first_double = |run: RunId, end: u16| {
@@ -173,13 +175,13 @@ impl SparseSearch<'_> {
         (0..self.chain.positions.len()).all(&mut is_clear)
     }
 
-    /// Whether the table finds every block that can be the block chosen as `index`.
+    /// Whether the table finds every block that can be the chosen block number `index`.
     fn is_known(&self, index: usize) -> bool {
         let chosen = self.chain.chosen(index);
         chosen.is_none_or(|chosen| self.runs.places_of(chosen.hash.hash) != Places::TooMany)
     }
 
-    /// Returns the holders, out of `among`, that have the block chosen as `index` and all blocks before it. Returns all
+    /// Returns the holders in `among` that have the chosen block number `index` and all blocks before it. Returns all
     /// of `among` if the table cannot tell.
     fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
         let mut found = SlotSet::default();
@@ -206,8 +208,8 @@ impl SparseSearch<'_> {
             && chosen.parent.is_none_or(is_after)
     }
 
-    /// Notes the bounds of holders that have the block chosen as `index`, but lack the block chosen as `missing`. They
-    /// have at least `held` leading blocks.
+    /// Records the bounds of holders that have the chosen block number `index`, but lack the chosen block number
+    /// `missing`. They have at least `held` leading blocks.
     fn push(&mut self, index: usize, held: u32, missing: usize, slots: SlotSet) {
         if slots.is_empty() {
             return;
@@ -251,8 +253,8 @@ impl SparseSearch<'_> {
         self.found.extend(found);
     }
 
-    /// Notes the bounds of `holders`, which have the block chosen as `held`, but lack the block chosen as `missing`. To
-    /// be used only if having a block proves having all blocks before it.
+    /// Records the bounds of `holders`, which have the chosen block number `held`, but lack the chosen block number
+    /// `missing`. Only for hashes that form a chain, so that having a block proves having all blocks before it.
     fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
         if holders.is_empty() {
             return;
@@ -273,8 +275,8 @@ impl SparseSearch<'_> {
         self.bisect(held, middle, holders);
     }
 
-    /// Notes the bounds of `holders` if hashes are no chain. A held block then counts only if all blocks before it are
-    /// chosen and held, too. A missing block still ends the prefix.
+    /// Records the bounds of `holders` if hashes are not a chain. Then a held block counts only if all blocks before
+    /// it are chosen and held, too. A missing block still ends the prefix.
     fn walk(&mut self, mut holders: SlotSet) {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {
@@ -290,7 +292,8 @@ impl SparseSearch<'_> {
 }
 
 impl RunWriter<'_> {
-    /// Splits holders of a block, and of all blocks before it, by how many of the first `depth` blocks they can use.
+    /// Splits holders by how many of the first `depth` blocks they can use. The holders have a given block and all
+    /// blocks before it.
     fn split(
         &self,
         spot: Spot,
@@ -304,7 +307,7 @@ impl RunWriter<'_> {
         split_by_usable(path, depth, tiers.step(), slots, self.guard(), found);
     }
 
-    /// Returns the holders, out of `among`, that have a block and all blocks before it, in these tiers.
+    /// Returns the holders in `among` that have the block at `spot` and all blocks before it, in these tiers.
     pub(crate) fn holders_to(&self, spot: Spot, among: &SlotSet, tiers: TierDepth) -> SlotSet {
         let (mut holding, mut next) = (among.clone(), Some(spot));
         while let Some(spot) = next.filter(|_| !holding.is_empty()) {

@@ -1,8 +1,8 @@
-//! One holder's share of the runs: which blocks of each run it has, and in which tiers. Queries see each change of a
-//! share as one step.
+//! One holder's share of the runs: which blocks of each run the holder has, and in which tiers. Queries see each
+//! change of a share as one step.
 //!
-//! A holder has intervals of each run ([`part`]). The entries in the runs' rosters tell readers how far these intervals
-//! reach. The names that engines give blocks are no part of a share.
+//! In each run, a holder has intervals of blocks ([`part`]). The entries in the runs' rosters tell readers how far
+//! these intervals reach. The engine's names for blocks are not a part of a share.
 
 mod part;
 
@@ -15,15 +15,15 @@ use crate::wire::Tier;
 
 pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
-/// Least number of blocks for which a holder's work lets other writers have turns meanwhile.
+/// Minimum number of blocks in a holder's work for which other writers get turns meanwhile.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Most runs that one holder protects from being cut while other writers have turns.
+/// Maximum number of runs that one holder protects from being cut while other writers have turns.
 const KEPT_RUNS: usize = 8;
 
 /// Holder from which eviction can take blocks.
 pub(crate) trait Evictable: std::fmt::Debug + Send + Sync {
-    /// Takes the blocks to be evicted from the holder, in one step. If the holder has any of them, it is degraded
-    /// first.
+    /// Takes the blocks in `victims` from the holder, in one step. If the holder has any of them, it is first marked
+    /// as degraded.
     fn evict(&self, victims: &[Victim], runs: &super::runs::RunStore);
 }
 
@@ -32,14 +32,14 @@ pub(crate) trait Evictable: std::fmt::Debug + Send + Sync {
 pub(crate) struct Share {
     pub(crate) slot: HolderSlot,
     parts: SplitMap<RunId, Part>,
-    /// Number of blocks in all parts.
+    /// Number of the holder's blocks in all runs.
     blocks: usize,
-    /// Runs of which the share has changed since it was last published.
+    /// Runs in which the share has changed since it was last published.
     touched: Vec<RunId>,
-    /// Tiers that blocks had when they were last published.
+    /// Tiers in which the holder had blocks when the share was last published.
     tiers: u8,
-    /// Number of changes that do more than add or remove blocks at the ends of what the holder has. See
-    /// [`Self::regular`].
+    /// Number of changes other than adding or removing blocks at the ends of the chains that the
+    /// holder has; see [`Self::regular`].
     reshaped: u64,
 }
 
@@ -52,7 +52,7 @@ impl Share {
         }
     }
 
-    /// Makes the empty share with which the same holder begins anew.
+    /// Makes an empty share for the same holder, which then starts again without blocks.
     pub(crate) fn emptied(&self) -> Self {
         Self {
             reshaped: self.reshaped + 1,
@@ -60,12 +60,12 @@ impl Share {
         }
     }
 
-    /// Number of blocks.
+    /// Number of blocks in the share.
     pub(crate) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Bytes of the parts.
+    /// Number of bytes that the parts of the share take.
     pub(crate) fn bytes(&self) -> usize {
         self.parts.bytes()
     }
@@ -95,14 +95,14 @@ impl Share {
         self.parts.get(&spot.run)?.get(spot.offset)
     }
 
-    /// Returns the end of the stretch from `from` on whose blocks have the same attributes, and these attributes. The
-    /// end is at most `to`. The attributes are `None` if the holder does not have the blocks.
+    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, and these attributes.
+    /// The end is at most `to`. The attributes are `None` if the holder does not have the blocks.
     pub(crate) fn extent(&self, from: Spot, to: u16) -> (u16, Option<Attributes>) {
         let part = self.parts.get(&from.run);
         part.map_or((to, None), |part| part.extent(from.offset, to))
     }
 
-    /// Sets the attributes of the blocks from a place on, up to the offset `end`. `None` removes the blocks.
+    /// Sets the attributes of the blocks from the spot `from` up to the offset `end`. `None` removes the blocks.
     pub(crate) fn set(&mut self, from: Spot, end: u16, attributes: Option<Attributes>) {
         let part = match attributes {
             Some(_) => Some(self.parts.or_default(from.run)),
@@ -116,7 +116,8 @@ impl Share {
         self.touch(from.run);
     }
 
-    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
+    /// Marks a block as barred or not barred in a tier. Returns `false` if the holder does not have the block in that
+    /// tier.
     pub(crate) fn mark(&mut self, spot: Spot, tier: Tier, is_barred: bool) -> bool {
         let held = self.get(spot);
         let Some(held) = held.filter(|held| held.tiers() & tier_bit(tier) != 0) else {
@@ -129,36 +130,36 @@ impl Share {
         true
     }
 
-    /// Removes all blocks of a run. Returns the offset at which they ended.
+    /// Removes all blocks of a run. Returns one more than the offset of the last block that the holder had there.
     pub(crate) fn drop_run(&mut self, run: RunId) -> u16 {
         let end = self.part(run).map_or(0, Part::end);
         self.set(Spot { run, offset: 0 }, end, None);
         end
     }
 
-    /// Notes that blocks have been put into a run for this holder. They are trimmed when the share is published, if the
-    /// holder does not have them by then.
+    /// Records that blocks have been put into a run for this holder. When the share is published, those that the
+    /// holder does not have are trimmed.
     pub(crate) fn touch(&mut self, run: RunId) {
         if self.touched.last() != Some(&run) {
             self.touched.push(run);
         }
     }
 
-    /// Returns the runs that must not be cut while other writers have turns, during work on `blocks` blocks. In these
-    /// runs the holder has blocks that are not published yet. `None` if other writers get no turns, because the work is
-    /// short or the runs are too many.
+    /// Returns the runs that must not be cut while other writers have turns during work on `blocks` blocks. In these
+    /// runs the holder has blocks that are not published yet. `None` if other writers get no turns, because the work
+    /// is short or there are too many such runs.
     pub(crate) fn kept_aside(&self, blocks: usize) -> Option<SmallVec<[RunId; KEPT_RUNS]>> {
         let lets_others = blocks >= ASIDE_BLOCKS && self.touched.len() <= KEPT_RUNS;
         lets_others.then(|| SmallVec::from_slice(&self.touched))
     }
 
-    /// Number of runs that are to be published.
+    /// Number of runs whose changes have not been published yet.
     pub(crate) fn touched(&self) -> usize {
         self.touched.len()
     }
 
-    /// Publishes all changes, in one step, and frees what is no longer needed. Readers could not see the changes
-    /// before: they go by the entries alone.
+    /// Publishes all changes in one step, and frees memory that is no longer needed. Before the call readers cannot
+    /// see the changes, because they read only the entries.
     pub(crate) fn publish(&mut self, runs: &mut RunWriter<'_>) {
         let mut touched = std::mem::take(&mut self.touched);
         if touched.len() > 1 {
@@ -177,7 +178,7 @@ impl Share {
         }
     }
 
-    /// Sets the entries and the bars of the runs that have changed.
+    /// Sets the roster entries and the bars of the runs in which the share has changed.
     fn show(&mut self, touched: &[RunId], runs: &mut RunWriter<'_>) {
         for run in touched {
             let Some(part) = self.parts.get_mut(run) else {
@@ -199,7 +200,7 @@ impl Share {
         }
     }
 
-    /// Whether the holder has any of the blocks to be evicted.
+    /// Whether the holder has any of the blocks in `victims`.
     pub(crate) fn has_any(&self, victims: &[Victim]) -> bool {
         let has = |victim: &Victim| {
             self.part(victim.run)
@@ -208,8 +209,9 @@ impl Share {
         victims.iter().any(has)
     }
 
-    /// Returns the holder's tier, and how often it has been reshaped, if the share is regular: it has each block
-    /// together with all blocks before it, all in one tier and without a note. `None` if it is not, or has nothing.
+    /// Returns the holder's tier and its number of reshaping changes, if the share is regular. A share is regular if
+    /// the holder has each block together with all blocks before it, all in one tier and without a note. `None` if
+    /// the share is not regular or is empty.
     pub(crate) fn regular(&self, runs: &RunWriter<'_>) -> Option<(Tier, u64)> {
         let mut tiers = 0;
         for (run, part) in self.parts() {

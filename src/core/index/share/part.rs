@@ -1,4 +1,4 @@
-//! One holder's share of one run: intervals, each with its tiers.
+//! One holder's share of one run: intervals of blocks, each with its tiers.
 
 use smallvec::SmallVec;
 
@@ -6,12 +6,14 @@ use crate::index::directory::HolderSlot;
 use crate::index::runs::{Barred, RosterEntry, STEPS};
 use crate::wire::{Resumable, Tier};
 
-/// The attributes that all blocks of an interval have in common.
+/// Attributes that all blocks of an interval have in common.
 ///
-/// The low byte has one bit for each tier. The next bits tell in which classes of tiers the blocks are *barred*, which
-/// means not resumable. The classes are the device, the host, and all other tiers. The bit of a class in which the
-/// blocks do not lie is 0. Above them stands the *note*: bits that the share keeps for its owner and does not look into.
-/// A block about which there is nothing to note has the note 0.
+/// The low byte has one bit for each tier. The next bits tell in which classes of tiers the blocks are *barred*,
+/// which means not resumable. The classes are the device, the host, and all other tiers. The bit of a class without
+/// these blocks is 0.
+///
+/// The bits above are the *note*, which the share stores for its owner and does not interpret. The note is 0 if there
+/// is nothing to record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attributes(u16);
 
@@ -19,7 +21,7 @@ const BARRED_SHIFT: u32 = 8;
 const BARRED: u16 = 0b111 << BARRED_SHIFT;
 const NOTE_SHIFT: u32 = 11;
 
-/// Returns the classes of these tiers, one bit each: the device, the host, all others.
+/// Returns the classes of `tiers`, one bit for each class: the device, the host, all others.
 pub(crate) fn classes(tiers: u8) -> u8 {
     tiers & 0b11 | u8::from(tiers > 0b11) << 2
 }
@@ -64,20 +66,22 @@ impl Attributes {
         Self(self.0 & !BARRED | u16::from(classes) << BARRED_SHIFT)
     }
 
-    /// Returns these attributes with `tier` marked as not resumable if `is_barred`, or else as resumable.
+    /// Returns these attributes with the blocks marked in `tier`: as not resumable if `is_barred`, otherwise as
+    /// resumable.
     pub(crate) fn marked(self, tier: Tier, is_barred: bool) -> Self {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Returns for each step of tiers whether the blocks are not resumable in it. That is so if they are barred in
-    /// every class of the step in which they lie. It is false for a step in none of whose tiers they lie.
+    /// Returns, for each step of tiers, whether the blocks are not resumable at that step. That is true if the blocks
+    /// are in a tier of the step, and are barred in every such class of tiers.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
     }
 }
 
-/// Returns the classes of `barred` after an event that tells whether blocks are barred in `tier`.
+/// Returns the barred classes after an event that tells whether blocks are barred in `tier`. `barred` are the classes
+/// before.
 pub(crate) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }
@@ -87,7 +91,7 @@ pub(crate) fn tier_bit(tier: Tier) -> u8 {
     1 << tier.as_u8()
 }
 
-/// Consecutive blocks with the same attributes: the offsets from `from` up to `to`.
+/// Interval: consecutive blocks with the same attributes, from the offset `from` up to the offset `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) from: u16,
@@ -98,7 +102,7 @@ pub(crate) struct Interval {
 /// One holder's share of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
-    /// Intervals in order. Neighbours differ in their attributes or have a hole between them.
+    /// Intervals in order. Two neighbouring intervals differ in their attributes or have a hole between them.
     intervals: SmallVec<[Interval; 2]>,
     /// End of the holder's blocks, as last published to readers.
     pub(crate) shown: u16,
@@ -106,8 +110,8 @@ pub(crate) struct Part {
     pub(crate) hint: u32,
 }
 
-/// Adds an interval at the end. If the last interval touches it and has the same attributes, the two become one. An
-/// empty interval is not added.
+/// Appends an interval. If it touches the last interval and has the same attributes, the two are merged. An empty
+/// interval is not added.
 fn push<A>(intervals: &mut SmallVec<A>, from: u16, to: u16, attributes: Attributes)
 where
     A: smallvec::Array<Item = Interval>,
@@ -120,7 +124,7 @@ where
 }
 
 impl Part {
-    /// One more than the offset of the last block; 0 where there is none.
+    /// One more than the offset of the last block; 0 if there is no block.
     pub(crate) fn end(&self) -> u16 {
         self.intervals.last().map_or(0, |last| last.to)
     }
@@ -143,8 +147,8 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// Returns the end of the stretch from `from` on whose blocks have the same attributes, and these attributes. The
-    /// end is at most `to`. The attributes are `None` for a hole.
+    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, and these attributes.
+    /// The end is at most `to`. The attributes are `None` for a hole.
     pub(crate) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -192,8 +196,9 @@ impl Part {
             .sum()
     }
 
-    /// Returns the end of the stretch from `from` on whose attributes are the same, apart from being resumable, and the
-    /// attributes at `from`. The end is at most `to`. The attributes are `None` for a hole.
+    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, whether or not the
+    /// blocks are barred. Also returns the attributes at `from`. The end is at most `to`. The attributes are `None`
+    /// for a hole.
     pub(crate) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {
@@ -206,7 +211,8 @@ impl Part {
         (end, held)
     }
 
-    /// Which of the blocks from `from` to `to`, all of them held, are resumable in a tier.
+    /// Returns which of the blocks from `from` to `to` are resumable in a tier. The holder must have all of these
+    /// blocks.
     pub(crate) fn resumable(&self, from: u16, to: u16, tier: Tier) -> Resumable {
         let class = classes(tier_bit(tier));
         let held = self.intervals[self.index_of(from)..]
@@ -229,7 +235,7 @@ impl Part {
         self.intervals.iter().filter_map(barred)
     }
 
-    /// Whether the part is empty, or has nothing but leading blocks, all resumable, in one tier, and without a note.
+    /// Whether the part is empty or simple: only leading blocks, all resumable, all in one tier, without a note.
     pub(crate) fn is_simple(&self) -> bool {
         match self.intervals.as_slice() {
             [] => true,
@@ -241,7 +247,7 @@ impl Part {
         }
     }
 
-    /// Number of leading blocks in any of `tiers`.
+    /// Number of leading blocks that lie in any of `tiers`.
     fn reach(&self, tiers: u8) -> u16 {
         let mut reach = 0;
         for interval in &self.intervals {

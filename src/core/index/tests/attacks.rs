@@ -1,5 +1,5 @@
-//! Attacks by a publisher, which must not harm other holders. The others never wait for a whole event of the attacker,
-//! and the attacker cannot take all the room.
+//! Attacks by a publisher, which must not harm other holders. Other holders never wait for a whole event of the
+//! attacker, and the attacker cannot take all the room.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{
@@ -14,9 +14,9 @@ use super::hook::TURNS;
 use super::world::stored_by_lineage;
 use kvatlas_lab::random::mix;
 
-/// Number of blocks of an attack, enough for very many turns.
+/// Number of blocks in an attack, enough for very many turns.
 const BLOCKS: u64 = 60_000;
-/// Least number of turns that other writers must have during an attack.
+/// Minimum number of turns that other writers must have during an attack.
 const TURNS_MIN: usize = 20;
 
 fn new_index(capacity: Capacity) -> PositionalIndexer {
@@ -54,7 +54,7 @@ fn removed_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
     })
 }
 
-/// How often others have a turn while `work` is done.
+/// Returns the number of turns that other writers have while `work` runs.
 fn turns_of(work: impl FnOnce()) -> usize {
     let before = TURNS.get();
     work();
@@ -91,7 +91,8 @@ fn children_of_one_block_that_came_before_it_come_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// Removes the last held block of a deep tree in which each block begins a run. The whole tree then goes in many turns.
+/// Removes the last held block of a deep tree in which each block begins a run. Then the whole tree is removed, in
+/// many turns.
 #[test]
 fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -133,7 +134,8 @@ fn a_chain_that_is_cleared_goes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Removes a long chain, its last block at the end. No run can go before the last run does, and all go in many turns.
+/// Removes a long chain, whose last block is removed last. No run can be removed before the last run, and all runs
+/// are removed in many turns.
 #[test]
 fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -151,7 +153,7 @@ fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// A holder has lost blocks to eviction and then begins to use names. It loses all its blocks without a name, in many
+/// A holder has lost blocks to eviction and then begins to use names. It loses all blocks that have no name, in many
 /// turns.
 #[test]
 fn blocks_without_a_name_go_in_many_turns() {
@@ -170,8 +172,8 @@ fn blocks_without_a_name_go_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// After an eviction, an event stores blocks after an unknown parent, under names that the holder's blocks have. The
-/// new blocks are left out, and the old blocks lose their names.
+/// After an eviction, an event stores blocks after an unknown parent, under names that blocks of the holder already
+/// have. The new blocks are left out, and the old blocks lose their names.
 #[test]
 fn what_follows_forgotten_blocks_is_left_out_in_many_turns() {
     let index = new_index(Capacity {
@@ -217,7 +219,7 @@ fn what_waits_is_counted_until_it_no_longer_does() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks without a place are never evicted. So they must not take the room of blocks that have a place.
+/// Blocks whose parent is unknown are never evicted. So they must not take the room of blocks whose parent is known.
 #[test]
 fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     let capacity = Capacity {
@@ -264,7 +266,8 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Further names for blocks that exist can take much longer than new blocks.
+/// Checks that storing more names for existing blocks takes many turns, because this can take much longer than
+/// storing new blocks.
 #[test]
 fn a_further_name_for_each_block_comes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -282,7 +285,7 @@ fn a_further_name_for_each_block_comes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks enter the table of hashes as they are stored. So the first lineage hash in an event causes no long work.
+/// Blocks enter the table of hashes when they are stored. So the first lineage hash in an event causes no long work.
 #[test]
 fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -301,7 +304,7 @@ fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
     assert_eq!(turns, 0);
 }
 
-/// Compressed queries of several threads at once find the blocks of every chain.
+/// Compressed queries of several threads at the same time find the blocks of every chain.
 #[test]
 fn compressed_queries_of_several_threads_find_all() {
     for _ in 0..5 {

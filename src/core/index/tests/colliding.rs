@@ -1,7 +1,8 @@
-//! Engines with names of their own, whose hashes are no chain: the same hash follows many parents, and one name comes
-//! for several blocks.
+//! Engines with their own block names, whose hashes are not a chain: the same hash follows many parents, and one name
+//! is used for several blocks.
 //!
-//! The blocks are the nodes of a tree, and few hashes are on many of them. An event tells them apart by the engine's names alone.
+//! The blocks are the nodes of a tree, and each of the few hashes belongs to many nodes. In an event, only the
+//! engine's names distinguish the blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,12 +20,12 @@ use kvatlas_lab::random::{Random, mix, setting};
 /// Number of a block in the tree.
 type Node = usize;
 
-/// A tree of blocks. The children of a block differ in their hashes.
+/// A tree of blocks. The children of each block have different hashes.
 struct Tree {
     parents: Vec<Option<Node>>,
     hashes: Vec<u64>,
     children: BTreeMap<(Option<Node>, u64), Node>,
-    /// Names that any block may get.
+    /// Number of names that any block may get.
     shared_names: u64,
 }
 
@@ -52,7 +53,7 @@ impl Tree {
         tree
     }
 
-    /// The blocks from position 0 to this one.
+    /// Returns the blocks from position 0 to `node`.
     fn path(&self, node: Node) -> Vec<Node> {
         let mut path = vec![node];
         while let Some(parent) = path.last().and_then(|last| self.parents[*last]) {
@@ -71,7 +72,7 @@ impl Tree {
     }
 }
 
-/// The blocks of one holder by the rules: a name belongs to one block, the last that was stored under it.
+/// Model of one holder's blocks, by the rules: a name belongs to one block, the last one stored under it.
 #[derive(Default)]
 struct Model {
     names: BTreeMap<u64, (Node, u8)>,
@@ -97,7 +98,7 @@ impl Model {
         }
     }
 
-    /// The blocks with at least one of these tiers.
+    /// Returns the blocks that are in at least one of `tiers`.
     fn held(&self, tiers: u8) -> BTreeSet<Node> {
         let names = self.names.values();
         names
@@ -138,7 +139,7 @@ impl Run {
         }
     }
 
-    /// Stores a stretch of a path after a block of the holder. The event gives that block by one of its names.
+    /// Stores a stretch of a path after a block of the holder. The event names that block by one of its names.
     fn store(&mut self, random: &mut Random, number: usize, path: &[Node], tier: u8) {
         let (_, writer, model) = &mut self.holders[number];
         let from = random.below(path.len());
@@ -203,7 +204,7 @@ impl Run {
         assert_eq!(writer.blocks(), model.held(u8::MAX).len(), "{event:?}");
     }
 
-    /// Asks for hashes that mostly follow a path of the tree.
+    /// Sends a query whose hashes mostly follow a path of the tree, and checks the answer.
     fn check_random_query(&self, random: &mut Random) {
         let mut hashes: Vec<u64> = self
             .tree
@@ -273,7 +274,7 @@ impl Run {
         expected
     }
 
-    /// Retires all holders, and checks that the index is empty then.
+    /// Retires all holders, and checks that the index is empty afterwards.
     fn finish(self) {
         let index = self.index;
         for (_, writer, _) in self.holders {

@@ -1,9 +1,9 @@
 //! Queries while holders change: every answer is exact at some point between its start and its end.
 //!
-//! Before an event, each writer thread computes with the oracle how deep each of a few fixed queries will match after
-//! it. So a reader knows the depths before its query, and the depths that events reached while it ran. An event changes
-//! a depth block by block and in one direction. So the answer must lie between the smallest and the largest of these
-//! depths.
+//! Before each event, a writer thread computes with the oracle the depth that each of a few fixed queries will have
+//! after the event. So a reader knows the depths before its query, and the depths after events that were applied
+//! during the query. An event changes a depth block by block and in one direction. So the answer must lie between the
+//! smallest and the largest of these depths.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -22,14 +22,14 @@ const HOLDERS_PER_WRITER: usize = 3;
 const HOLDERS: usize = WRITERS * HOLDERS_PER_WRITER;
 const READERS: u64 = 3;
 
-/// The readers' knowledge of one holder.
+/// Knowledge that readers have of one holder: the depths of all queries, and which versions may be visible.
 #[derive(Default)]
 struct Log {
     /// Depths of all queries, by version. Written before the version begins.
     depths: Mutex<Vec<Vec<usize>>>,
-    /// The last version that may be visible in part.
+    /// Last version that may be partly visible.
     begun: AtomicUsize,
-    /// The last version that is visible in whole.
+    /// Last version that is wholly visible.
     finished: AtomicUsize,
 }
 
@@ -39,7 +39,7 @@ struct Setting {
     queries: Vec<QueryKey>,
     logs: Vec<Log>,
     writers_left: AtomicUsize,
-    /// Number of answers that were not 0 and during which the holder's depth did not change.
+    /// Number of answers above 0 during which the holder's depth did not change.
     exact: AtomicU64,
     /// Number of answers during which the holder's depth changed.
     bounded: AtomicU64,
@@ -54,7 +54,7 @@ fn id(number: usize) -> HolderId {
 
 struct Holder<'a> {
     number: usize,
-    /// The holder's writer; `None` between leaving and joining again.
+    /// Writer of the holder; `None` between leaving and joining again.
     writer: Option<HolderWriter>,
     oracle: Oracle,
     log: &'a Log,
@@ -65,7 +65,7 @@ fn new_oracle() -> Oracle {
 }
 
 impl Holder<'_> {
-    /// Logs the depths in the oracle's state as a new version, and makes the `change` that leads to it.
+    /// Logs the depths of the oracle's state as a new version, then makes `change`, which leads to that state.
     fn change(&mut self, paths: &[Path], change: impl FnOnce(&mut Option<HolderWriter>)) {
         let depths = paths.iter().map(|path| self.oracle.matched(&path.keys)).collect();
         let version = {
@@ -95,7 +95,7 @@ impl Holder<'_> {
     }
 }
 
-/// All holders of a writer leave and join again in another order, so that each gets another one's slot.
+/// Lets all holders of a writer leave and join again in another order, so that each gets the slot of another holder.
 fn replace(setting: &Setting, random: &mut Random, holders: &mut [Holder<'_>]) {
     let paths = &setting.world.paths;
     for holder in holders.iter_mut() {
@@ -193,7 +193,7 @@ fn read(setting: &Setting, seed: u64, queries_min: u64) {
     }
 }
 
-/// Counts a writer as done even if it panics, so that no reader waits for it.
+/// Guard that counts a writer as done even if the writer panics, so that no reader waits for it.
 struct Done<'a>(&'a AtomicUsize);
 
 impl Drop for Done<'_> {

@@ -1,4 +1,4 @@
-//! Defects of an earlier design, and tiers, holes and attacks on its weak points.
+//! Defects of an earlier design of the index, and tiers, holes and attacks on its weak points.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,7 +39,7 @@ fn depth(index: &PositionalIndexer, chain: Vec<SequenceHash>) -> u32 {
         .unwrap_or(0)
 }
 
-/// Defects 2 and 9: first blocks that are equal in the 51 bits that every lineage hash keeps.
+/// Defects 2 and 9: first blocks whose hashes agree in the 51 bits that every lineage hash keeps are all found.
 #[test]
 fn first_blocks_that_are_equal_in_most_bits_are_all_found() {
     let index = new_index();
@@ -78,7 +78,8 @@ fn a_block_that_moves_is_credited_in_one_place() {
     assert_eq!(depth(&index, hashes([2, 5, 7])), 2);
 }
 
-/// A hash under two parents is noticed whatever the engine calls the blocks: each holder counts along its own blocks alone.
+/// A hash under two parents is noticed, whatever names the engine gives the blocks. Each holder's depth counts only
+/// its own blocks.
 #[test]
 fn hashes_that_are_no_chain_are_noticed_under_names_too() {
     let index = new_index();
@@ -110,7 +111,7 @@ fn hashes_that_are_no_chain_are_noticed_under_names_too() {
     assert_eq!(ask(&[1, 2, 3]), [(0, 3), (2, 1)]);
 }
 
-/// Defect 4: one 51-bit fragment for very many blocks costs as much as any other blocks.
+/// Defect 4: very many blocks with one 51-bit fragment cost as much as any other blocks.
 #[test]
 fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
     let index = new_index();
@@ -167,7 +168,7 @@ fn changing_one_block_again_and_again_keeps_no_memory() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Defect 7: the cost of an event depends on the blocks that it names, not on the holder's blocks behind them.
+/// Defect 7: the cost of an event depends on the blocks that it names, not on the holder's blocks after them.
 #[test]
 fn a_first_block_comes_and_goes_beside_any_number_of_others() {
     let index = new_index();
@@ -199,7 +200,7 @@ fn a_branch_goes_beside_very_many_others() {
     assert_eq!((writer.blocks(), index.sizes().distinct_blocks), (1, 1));
 }
 
-/// A hole in the middle ends the prefix; filling it brings back what is behind it.
+/// A hole in the middle ends the prefix. Filling the hole makes the blocks after it count again.
 #[test]
 fn holes_are_local() {
     let index = new_index();
@@ -234,7 +235,8 @@ fn tiers_are_held_one_by_one() {
     assert_eq!((depth(&index, hashes(1..=100)), writer.blocks()), (30, 30));
 }
 
-/// Holders share blocks although each has its own names for them. A name that only another holder uses removes nothing.
+/// Holders share blocks although each holder has its own names for them. Removing a name that only another holder
+/// uses removes nothing.
 #[test]
 fn holders_with_names_of_their_own_share_blocks() {
     let index = new_index();
@@ -292,7 +294,7 @@ fn queries_see_a_long_event_in_parts() {
     assert_eq!((sizes.bytes, sizes.distinct_blocks), (0, 0));
 }
 
-/// Eviction can take the block after which a long event continues.
+/// Eviction can take the block after which a long event continues. Then nothing of the event is left over.
 #[test]
 fn long_events_beside_eviction_leave_nothing_behind() {
     let limits = IndexLimits {

@@ -1,4 +1,4 @@
-//! The index against the oracle: the same operations, then every answer and the whole state compared.
+//! The index against the oracle: applies the same operations to both, then compares every answer and the whole state.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ struct Holder {
     oracle: Oracle,
 }
 
-/// An index and its oracles.
+/// An index under test and its oracles.
 struct Run {
     shape: Shape,
     world: World,
@@ -61,7 +61,7 @@ fn new_oracle(shape: &Shape) -> Oracle {
     )
 }
 
-/// The counts of an event's outcome that the index and the oracle both give.
+/// Returns the counts of an event's outcome that both the index and the oracle give.
 fn outcome_of(applied: &Applied) -> Outcome {
     Outcome {
         stored: applied.stored,
@@ -140,7 +140,7 @@ impl Run {
         self.holders = kept.into_values().collect();
     }
 
-    /// Dumps all holders into a fresh index, which takes the place of the old one.
+    /// Dumps all holders and restores them into a new index, which replaces the old one.
     fn restore(&mut self, blocks_per_event_max: usize) {
         let fresh = new_index(&self.shape);
         for holder in &mut self.holders {
@@ -185,7 +185,7 @@ impl Run {
         check_bounds(random, &self.index, &depths, &path, workers.as_deref());
     }
 
-    /// Compares the answer to a query with the oracle. At most `most` leading blocks count as usable.
+    /// Compares the answer to a query with the oracle's. At most `most` leading blocks count as usable.
     fn check_query(
         &self,
         query: &QueryKey,
@@ -316,8 +316,8 @@ impl Run {
         }
     }
 
-    /// Checks the whole state, sends it through dumps of three sizes, and retires all holders. The index must be empty
-    /// then.
+    /// Checks the whole state, dumps and restores it in three sizes, and retires all holders. The index must be empty
+    /// afterwards.
     fn finish(mut self) {
         self.check_state();
         for blocks_per_event_max in [usize::MAX, 3, 1] {
@@ -434,7 +434,7 @@ fn full_holders_equal_the_oracle() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Short runs, which proptest shrinks to the few operations that matter.
+    /// Short runs of operations, which proptest shrinks to the few operations that cause a failure.
     #[test]
     fn short_runs_equal_the_oracle(
         world: u64,

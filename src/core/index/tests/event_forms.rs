@@ -1,5 +1,5 @@
-//! Forms of events that the contract allows beside the usual forms. There is one test for each row of the contract's
-//! table.
+//! Forms of events that the contract allows in addition to the usual forms. Each row of the contract's table has one
+//! test.
 
 use crate::hash::{BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
 use crate::wire::{

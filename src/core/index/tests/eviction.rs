@@ -61,7 +61,7 @@ fn store(writer: &mut HolderWriter, parent: Option<SequenceHash>, hashes: Vec<Se
     writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
 }
 
-/// Matched blocks of the holder that has most of a chain.
+/// Returns the number of matched blocks of the holder that has the most blocks of a chain.
 fn depth(index: &PositionalIndexer, hashes: Vec<SequenceHash>) -> u32 {
     let matches = index.find_matches(&QueryKey::SequenceHashes(hashes), Search::default());
     matches
@@ -344,7 +344,7 @@ impl Churn {
         self.holders.iter().map(depth_of).collect()
     }
 
-    /// Retires all holders, and checks that the index is empty then.
+    /// Retires all holders, and checks that the index is empty afterwards.
     fn finish(self) {
         let index = self.index.clone();
         for holder in self.holders {
@@ -432,7 +432,8 @@ fn a_small_index_of_one_tier_never_credits_more_than_the_oracle() {
     churn(shape, 100, 10);
 }
 
-/// Makes an index with room for `capacity` blocks, a victim that has so many blocks, and another holder.
+/// Makes an index with room for `capacity` blocks, a victim that has `capacity` blocks, and another holder without
+/// blocks.
 fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
     let index = index_of(blocks(capacity));
     let mut victim = register(&index, "victim");
@@ -441,8 +442,8 @@ fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
     (index, victim, other)
 }
 
-/// Clears the victim at each point of an eviction, calls it certain, and stores other blocks for it. If it still counts
-/// as certain afterwards, it has all these blocks.
+/// At each point of an eviction, clears the victim, marks it as certain, and stores other blocks for it. If the
+/// victim still counts as certain afterwards, it has all these blocks.
 #[test]
 fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_there() {
     const CAPACITY: u64 = 100;
@@ -466,8 +467,8 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
     }
 }
 
-/// Lets the victim of an eviction remove its blocks itself, at each point of the eviction. If it still had all of them,
-/// it has lost nothing and is not degraded.
+/// At each point of an eviction, lets the victim remove its blocks itself. If it still had all blocks at that point,
+/// it has lost nothing to the eviction and is not degraded.
 #[test]
 fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
     const CAPACITY: u64 = 100;

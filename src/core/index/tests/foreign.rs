@@ -1,5 +1,5 @@
-//! Foreign hashes. Namespaces keyed by the engine's hashes notice that these are not the contract's chain. Namespaces
-//! that recompute hashes refuse events for which they cannot.
+//! Foreign hashes: hashes that are not the contract's chain. Namespaces keyed by the engine's hashes notice them.
+//! Namespaces that recompute hashes refuse events for which they cannot.
 
 use crate::hash::{BlockHash, BlockSize, SequenceHash};
 use crate::wire::{BlockContent, Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};

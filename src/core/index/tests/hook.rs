@@ -1,22 +1,21 @@
-//! The hooks in tests: the work that a test lets happen at a point of a search, and the number of turns that have
-//! ended.
+//! Hooks in tests: code that a test runs at a point of a search, and the number of turns that have ended.
 
 use std::cell::{Cell, RefCell};
 
 type Hook = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// How many turns this thread has ended in the middle of its work.
+    /// Number of turns that this thread has ended in the middle of its work.
     pub(super) static TURNS: Cell<usize> = const { Cell::new(0) };
     static NEXT: RefCell<Option<(usize, Hook)>> = const { RefCell::new(None) };
 }
 
-/// Counts a turn.
+/// Counts one ended turn.
 pub(in crate::index) fn end_turn() {
     TURNS.set(TURNS.get() + 1);
 }
 
-/// Runs `hook` on this thread at the point after `points` others.
+/// Sets `hook` to run on this thread at the point that comes after `points` other points.
 pub(super) fn set(points: usize, hook: impl FnOnce() + 'static) {
     NEXT.with(|next| *next.borrow_mut() = Some((points, Box::new(hook))));
 }
@@ -26,7 +25,7 @@ pub(super) fn clear() -> bool {
     NEXT.with(|next| next.borrow_mut().take().is_some())
 }
 
-/// Marks a point. Runs the hook if it was set for this point.
+/// Marks a point of a search. Runs the hook if it was set for this point.
 pub(in crate::index) fn run() {
     let now = NEXT.with(|next| {
         let (points, hook) = next.borrow_mut().take()?;

@@ -1,6 +1,6 @@
-//! Interleaved steps. A whole step of a writer is made at each point of a search: the answer is what holders had before
-//! or after the step, never a mixture. Whole events of other holders are made at each point of an event at which it
-//! lets others have turns.
+//! Interleaved steps. At each point of a search, a whole step of a writer is made. The answer must be the holders'
+//! state before or after the step, never a mixture. In the same way, whole events of other holders are made at each
+//! point of an event that lets others have turns.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -63,17 +63,17 @@ fn holders(index: &PositionalIndexer) -> Vec<Holder> {
     (0..3).map(holder).collect()
 }
 
-/// The script of one search: the steps that are made while it runs.
+/// Script of one search: the steps that are made during the search.
 struct Script {
     random: Random,
     held: Rc<RefCell<Vec<Holder>>>,
     left: Vec<(usize, Tier, Event)>,
     path: Path,
-    /// How much of the path each holder has, before the first step and after each.
+    /// Numbers of blocks of the path that each holder has, before the first step and after each step.
     seen: Rc<RefCell<Vec<Vec<Depths>>>>,
 }
 
-/// Makes the steps that are left, each at a random point of the search after the step before.
+/// Makes the remaining steps, each at a random point of the search after the previous step.
 fn interleave(mut script: Script) {
     let Some((holder, tier, event)) = script.left.pop() else {
         return;
@@ -86,10 +86,11 @@ fn interleave(mut script: Script) {
     });
 }
 
-/// How much of a path a holder has, and how much of that is usable: on the device, on device and host, and wherever.
+/// Numbers of matched and of usable blocks that a holder has of a path: on the device, on device and host, and in all
+/// tiers.
 type Depths = [[usize; 2]; 3];
 
-/// Returns a search that asks for the depth over all tiers, or for the depth at each step of tiers.
+/// Returns a search for the depth over all tiers, or for the depth at each step of tiers.
 fn search_of(random: &mut Random) -> Search<'static> {
     let tiers = if random.chance(50) {
         TierDepth::Each
@@ -108,8 +109,8 @@ fn found_of(matches: &Matches, rank: u32) -> usize {
     found.map_or(0, |found| found.matched_blocks as usize)
 }
 
-/// Whether an answer gives the holder with this rank these depths. The near depths are compared only if the search
-/// asked for them.
+/// Whether an answer gives these depths for the holder with this rank. The depths on the device, and on device and
+/// host, are compared only if the search was for them.
 fn says(matches: &Matches, rank: u32, [device, host, all]: Depths) -> bool {
     let found = matches.holders().find(|found| found.holder.id.rank == rank);
     let near = found.and_then(|found| matches.near_blocks(found.holder));
@@ -131,7 +132,7 @@ fn depths(holders: &[Holder], path: &Path) -> Vec<Depths> {
     holders.iter().map(depths_of).collect()
 }
 
-/// The state that a test begins with.
+/// State of the index and its holders at the start of a test.
 struct Run {
     operations: u64,
     random: Random,
@@ -141,8 +142,8 @@ struct Run {
 }
 
 impl Run {
-    /// Begins a run of the configured number of operations divided by `parts`. Uses `seed` unless `KVATLAS_TEST_SEED`
-    /// sets another one.
+    /// Begins a run with the configured number of operations divided by `parts`. Uses `seed` unless
+    /// `KVATLAS_TEST_SEED` sets another seed.
     fn begin(parts: u64, seed: u64, hashing: Hashing) -> Self {
         let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / parts;
         let seed = setting("KVATLAS_TEST_SEED", seed);
@@ -239,8 +240,8 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     assert!(several > operations / 10, "{several} of {operations}");
 }
 
-/// During a search a run grows, and so gets a new array of hashes. In that array, hashes become whole of which only
-/// fragments were known.
+/// During a search, a run grows and so gets a new array of hashes. In the new array, some hash fragments become whole
+/// hashes.
 #[test]
 fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     let mut random = Random::new(4);
@@ -271,8 +272,8 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     }
 }
 
-/// Applies one event of each holder, each in the middle of the event before if that event lets others have a turn.
-/// Counts the nested events in `depth`.
+/// Applies one event of each holder. If an event lets other writers have a turn, the next event is applied in the
+/// middle of it. Counts the nested events in `depth`.
 fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
     let Some((holder, tier, event)) = holders.pop() else {
         return;

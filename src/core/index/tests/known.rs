@@ -1,5 +1,5 @@
-//! Prompts that were asked for before. Their answers equal the answers for new prompts, whatever is kept, evicted or
-//! written at the same time.
+//! Known prompts: prompts that an earlier query gave. Their answers equal the answers for new prompts, whatever is
+//! kept, evicted or written at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -94,8 +94,8 @@ proptest! {
     }
 }
 
-/// A run keeps fingerprints of prompts that had its blocks. Later the run has other blocks, even ones whose sequence
-/// hashes equal the prompt's block hashes.
+/// A run keeps fingerprints of prompts that had its blocks. Later the run has other blocks, and some of their
+/// sequence hashes equal the prompt's block hashes. The old fingerprints must match no block.
 #[test]
 fn what_was_kept_of_a_run_says_nothing_of_other_blocks() {
     let blocks: Vec<BlockHash> = (0..200).map(|block| BlockHash(mix(block))).collect();

@@ -1,5 +1,5 @@
-//! The place where a query leaves a run. It is found by marks of some of the run's hashes, and different hashes can
-//! have equal marks.
+//! The first block at which a query and a run differ. It is found by marks of some of the run's hashes, and different
+//! hashes can have equal marks.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
@@ -7,10 +7,11 @@ use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
 use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use kvatlas_lab::random::mix;
 
-/// Number of blocks of each chain: the most that one run has, and more than the marks cover.
+/// Number of blocks of each chain: the maximum of one run, and more than the marks cover.
 const DEPTH: usize = 4032;
 
-/// Chain whose hashes differ from the original chain from offset `from` on. In the bits of `kept` they stay equal.
+/// Returns a chain whose hashes differ from the original chain from the offset `from` on, but agree in the bits of
+/// `kept`.
 fn chain(from: usize, kept: u64) -> Vec<SequenceHash> {
     let hash = |at: usize| match (mix(at as u64), mix(!(at as u64))) {
         (own, other) if at >= from => own & kept | other & !kept,
@@ -38,7 +39,7 @@ fn a_query_is_followed_to_where_it_leaves_a_run() {
     }
 }
 
-/// Checks queries that leave the `held` blocks in many places, and some that end before.
+/// Checks queries that differ from the `held` blocks at many places, and queries that end earlier.
 fn check(index: &PositionalIndexer, held: usize) {
     let near = |of: usize| [of.saturating_sub(1), of, of + 1];
     let around = [0, 1, 2, 5, 8, 23, 24, 25, 31, 62].map(|marks| near(marks * 64));

@@ -1,4 +1,4 @@
-//! Tests of the index against a brute-force oracle, and of the rules that the oracle takes for granted.
+//! Tests of the index against a brute-force oracle, and of the rules that the oracle assumes.
 
 mod attacks;
 mod colliding;
@@ -25,7 +25,7 @@ mod walk;
 mod whole_hashes;
 mod world;
 
-/// The index under test.
+/// Names that the tests use from the index under test.
 mod api {
     pub(super) use crate::index::*;
 }

@@ -1,4 +1,4 @@
-//! Names: what an engine calls a block, several names of one block, and how long each holds it.
+//! Block names: what an engine calls a block, several names for one block, and how long each name holds it.
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash};
 use crate::wire::{BlockContent, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
@@ -148,7 +148,7 @@ fn names_of_one_block_are_bounded() {
 }
 
 /// An engine hashes more than the contract does, so it has two names for the same content. In a namespace that
-/// recomputes hashes, both names mean one block.
+/// recomputes hashes, both names stand for the same block.
 #[test]
 fn two_opaque_names_of_one_content_are_one_block() {
     let settings = NamespaceSettings {

@@ -1,4 +1,4 @@
-//! Random changes of what a holder holds, as events.
+//! Random events that change the blocks of a holder.
 
 use crate::hash::{BlockHash, Position, SequenceHash};
 use crate::wire::{
@@ -9,7 +9,7 @@ use super::api::Hashing;
 use super::world::{Path, World, tokens_of};
 use kvatlas_lab::random::{Random, mix};
 
-/// The shape of a run of the differential test.
+/// Parameters of a run of the differential test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) hashing: Hashing,
@@ -22,19 +22,19 @@ pub(super) struct Shape {
     pub(super) blocks_per_holder_max: usize,
 }
 
-/// One step of a run.
+/// One operation of a test run.
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
-    /// A holder gets an event.
+    /// Applies an event to a holder.
     Apply { holder: usize, tier: Tier, event: Event },
-    /// A holder leaves and registers again. The differential test lets the holder `before` do so, too, so that each
-    /// gets the other's slot.
+    /// Makes a holder leave and register again. In the differential test the holder `before` does so too, so that
+    /// each of the two gets the other's slot.
     Replace { holder: usize, before: usize },
-    /// All holders are dumped into a fresh index, which the run goes on with.
+    /// Dumps all holders and restores them into a new index, with which the run continues.
     Restore { blocks_per_event_max: usize },
 }
 
-/// The engine's name of a block. A block has several names where an engine hashes more than the contract does.
+/// Returns the engine's name of a block. A block has several names if the engine hashes more than the contract does.
 pub(super) fn name_of(hashing: Hashing, hash: u64, variant: u64) -> u64 {
     match (hashing, variant) {
         (Hashing::Engine, 0) => hash,
@@ -85,7 +85,8 @@ impl Operation {
     }
 }
 
-/// Random choice of the resumable blocks among `blocks` blocks: mostly all, else the last one, or some of them.
+/// Random choice of the resumable blocks among `blocks` blocks: usually all of them, otherwise only the last one, or
+/// some of them.
 fn resumable(random: &mut Random, blocks: usize) -> Resumable {
     let percent = random.below(100);
     match random.below(4) {
@@ -95,7 +96,7 @@ fn resumable(random: &mut Random, blocks: usize) -> Resumable {
     }
 }
 
-/// Event content that marks blocks as resumable. The blocks are named as in a removal.
+/// Content of an event that marks blocks as resumable. The blocks are named as in a removed event.
 fn mark(random: &mut Random, hashing: Hashing, path: &Path) -> ResumableBlocks {
     let RemovedBlocks {
         hashes,

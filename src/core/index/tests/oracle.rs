@@ -1,7 +1,7 @@
-//! The oracle: what one holder holds, written down naively.
+//! The oracle: a naive record of what one holder holds.
 //!
-//! No links, no counting flags, no shared table, no search: a map from lineage hash to block, a map from name to
-//! lineage hash, and loops.
+//! It has no links, no counting flags, no shared table and no search. It consists of a map from lineage hash to
+//! block, a map from name to lineage hash, and loops.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -12,11 +12,11 @@ use crate::wire::{
 use super::api::ParkingLimits;
 use super::world::{PlainKey, block_hash_of_tokens, next_hash};
 
-/// A block in a comparable form: position, parent and fragment, tiers without a name, names with their tiers, classes
-/// of tiers in which it is not resumable.
+/// A block in a comparable form. The parts are: position, parent and fragment; tiers without a name; names with their
+/// tiers; classes of tiers in which the block is not resumable.
 pub(super) type Content = ((u64, Option<u64>, u64), u8, Vec<(u64, u8)>, u8);
 
-/// Returns the classes of these tiers, one bit each: the device, the host, and all other tiers.
+/// Returns the classes of `tiers`, one bit for each class: the device, the host, and all other tiers.
 fn classes(tiers: u8) -> u8 {
     tiers & 3 | if tiers & 0b1111_1100 == 0 { 0 } else { 4 }
 }
@@ -30,7 +30,7 @@ struct Block {
     names: Vec<(u64, u8)>,
     /// Classes of tiers in which the block is not resumable.
     barred: u8,
-    /// Whether the holder has had every block before this one, down to position 0.
+    /// Whether the holder has had every block before this block, back to position 0.
     is_placed: bool,
 }
 
@@ -40,7 +40,7 @@ impl Block {
         names.fold(self.nameless, |held, (_, tiers)| held | tiers)
     }
 
-    /// Forgets whether the block was barred in classes that it has left.
+    /// Clears the barred bits of tier classes in which the block does not lie any more.
     fn settle(&mut self) {
         self.barred &= classes(self.tiers());
     }
@@ -62,7 +62,8 @@ struct Parked {
 }
 
 impl Parked {
-    /// Number of blocks that are lost if the waiting event is dropped: those not removed by name meanwhile.
+    /// Number of blocks that are lost if the waiting event is dropped. Blocks removed by name while the event waited
+    /// are not lost.
     fn lost(&self) -> u64 {
         let BlockNames::Sequence { hashes, .. } = &self.stored.names else {
             unreachable!("lineage hashes wait for nobody");
@@ -74,16 +75,16 @@ impl Parked {
     }
 }
 
-/// The removals while an event waited.
+/// Removals that came while an event waited.
 #[derive(Debug, Default, Clone)]
 struct Gone {
     names: HashSet<u64>,
-    /// Removed hashes that were no names of blocks.
+    /// Removed hashes that were not the names of blocks.
     hashes: HashSet<u64>,
     keys: HashSet<PlainKey>,
 }
 
-/// The outcome of an event by the rules.
+/// Expected outcome of an event, by the rules.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) stored: u64,
@@ -94,7 +95,7 @@ pub(super) struct Outcome {
     pub(super) parking_full: u64,
     pub(super) missing_content: u64,
     pub(super) capacity: u64,
-    /// Number of blocks whose name other blocks gave as the hash of their parent.
+    /// Number of stored blocks whose name other blocks had given as the hash of their parent.
     pub(super) ambiguous: u64,
 }
 
@@ -129,7 +130,7 @@ impl Oracle {
         self.parked.len()
     }
 
-    /// Forgets the events that wait for a parent, which a dump does not contain.
+    /// Forgets the events that wait for a parent. A dump does not contain these events.
     pub(super) fn forget_parked(&mut self) {
         self.parked.clear();
     }
@@ -152,8 +153,8 @@ impl Oracle {
         keys.iter().take_while(is_in).count()
     }
 
-    /// Number of leading keys in these tiers that a request can use: up to the last resumable one among the first
-    /// `most`.
+    /// Number of leading keys in `tiers` that a request can use: the keys up to the last resumable one among the
+    /// first `most`.
     pub(super) fn usable_in(&self, keys: &[PlainKey], tiers: u8, most: usize) -> usize {
         let depth = self.matched_in(keys, tiers).min(most);
         let is_resumable = |key: &PlainKey| {
@@ -164,7 +165,7 @@ impl Oracle {
         last.map_or(0, |last| last + 1)
     }
 
-    /// The keys that queries can find: blocks that the holder has together with all blocks before them.
+    /// Returns the keys that queries can find: blocks that the holder has together with all blocks before them.
     pub(super) fn counting_keys(&self) -> Vec<PlainKey> {
         let mut keys: Vec<PlainKey> = self.blocks.keys().copied().collect();
         keys.sort_by_key(|key| key.position);
@@ -181,7 +182,7 @@ impl Oracle {
         keys
     }
 
-    /// The holder's blocks, names and tiers included, in a comparable form.
+    /// Returns the holder's blocks in a comparable form, names and tiers included.
     pub(super) fn contents(&self) -> Vec<Content> {
         let content = |(key, block): (&PlainKey, &Block)| {
             (order(key), block.nameless, block.names.clone(), block.barred)
@@ -275,8 +276,8 @@ impl Oracle {
         }
     }
 
-    /// Counts the blocks of an event whose name has two meanings: other blocks, which have no place, gave it as the
-    /// hash of their parent at the same position.
+    /// Counts the blocks of an event whose name is ambiguous: blocks without a place gave that name as the hash of
+    /// their parent at the same position.
     fn note_ambiguous(&self, blocks: impl Iterator<Item = (PlainKey, u64)>, outcome: &mut Outcome) {
         let is_ambiguous = |(key, name): &(PlainKey, u64)| {
             let child = PlainKey::new(key.position + 1, Some(*name), 0);
@@ -309,8 +310,8 @@ impl Oracle {
         }
     }
 
-    /// Returns the position of an event's first block, the hash of its parent, and whether that is the parent's whole
-    /// sequence hash.
+    /// Returns the position of an event's first block, the hash of the block's parent, and whether that hash is the
+    /// parent's whole sequence hash.
     fn start(&self, parent: Option<u64>, explicit: Option<u64>) -> Option<(u64, Option<u64>, bool)> {
         let Some(parent) = parent else {
             return Some((0, None, true));
@@ -321,8 +322,8 @@ impl Oracle {
         explicit.map(|position| (position, Some(parent), false))
     }
 
-    /// Returns the position and the hash of the block that an event names as a parent, and whether the hash is its
-    /// whole sequence hash.
+    /// Returns the position and the hash of the block that an event names as a parent. Also returns whether that hash
+    /// is the block's whole sequence hash.
     fn parent(&self, name: u64, child: Option<u64>) -> Option<(u64, u64, bool)> {
         let precedes = |key: &PlainKey| child.is_none_or(|child| child == key.position + 1);
         if let Some(key) = self.names.get(&name).filter(|key| precedes(key)) {
@@ -419,7 +420,7 @@ impl Oracle {
         }
     }
 
-    /// Notes whether a stored block is resumable, unless the block was left out for want of room.
+    /// Marks a stored block as resumable or not, unless the block was left out because there was no room.
     fn mark_stored(&mut self, key: PlainKey, name: Option<u64>, tier: Tier, resumable: bool) {
         let is_there = name.is_none_or(|name| self.names.get(&name) == Some(&key));
         if let Some(block) = self.blocks.get_mut(&key).filter(|_| is_there) {
@@ -520,7 +521,7 @@ impl Oracle {
         }
     }
 
-    /// Notes a removal for the events that wait for a parent: the block must not come back.
+    /// Records a removal for the events that wait for a parent, so that the removed block is not stored with them.
     fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
         let mut is_noted = false;
         for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
@@ -536,8 +537,8 @@ impl Oracle {
         is_noted
     }
 
-    /// Takes a tier from a block under one name, or from the whole block if `name` is `None`. Removes the block if
-    /// nothing holds it any more. Returns whether the block had the tier there.
+    /// Removes a tier from a block: under one name, or under all names if `name` is `None`. Removes the block if no
+    /// tier is left. Returns whether the block had the tier under that name.
     fn withdraw(&mut self, key: PlainKey, name: Option<u64>, bit: u8) -> bool {
         let block = self.blocks.get_mut(&key).unwrap();
         let mut is_withdrawn = name.is_none() && block.nameless & bit != 0;
@@ -562,7 +563,7 @@ impl Oracle {
     }
 }
 
-/// Sort key of a block: position, then parent, then its own fragment.
+/// Returns the sort key of a block: position, then parent, then the block's own fragment.
 fn order(key: &PlainKey) -> (u64, Option<u64>, u64) {
     (key.position, key.parent, key.current)
 }
@@ -572,7 +573,7 @@ fn count(is_removed: bool, outcome: &mut Outcome) {
     outcome.unknown += u64::from(!is_removed);
 }
 
-/// Whether each block of an event is resumable.
+/// Returns, for each block of an event, whether the block is resumable.
 fn flags_of(stored: &StoredBlocks) -> Vec<bool> {
     let stretches = stored.resumable.stretches(stored.names.len());
     stretches

@@ -92,8 +92,8 @@ fn a_removal_from_another_tier_does_not_touch_what_waits() {
     assert_eq!(matched(&index, &[1, 2]), 2);
 }
 
-/// A block is held behind a hole, and a second event that stores it waits. Its removal also keeps it from coming with
-/// that event.
+/// A block is held after a hole, and a second event that stores the block waits. Removing the block also keeps the
+/// waiting event from storing it again.
 #[test]
 fn a_removed_block_does_not_come_back_with_an_event_that_waited() {
     let (index, mut writer) = new_holder(ParkingLimits::default());

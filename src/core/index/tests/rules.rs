@@ -1,4 +1,5 @@
-//! Rules at the edges: the last position, full holders, hashes that are no chain, slots and names that are taken.
+//! Edge cases of the rules: the last position, full holders, hashes that are not a chain, slots and names that are in
+//! use.
 
 use std::collections::HashMap;
 
@@ -97,7 +98,7 @@ fn registering_is_bounded() {
     index.register(&id("w", 2)).unwrap();
 }
 
-/// If hashes are no chain, the parent's name can belong to a block at another position. Then the event's explicit
+/// If hashes are not a chain, the parent's name can belong to a block at another position. Then the event's explicit
 /// position counts.
 #[test]
 fn an_explicit_position_is_believed() {
@@ -124,7 +125,7 @@ fn an_explicit_position_is_believed() {
     assert!(found, "{dumped:?}");
 }
 
-/// The blocks of a holder that names blocks by their hashes: for each hash, the whole path to its block.
+/// Blocks of a holder that names blocks by their hashes. Each hash leads to the whole path to its block.
 #[derive(Default)]
 struct Paths(HashMap<u64, Vec<u64>>);
 
@@ -148,7 +149,7 @@ impl Paths {
     }
 }
 
-/// Sequence hashes out of a handful of numbers: the same one under many parents, in many holders.
+/// Sequence hashes that are drawn from a few numbers, so that many holders have the same hash under many parents.
 #[test]
 fn hashes_that_are_no_chain_are_told_apart_by_what_is_before_them() {
     let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 5;
@@ -222,7 +223,7 @@ fn check_garbage(index: &PositionalIndexer, expected: &[usize], chain: &[u64]) {
     }
 }
 
-/// One holder whose content contradicts its hashes makes a search compare every hash.
+/// Checks that one holder whose content contradicts its hashes makes a search compare every hash.
 #[test]
 fn where_a_chain_is_foreign_every_hash_is_compared() {
     let (index, mut writer) = new_holder(IndexLimits::default());
@@ -256,7 +257,7 @@ fn conflict(index: &PositionalIndexer) -> [HolderWriter; 2] {
     })
 }
 
-/// The index has the query's last hash at its position, but other blocks before it.
+/// The index has the query's last hash at the right position, but other blocks before it.
 #[test]
 fn where_hashes_are_no_chain_one_in_its_place_proves_nothing_about_those_before_it() {
     let (index, mut writer) = new_holder(IndexLimits::default());

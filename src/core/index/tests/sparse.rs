@@ -1,4 +1,4 @@
-//! Bounds from compressed chains, against the oracle's depths.
+//! Bounds from compressed chains, compared with the oracle's depths.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, Spar
 use super::world::Path;
 use kvatlas_lab::random::Random;
 
-/// Least and most leading blocks of each holder.
+/// Minimum and maximum number of leading blocks of each holder.
 type Found = BTreeMap<HolderId, (usize, usize)>;
 
 fn find(index: &PositionalIndexer, key: &QueryKey, positions: &[Position], search: Search<'_>) -> Found {
@@ -29,7 +29,8 @@ fn find(index: &PositionalIndexer, key: &QueryKey, positions: &[Position], searc
     by_holder
 }
 
-/// The tightest bounds that the chosen blocks allow; none for a holder of none of them.
+/// Returns the tightest bounds that the chosen blocks allow for a holder with `depth` leading blocks. `None` if the
+/// holder has none of the chosen blocks.
 fn bounds(depth: usize, chosen: &[usize]) -> Option<(usize, usize)> {
     let held = chosen
         .iter()
@@ -40,8 +41,8 @@ fn bounds(depth: usize, chosen: &[usize]) -> Option<(usize, usize)> {
     Some((held + 1, missing.unwrap_or(held + 1)))
 }
 
-/// Checks the bounds for random blocks of `path`, asked by sequence hashes and by lineage hashes. `depths` gives the
-/// number of leading blocks that each holder has.
+/// Checks the bounds for random blocks of `path`, in queries by sequence hashes and by lineage hashes. `depths` gives
+/// the number of leading blocks that each holder has.
 pub(super) fn check_bounds(
     random: &mut Random,
     index: &PositionalIndexer,

@@ -1,4 +1,4 @@
-//! Whether a holder is trusted: its own reasons, and doubts about the stream.
+//! Trust in a holder's state: the holder's own reasons for doubt, and doubts about the stream.
 
 use crate::wire::{DegradedReason, DegradedReasons};
 

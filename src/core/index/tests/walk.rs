@@ -1,4 +1,4 @@
-//! Walks, compared with what holders dump, and walks while holders change.
+//! Walks over an index, compared with the holders' dumps, also while holders change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,8 @@ fn register(index: &PositionalIndexer, number: u32) -> HolderWriter {
     index.register(&HolderId { worker, rank: number }).unwrap()
 }
 
-/// A block's hash is its path in a tree with four branches everywhere, so its parent can be told.
+/// Returns hashes that encode each block's path in a tree with four branches at every block. So a block's parent can
+/// be computed from its hash.
 fn path_hashes(branches: impl IntoIterator<Item = u64>) -> Vec<SequenceHash> {
     let mut hash = 1;
     let step = |branch| {
@@ -50,7 +51,7 @@ fn remove(holder: &mut HolderWriter, hashes: &[SequenceHash]) {
     holder.apply(Event::Removed(removed), Tier::DEVICE, 0);
 }
 
-/// A random path that is likely to share a prefix with others.
+/// Returns a random path that probably shares a prefix with other paths.
 fn random_path(random: &mut Random) -> Vec<SequenceHash> {
     let depth = 1 + random.below(20);
     let branches: Vec<u64> = (0..depth)
@@ -77,7 +78,7 @@ fn change(holder: &mut HolderWriter, random: &mut Random, held: &mut BTreeSet<u6
     }
 }
 
-/// Restores the walked holders in another index. Returns the blocks of each holder, as the walk found them.
+/// Restores the walked holders in another index. Returns the blocks of each holder that the walk found.
 fn restored(walked: &[WalkedHolder]) -> Vec<BTreeSet<u64>> {
     let other = index();
     let mut writers: Vec<HolderWriter> = (0..)

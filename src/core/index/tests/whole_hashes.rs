@@ -8,7 +8,7 @@ use super::api::{
 };
 use super::world::stored_by_lineage;
 
-/// The highest bit. No lineage hash keeps it.
+/// Highest bit of a sequence hash. No lineage hash keeps this bit.
 const TOP: u64 = 1 << 63;
 /// Number of blocks of the chain, enough for two of the three modes of lineage hashes.
 const DEPTH: u64 = 300;
@@ -17,7 +17,7 @@ fn chain() -> Vec<u64> {
     (1..=DEPTH).collect()
 }
 
-/// The chain, with the top bit of each hash set from offset `from` on.
+/// Returns the chain with the top bit of each hash set from the offset `from` on.
 fn other_from(from: usize) -> Vec<u64> {
     let flip = |(at, hash)| if at < from { hash } else { hash | TOP };
     chain().into_iter().enumerate().map(flip).collect()
@@ -40,7 +40,7 @@ fn holder(index: &PositionalIndexer, worker: &str) -> HolderWriter {
     index.register(&HolderId { worker, rank: 0 }).unwrap()
 }
 
-/// The holders, each with how many leading blocks it holds.
+/// Returns the holders, each with the number of leading blocks that it holds.
 fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(String, u32)> {
     let matches = index.find_matches(key, Search::default()).unwrap();
     let mut found: Vec<_> = matches
@@ -51,7 +51,8 @@ fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(String, u32)> {
     found
 }
 
-/// Least and most leading blocks of each worker, from a query with every third block and the last.
+/// Returns the minimum and maximum number of leading blocks of each worker, found by a query with every third block
+/// and the last block.
 fn bounds(index: &PositionalIndexer, chain: &[u64]) -> Vec<(String, u32, u32)> {
     let chosen = (0..chain.len()).filter(|at| at % 3 == 0 || at + 1 == chain.len());
     let chosen: Vec<usize> = chosen.collect();

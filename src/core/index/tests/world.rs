@@ -1,5 +1,5 @@
-//! The prompts of a test: chains of blocks that share prefixes, with all their hashes computed here and not by the code
-//! under test.
+//! Prompts of a test: chains of blocks that share prefixes. The test computes all their hashes itself, without the
+//! code under test.
 
 use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -9,12 +9,12 @@ use crate::wire::{BlockNames, Event, QueryKey, Resumable, StoredBlocks};
 
 use kvatlas_lab::random::Random;
 
-/// Tokens in a block of these tests.
+/// Number of tokens in a block of these tests.
 pub(super) const BLOCK_SIZE: u32 = 4;
 
 const SEED: u64 = 1337;
 
-/// A block as the oracle knows it: position, parent fragment (none at position 0), current fragment.
+/// A block in the form that the oracle uses: position, parent fragment (none at position 0), current fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PlainKey {
     pub(super) position: u64,
@@ -22,7 +22,7 @@ pub(super) struct PlainKey {
     pub(super) current: u64,
 }
 
-/// Bits of the fragment fields, from the layout's table.
+/// Number of bits of the fragment fields, from the layout's table.
 fn fragment_bits(position: u64) -> u32 {
     match position {
         0..=255 => 59,
@@ -45,7 +45,7 @@ impl PlainKey {
         }
     }
 
-    /// The keys of a run of sequence hashes.
+    /// Returns the keys of consecutive blocks with these sequence hashes.
     pub(super) fn run(position: u64, parent: Option<u64>, hashes: &[u64]) -> Vec<Self> {
         let mut before = parent;
         let mut keys = Vec::with_capacity(hashes.len());
@@ -76,12 +76,12 @@ impl From<PositionalLineageHash> for PlainKey {
     }
 }
 
-/// The tokens of the block that `symbol` stands for.
+/// Returns the tokens of the block that `symbol` stands for.
 pub(super) fn tokens_of(symbol: u32) -> Vec<Token> {
     (0..BLOCK_SIZE).map(|offset| symbol * 31 + offset).collect()
 }
 
-/// The hash of the block that `symbol` stands for.
+/// Returns the hash of the block that `symbol` stands for.
 pub(super) fn block_hash_of(symbol: u32) -> u64 {
     block_hash_of_tokens(&tokens_of(symbol))
 }
@@ -91,14 +91,14 @@ pub(super) fn block_hash_of_tokens(tokens: &[Token]) -> u64 {
     xxh3_64_with_seed(&bytes, SEED)
 }
 
-/// The sequence hash after `parent`.
+/// Returns the sequence hash of the block `block` that follows `parent`.
 pub(super) fn next_hash(parent: Option<u64>, block: u64) -> u64 {
     let Some(parent) = parent else { return block };
     let bytes = [parent.to_le_bytes(), block.to_le_bytes()].concat();
     xxh3_64_with_seed(&bytes, SEED)
 }
 
-/// Returns an event that stores blocks by their lineage hashes alone.
+/// Returns an event that stores blocks given only by their lineage hashes.
 pub(super) fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
     Event::Stored(StoredBlocks {
         names: BlockNames::Lineage(keys),
@@ -113,7 +113,7 @@ pub(super) fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
 pub(super) struct Path {
     pub(super) symbols: Vec<u32>,
     pub(super) blocks: Vec<u64>,
-    /// The contract's rolling chain.
+    /// Sequence hashes of the prompt's blocks, in the contract's rolling chain.
     pub(super) chain: Vec<u64>,
     pub(super) keys: Vec<PlainKey>,
 }
@@ -138,7 +138,7 @@ impl Path {
         self.symbols.len()
     }
 
-    /// The prompt in each of the four forms of a query.
+    /// Returns the prompt as a query, in each of the four forms of a query.
     pub(super) fn queries(&self) -> [QueryKey; 4] {
         [
             QueryKey::Tokens {
@@ -157,8 +157,8 @@ impl Path {
     }
 }
 
-/// Pool of prompts. Many share a prefix, and many have the same block hash at the same position under different
-/// prefixes.
+/// Pool of prompts. Many of them share a prefix, and many have the same block hash at the same position after
+/// different prefixes.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) paths: Vec<Path>,
@@ -188,7 +188,7 @@ impl World {
         u32::try_from(random.below(self.alphabet as usize)).unwrap()
     }
 
-    /// Makes a prompt that mostly shares a prefix with a prompt of the pool.
+    /// Makes a prompt that usually shares a prefix with a prompt of the pool.
     pub(super) fn branch(&self, random: &mut Random, depth_max: usize) -> Path {
         let mut symbols = Vec::new();
         if !self.paths.is_empty() && random.chance(80) {

@@ -1,8 +1,8 @@
-//! Numbers of variable length.
+//! Integers in an encoding of variable length.
 
 use super::ForestError;
 
-/// Appends a number, 7 bits per byte, the lowest bits first.
+/// Appends an integer to `bytes`: 7 bits in each byte, the lowest bits first.
 pub(super) fn put(bytes: &mut Vec<u8>, mut number: u64) {
     loop {
         let [lowest, ..] = number.to_le_bytes();
@@ -15,7 +15,7 @@ pub(super) fn put(bytes: &mut Vec<u8>, mut number: u64) {
     }
 }
 
-/// Takes numbers from untrusted bytes.
+/// Reader of variable-length integers from untrusted bytes.
 #[derive(Debug)]
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
@@ -42,7 +42,7 @@ impl Bytes<'_> {
         Err(ForestError::NumberTooLarge)
     }
 
-    /// Takes a number, which must be at most `most`. Errors call it `what`.
+    /// Takes the next integer, which must be at most `most`. `what` is the integer's name in error messages.
     pub(super) fn at_most(&mut self, most: usize, what: &'static str) -> Result<usize, ForestError> {
         let number = self.number()?;
         usize::try_from(number)

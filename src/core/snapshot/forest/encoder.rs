@@ -1,4 +1,4 @@
-//! Writer of a forest.
+//! Encoder of a forest: turns the runs of a walk into frames of a snapshot.
 
 use crate::hash::SequenceHash;
 use crate::index::{HolderPart, WalkedRun};
@@ -9,55 +9,56 @@ use super::{
     BEGINS, CANDIDATES_MAX, ENDS, EXCEPT, FRAME_BYTES, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX,
 };
 
-/// The outcome of adding a run.
+/// Outcome of adding a run to a forest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
-    /// The run is written.
+    /// The run was written.
     Taken,
-    /// No holder has blocks of the run and the whole path before it. The runs below it must be skipped.
+    /// No holder has blocks of this run together with all blocks before it. The caller must skip the runs below it.
     Unheld,
-    /// The run's path has more blocks, runs and holders than a reader takes. The runs below it must be skipped.
+    /// The path to the run has more blocks, runs and holders than a reader accepts. The caller must skip the runs
+    /// below it.
     TooWide,
 }
 
-/// The payload of a frame, and counts of its content.
+/// Payload of a forest frame, and numbers of runs and blocks in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForestFrame {
-    /// The payload.
+    /// Encoded payload of the frame.
     pub payload: Vec<u8>,
     /// Number of runs in the frame.
     pub runs: u64,
-    /// Number of blocks of these runs.
+    /// Number of blocks in these runs.
     pub blocks: u64,
 }
 
-/// Turns runs, in the order of a walk, into frames. Takes memory for one frame and for the path.
+/// Encodes runs, in the order of a walk, as frames. Takes memory for one frame and for the current path.
 #[derive(Debug)]
 pub struct ForestEncoder {
-    /// The holders' numbers, sorted.
+    /// Numbers of the holders, sorted.
     holders: Vec<u32>,
     outline: Outline<Encoded>,
     path: Vec<Level>,
-    /// Number of runs on the path, plus their holders.
+    /// Number of runs on the current path, plus the number of their holders.
     path_entries: usize,
     frame: FrameBuffer,
     full: Option<ForestFrame>,
     is_begun: bool,
-    /// Number of bytes from which on a frame is closed.
+    /// Number of bytes at which a frame is complete and the next frame begins.
     pub(super) frame_bytes: usize,
 }
 
-/// A run on the path.
+/// A run on the current path.
 #[derive(Debug)]
 struct Level {
     start: usize,
-    /// Number of the run's blocks that children can still branch off.
+    /// Number of the run's blocks after which a child can still branch off.
     len: usize,
-    /// The holders' parts of the run, sorted by the holders' numbers.
+    /// Parts of the run that holders have, sorted by the holders' numbers.
     parts: Vec<HolderPart>,
 }
 
-/// An encoded run, without the number of levels to pop after it.
+/// An encoded run, without the number of levels that end after it.
 #[derive(Debug)]
 struct Encoded {
     columns: Vec<u8>,
@@ -75,11 +76,11 @@ struct FrameBuffer {
     candidates: usize,
 }
 
-/// A candidate's index among the candidates, and the part of the run that it has.
+/// Index of a candidate among the candidates, and the part of the run that it has.
 type CandidatePart = (usize, HolderPart);
 
 impl ForestEncoder {
-    /// Begins a forest of `holders`, given by their numbers in the file.
+    /// Begins a forest of `holders`, which are given by their numbers in the file.
     pub fn new(mut holders: Vec<u32>) -> Self {
         holders.sort_unstable();
         holders.dedup();
@@ -95,8 +96,8 @@ impl ForestEncoder {
         }
     }
 
-    /// Adds a run. `parts` are the holders' parts of it, sorted by the holders' numbers. The run's parent is the last
-    /// run of the next smaller depth. Call [`take_frame`](Self::take_frame) after each call.
+    /// Adds a run. `parts` are the holders' parts of the run, sorted by the holders' numbers. The run's parent is the
+    /// last added run whose depth is smaller by one. Call [`take_frame`](Self::take_frame) after each call.
     ///
     /// Leaves out a holder's blocks if the holder lacks an earlier block.
     pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
@@ -137,12 +138,13 @@ impl ForestEncoder {
         Pushed::Taken
     }
 
-    /// Takes the frame that has become full, if there is one.
+    /// Returns a complete frame, if there is one, and removes it from the encoder.
     pub fn take_frame(&mut self) -> Option<ForestFrame> {
         self.full.take()
     }
 
-    /// Ends the forest, and returns the frames that have not been taken. The last one ends the forest.
+    /// Ends the forest, and returns the frames that have not been taken. The last frame has the flag that ends the
+    /// forest.
     pub fn finish(mut self) -> Vec<ForestFrame> {
         if let Some(last) = std::mem::take(&mut self.outline).finish() {
             self.append(last);
@@ -152,8 +154,8 @@ impl ForestEncoder {
         frames
     }
 
-    /// The offset, in the parent run, of the block that a run branches off. `Some(None)` for a run at position 0.
-    /// `None` if the parent has no such block.
+    /// Returns the offset, in the parent run, of the block after which a run branches off. `Some(None)` for a run at
+    /// position 0. `None` if the parent has no such block.
     fn branch(&self, run: &WalkedRun) -> Option<Option<usize>> {
         match self.path.last() {
             _ if self.path.len() + 1 != run.depth => None,
@@ -165,7 +167,7 @@ impl ForestEncoder {
         }
     }
 
-    /// Returns the number of candidates, and the parts of the candidates that have blocks of the run.
+    /// Returns the number of candidates, and the parts of those candidates that have blocks of the run.
     fn take_parts(
         &self,
         branch: Option<usize>,
@@ -259,7 +261,7 @@ impl FrameBuffer {
     }
 }
 
-/// Writes how many blocks of a run each candidate has, in the shorter of the two forms.
+/// Writes how many blocks of a run each candidate has, in the shorter of the forms *except* and *only*.
 fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[CandidatePart]) {
     let lacks = |part: &HolderPart| (len - usize::from(part.blocks)) as u64;
     let whole = taken.iter().filter(|(_, part)| lacks(part) == 0).count();

@@ -5,19 +5,19 @@
 //! The runs of an index ([`crate::index`]) form a forest. A run is a sequence of blocks; it branches off a block of
 //! another run, or begins at position 0.
 //!
-//! - Runs are written in depth-first order, parents before children. Of two children, the one that branches off later
-//!   comes first.
+//! - Runs are written in depth-first order, parents before children. Of two children, the child that branches off at
+//!   a later block comes first.
 //! - Each run tells how many levels to pop after it, as in [`crate::trie`] ([`Outline`](crate::trie::Outline)).
 //!   Positions, parents and parents' hashes follow from that, and are not written.
 //! - A reader keeps only the blocks on the path from the root.
 //!
 //! # Holders
 //!
-//! A holder has the first blocks of a run, or no block of it. It has blocks of a run only if it has the block that the
-//! run branches off. The holders with that block are the run's *candidates*. For a run at position 0, all holders of
-//! the forest are candidates.
+//! A holder has the first blocks of a run, or no block of it. It has blocks of a run only if it has the block that
+//! the run branches off. The holders with that block are the run's *candidates*. For a run at position 0, all holders
+//! of the forest are candidates.
 //!
-//! A run lists its changes in the shorter of two forms:
+//! A run lists its changes, that is, which candidates lack blocks of it, in the shorter of two forms:
 //!
 //! - *except*: all candidates have the whole run, except the listed ones;
 //! - *only*: only the listed candidates have blocks of the run.
@@ -35,7 +35,7 @@
 //!       └── x y z          run C   branches off c; 2 has it
 //!
 //!                     run A       run B       run C
-//! behind the branch   -           0           4          blocks of the parent after the branch: none after g, 4 after c
+//! after the branch    -           0           4          blocks of the parent after the branch: none after g, 4 after c
 //! length - 1          6           1           2
 //! changes             1, except   1, except   1, only
 //!                     2 lacks 4   0 lacks 2   2 lacks 0
@@ -45,7 +45,7 @@
 //!
 //! Run A has the candidates 0, 1 and 2. Run B has 0 and 1, since 2 lacks g. Run C has all three, since all have c.
 //!
-//! A change names its candidate by the number of candidates passed over since the last change. It then gives the number
+//! A change gives its candidate as the number of candidates skipped since the last change. It then gives the number
 //! of blocks that the candidate lacks. In the form *except* the number counts from 1, as a candidate that lacks no
 //! block is no exception. In the form *only* it counts from 0. These are the runs, byte by byte; 12 hashes of 8 bytes
 //! follow:
@@ -78,7 +78,7 @@
 //! # Limits
 //!
 //! Whatever a file contains, a reader takes memory for one frame, [`PARTS_MAX`] parts of holders, and
-//! [`PATH_ENTRIES_MAX`] blocks, runs and holders on a path. It looks at no more than [`CANDIDATES_MAX`] candidates per
+//! [`PATH_ENTRIES_MAX`] blocks, runs and holders on a path. It checks at most [`CANDIDATES_MAX`] candidates for each
 //! frame. A writer leaves out runs that would need more ([`Pushed::TooWide`]).
 
 mod bytes;
@@ -94,15 +94,15 @@ pub use error::ForestError;
 pub use reader::ForestChunk;
 pub(super) use reader::ForestReader;
 
-/// Most parts in one frame. A part is the blocks that one holder has of one run.
+/// Maximum number of parts in one frame. A part is the blocks that one holder has of one run.
 pub const PARTS_MAX: usize = 1 << 20;
-/// Most candidates that the runs of one frame have together.
+/// Maximum number of candidates of all runs of one frame together.
 pub const CANDIDATES_MAX: usize = 1 << 25;
-/// Most entries of a path: its blocks, its runs and the runs' holders together.
+/// Maximum number of entries of a path: its blocks, its runs and the runs' holders together.
 pub const PATH_ENTRIES_MAX: usize = 1 << 23;
-/// Most blocks of a run.
+/// Maximum number of blocks of a run.
 const RUN_BLOCKS_MAX: usize = u16::MAX as usize;
-/// Number of bytes from which on a frame is closed.
+/// Number of bytes at which a frame is complete and the next frame begins.
 const FRAME_BYTES: usize = 1 << 20;
 
 /// Flag in a frame's first byte: the frame begins a forest.

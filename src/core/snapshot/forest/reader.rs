@@ -1,4 +1,4 @@
-//! Reader of a forest in an untrusted file.
+//! Reader of a forest from an untrusted file.
 
 use crate::hash::{Position, SequenceHash};
 use crate::index::{HolderPart, RestoredRun};
@@ -7,14 +7,14 @@ use crate::trie::OutlineReader;
 use super::bytes::Bytes;
 use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX};
 
-/// The checked runs of one frame, and the parts that holders have of them.
+/// Runs of one frame, which have been checked, and the parts of the runs that holders have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ForestChunk {
     runs: Vec<ForestRun>,
     hashes: Vec<SequenceHash>,
-    /// Parts of the runs, sorted by holder. The parts of one holder are in the order of the runs.
+    /// Parts of the runs, sorted by holder. The parts of each holder are in the order of the runs.
     parts: Vec<RunPart>,
-    /// Number of candidates that were looked at to find the parts.
+    /// Number of candidates that were checked to find the parts.
     candidates: usize,
 }
 
@@ -22,7 +22,7 @@ pub struct ForestChunk {
 struct ForestRun {
     position: u32,
     parent: Option<SequenceHash>,
-    /// The index of the run's first hash.
+    /// Index of the run's first hash.
     first: usize,
     len: u16,
 }
@@ -35,24 +35,24 @@ struct RunPart {
 }
 
 impl ForestChunk {
-    /// Number of runs.
+    /// Number of runs in the chunk.
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// Number of distinct blocks.
+    /// Number of distinct blocks in the chunk.
     pub fn blocks(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Approximate bytes that the chunk takes in memory.
+    /// Approximate number of bytes that the chunk takes in memory.
     pub fn bytes(&self) -> usize {
         self.runs.len() * size_of::<ForestRun>()
             + self.hashes.len() * 8
             + self.parts.len() * size_of::<RunPart>()
     }
 
-    /// The runs of each holder, with the holder's number in the file. Parents come before children.
+    /// Returns the runs of each holder, with the holder's number in the file. Parents come before children.
     pub fn holders(&self) -> impl Iterator<Item = (u32, impl Iterator<Item = RestoredRun<'_>>)> {
         let by_holder = self.parts.chunk_by(|one, other| one.holder == other.holder);
         by_holder.filter_map(|parts| {
@@ -72,30 +72,30 @@ impl ForestChunk {
     }
 }
 
-/// Reads the forests of one file from frame to frame.
+/// Reader of the forests of one file, frame by frame.
 #[derive(Debug, Default)]
 pub(in super::super) struct ForestReader {
     forest: Option<Forest>,
 }
 
-/// A forest that has begun.
+/// A forest that has begun and not ended.
 #[derive(Debug)]
 struct Forest {
-    /// The holders' numbers, sorted.
+    /// Numbers of the holders, sorted.
     holders: Vec<u32>,
     outline: OutlineReader,
     levels: Vec<ReaderLevel>,
-    /// Number of runs on the path, plus their holders.
+    /// Number of runs on the current path, plus the number of their holders.
     path_entries: usize,
-    /// The hashes on the path.
+    /// Hashes of the blocks on the current path.
     path: Vec<SequenceHash>,
 }
 
-/// A run on the path.
+/// A run on the current path.
 #[derive(Debug)]
 struct ReaderLevel {
     start: usize,
-    /// Number of the run's blocks that children can still branch off.
+    /// Number of the run's blocks after which a child can still branch off.
     len: usize,
     parts: Vec<HolderPart>,
 }
@@ -106,8 +106,8 @@ impl ForestReader {
         self.forest.is_some()
     }
 
-    /// Reads a frame's payload. `holders` is the number of holders with blocks in a forest that the file has named so
-    /// far.
+    /// Reads a frame's payload. `holders` is the number of holders with blocks in forests whose frames the file has
+    /// given so far.
     pub(in super::super) fn read(
         &mut self,
         payload: &[u8],
@@ -186,7 +186,7 @@ impl Forest {
         Ok(chunk)
     }
 
-    /// Reads a run's fields, and returns its length in blocks.
+    /// Reads the fields of a run, and returns the run's length in blocks.
     fn read_run(
         &mut self,
         bytes: &mut Bytes<'_>,
@@ -233,8 +233,8 @@ impl Forest {
         Ok(len)
     }
 
-    /// Reads where the next run branches off. Returns its position, and its candidates: the holders that can have
-    /// blocks of it.
+    /// Reads where the next run branches off. Returns the run's position, and its candidates: the holders that can
+    /// have blocks of the run.
     fn candidates(&mut self, bytes: &mut Bytes<'_>) -> Result<(usize, Vec<u32>), ForestError> {
         let Some(parent) = self.levels.last_mut() else {
             return Ok((0, self.holders.clone()));
@@ -247,7 +247,7 @@ impl Forest {
         Ok((parent.start + branch + 1, candidates.collect()))
     }
 
-    /// Finds the parent hash of each run: the last hash on the path before it.
+    /// Finds the parent hash of each run: the hash of the last block on the path before the run.
     fn find_parents(&mut self, chunk: &mut ForestChunk) {
         for run in &mut chunk.runs {
             self.path.truncate(run.position as usize);
@@ -258,8 +258,8 @@ impl Forest {
     }
 }
 
-/// Reads a run's changes, and returns how many of its `len` blocks each holder has. Candidates without a block are
-/// left out.
+/// Reads a run's changes, and returns how many of its `len` blocks each holder has. Candidates that have no block of
+/// the run are left out.
 fn read_changes(
     bytes: &mut Bytes<'_>,
     len: usize,

@@ -1,4 +1,5 @@
-//! Tests of forests: everything that is written reads back without holes, and other input is refused without harm.
+//! Tests of forests: everything that is written, apart from blocks after holes, is read back, and other input is
+//! refused without harm.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -21,7 +22,7 @@ fn hashes(text: &str) -> Vec<SequenceHash> {
     text.bytes().map(|byte| SequenceHash(u64::from(byte))).collect()
 }
 
-/// A run that no index has, and that nobody holds.
+/// Returns a run that is in no index and that has no holder.
 fn walked(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> WalkedRun {
     WalkedRun {
         depth,
@@ -31,7 +32,8 @@ fn walked(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> WalkedRun
     }
 }
 
-/// One holder's share of one run: its number, the position and the parent of the first block, and the blocks' hashes.
+/// One holder's blocks of one run: the holder's number, the position and the parent of the first block, and the
+/// blocks' hashes.
 type Had = (u32, usize, Option<SequenceHash>, Vec<SequenceHash>);
 
 fn read(frames: &[ForestFrame], holders: u32) -> Result<Vec<ForestChunk>, ForestError> {
@@ -236,7 +238,8 @@ fn a_path_that_no_reader_takes_is_not_written() {
     assert_eq!(reader.read(&more, 60_000), Err(ForestError::TooWide));
 }
 
-/// A run, the number of its blocks that each of three holders may have, and the runs that branch off, with the offsets.
+/// A run, the number of its blocks that each of three holders may have, and its child runs with the offsets at which
+/// they branch off.
 #[derive(Debug, Clone)]
 struct Tree {
     hashes: Vec<u64>,
@@ -273,7 +276,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 const NUMBERS: [u32; 3] = [1, 4, 5];
 
 impl Tree {
-    /// The runs in depth-first order.
+    /// Appends the runs to `into`, in depth-first order.
     fn walk(&self, depth: usize, position: usize, into: &mut Vec<(WalkedRun, Vec<HolderPart>)>) {
         let hashes = self.hashes.iter().copied().map(SequenceHash).collect();
         let held: Vec<(u32, u16)> = NUMBERS
@@ -287,7 +290,7 @@ impl Tree {
         }
     }
 
-    /// Collects the blocks that a holder has together with all blocks before them.
+    /// Appends to `into` the blocks that a holder has together with all blocks before them.
     fn had(&self, which: usize, position: usize, parent: Option<u64>, into: &mut Vec<Had>) {
         let held = usize::from(self.held[which]);
         if held == 0 {
@@ -339,7 +342,7 @@ proptest! {
         }
     }
 
-    /// Accepted bytes leave no hole: each run of a holder follows a block that the holder has.
+    /// Accepted bytes leave no hole: each run of a holder follows a block that the same holder has.
     #[test]
     fn changed_bytes_are_refused_or_make_another_forest(
         trees in vec(tree(), 1..4),

@@ -1,5 +1,5 @@
-//! Collector in place of the product's, which loom does not know. Deferred work runs as soon as all guards that were
-//! held at that moment are gone. So a reader that needs freed memory longer is found out.
+//! Collector that replaces the product's collector, which loom does not know. Deferred work runs as soon as all
+//! guards held at that moment are gone. So the check finds a reader that needs freed memory longer.
 
 use loom::lazy_static;
 use loom::sync::Mutex;
@@ -8,7 +8,7 @@ lazy_static! {
     static ref STATE: Mutex<State> = Mutex::default();
 }
 
-/// Deferred work, and the numbers of the guards that it waits for.
+/// Deferred work, with the numbers of the guards that must be dropped before it runs.
 struct PutOff {
     guards: Vec<usize>,
     free: Box<dyn FnOnce()>,
@@ -25,7 +25,7 @@ struct State {
 // SAFETY: callers of `Guard::defer` promise it.
 unsafe impl Send for PutOff {}
 
-/// Presence of a reader, by its number.
+/// Guard of a reader, identified by a number.
 #[derive(Debug)]
 pub(crate) struct Guard(usize);
 

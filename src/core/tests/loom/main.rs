@@ -1,10 +1,10 @@
-//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows. The
-//! atomics in the product's sources are replaced by those of [`loom`], and the collector by [`epoch`].
+//! Models of data that readers and writers share without a lock, in all orders of steps that the memory model allows.
+//! The atomics in the product's sources are replaced by those of [`loom`], and the collector by [`epoch`].
 //!
-//! - Arrays of words (`words.rs`): a reader keeps the array that it has found, whole, while writers replace it.
-//! - A run's header and its blocks (`header.rs`): all blocks that a length counts are there.
-//! - A roster and its summary (`roster.rs`): between two equal versions both tell of the same instant.
-//! - A step against a search: a search sees a batch whole or not at all, or notices it.
+//! - Arrays of words (`words.rs`): a reader keeps the whole array that it has found while writers replace it.
+//! - A run's header and its blocks (`header.rs`): all blocks that the length counts can be read.
+//! - A roster and its summary (`roster.rs`): between two equal versions, both are of the same instant.
+//! - A step against a search: a search sees a batch wholly or not at all, or notices the step.
 //! - The table of runs (`heads.rs`) against its writer.
 
 #![allow(
@@ -28,13 +28,13 @@ use roster::Roster;
 use sync::{AtomicU64, Ordering, fence};
 use words::Words;
 
-/// The module that the product's sources find in place of their own.
+/// Module that the product's sources use in place of their own module of this name.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicPtr, Ordering, fence};
 
     pub(crate) const IS_MODEL: bool = true;
 
-    /// Word whose drop counts as a change. So loom refuses reads that are not ordered before the drop.
+    /// Atomic word whose drop counts as a change. So loom refuses reads that are not ordered before the drop.
     #[derive(Debug, Default)]
     pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
 
@@ -105,7 +105,7 @@ mod mix {
     }
 }
 
-/// Returns the hash `number` as that of a run at position 0, so that searches look at its filter bit, too.
+/// Returns the hash `number` in the form of a hash of a run at position 0. So searches also check its filter bit.
 fn first(number: u64) -> u64 {
     number | 1 << 63
 }
@@ -143,7 +143,7 @@ impl Table {
     }
 }
 
-/// Runs all models. There is no test harness, because it would also run the tests in the product's sources.
+/// Runs all models. There is no test harness, because a harness would also run the tests in the product's sources.
 fn main() {
     readers_of_a_replaced_array_go_on_with_what_they_have();
     blocks_that_a_length_counts_are_there();
@@ -155,7 +155,7 @@ fn main() {
     a_run_behind_one_that_goes_is_found();
 }
 
-/// Checks a model in all orders with at most `interruptions_max` interruptions of threads.
+/// Checks a model in all orders in which threads are interrupted at most `interruptions_max` times.
 fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(interruptions_max);
@@ -167,7 +167,7 @@ fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 
     println!("{name}: ok");
 }
 
-/// Gives all words of an array its length.
+/// Writes the length of the array into every word of it.
 fn fill_with_length(array: &[AtomicU64]) {
     let len = array.len() as u64;
     array.iter().for_each(|word| word.store(len, Ordering::Relaxed));
@@ -200,7 +200,7 @@ fn readers_of_a_replaced_array_go_on_with_what_they_have() {
     });
 }
 
-/// A run that is appended to.
+/// A run to which blocks are appended.
 #[derive(Default)]
 struct Chain {
     header: Header,
@@ -208,7 +208,7 @@ struct Chain {
 }
 
 impl Chain {
-    /// Appends blocks up to the length `end`, each with its number as hash.
+    /// Appends blocks up to the length `end`. The hash of each block is its number.
     fn append(&self, end: u16) {
         let guard = epoch::pin();
         let old = self.hashes.get(&guard);
@@ -240,7 +240,7 @@ fn blocks_that_a_length_counts_are_there() {
     });
 }
 
-/// A run with the entries of its holders. One entry stands in the run itself.
+/// A run with the entries of its holders. One entry is stored in the run itself.
 #[derive(Default)]
 struct Held {
     header: Header,
@@ -253,7 +253,7 @@ impl Held {
         Roster::new(&self.inline, self.more.get(guard))
     }
 
-    /// Makes a step, after which the holder in `slot` has `reach` blocks. The holder's entry is at `index`.
+    /// Makes a step after which the holder in `slot` has `reach` blocks. The holder's entry is at `index`.
     fn step(&self, slot: usize, index: usize, reach: u16) {
         let guard = epoch::pin();
         self.header.count_step();
@@ -275,7 +275,8 @@ impl Held {
         self.header.count_step();
     }
 
-    /// Reads the summary and the entries as a search does. If no step was made meanwhile, both must tell the same.
+    /// Reads the summary and the entries as a search does. If no step was made meanwhile, both must show the same
+    /// state.
     fn search(&self) {
         let guard = epoch::pin();
         let version = self.header.version();
@@ -308,7 +309,7 @@ fn a_roster_and_its_summary_are_of_one_instant() {
     });
 }
 
-/// Two runs, and the shares that two holders have of each.
+/// Two runs, and the shares that each of two holders has of them.
 #[derive(Default)]
 struct World {
     runs: [Header; 2],
@@ -317,7 +318,7 @@ struct World {
 }
 
 impl World {
-    /// Makes a step of a holder, after which the holder has `value` of both runs.
+    /// Makes a step after which the holder has `value` of both runs.
     fn step(&self, holder: usize, value: u64) {
         let _turn = self.turn.lock().unwrap();
         self.runs.iter().for_each(Header::count_step);
@@ -329,7 +330,7 @@ impl World {
     }
 
     /// Reads the shares of the first `holders` holders as a search does, run by run. If no step was made meanwhile,
-    /// each holder must have the same of both runs, and the shares are returned.
+    /// each holder must have the same share of both runs. In that case the shares are returned.
     fn search(&self, holders: usize) -> Option<Vec<u64>> {
         let look = |run: usize| {
             let version = self.runs[run].version();
@@ -350,7 +351,7 @@ impl World {
     }
 }
 
-/// Reads the first holder's shares in a thread of its own.
+/// Reads the first holder's shares in another thread.
 fn search_beside(world: &Arc<World>) -> thread::JoinHandle<Option<Vec<u64>>> {
     let world = Arc::clone(world);
     thread::spawn(move || world.search(1))

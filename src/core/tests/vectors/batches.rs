@@ -1,4 +1,4 @@
-//! Event batches: what they mean, and their bytes.
+//! Event batches in the test vectors: their meaning, and their bytes.
 
 use kvatlas_core::hash::{BlockHash, BlockSize, Position, SequenceHash};
 use kvatlas_core::wire::{
@@ -89,13 +89,13 @@ pub(super) fn batch_meaning(batch: &EventBatch) -> Value {
     ])
 }
 
-/// An address and labels, as a batch tells them.
+/// Returns an address and labels as the meaning of a batch.
 fn profile_meaning(profile: &Profile) -> Value {
     let address = profile.address.as_ref().map(Address::as_str);
     json!({ "address": address, "labels": profile.labels })
 }
 
-/// The profile that some vectors tell.
+/// Returns the profile that some test vectors contain.
 pub(super) fn profile() -> Profile {
     let labels = [("role", "prefill"), ("topology.kubernetes.io/zone", "eu-1a")];
     let owned = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -128,7 +128,8 @@ fn batch_vector(name: &str, batch: &EventBatch) -> Value {
     json!({ "name": name, "meaning": batch_meaning(batch), "payload": hex(&payload) })
 }
 
-/// Vector of other bytes with the same meaning. No encoder needs to make them, but every daemon takes them.
+/// Returns a test vector of a batch in other bytes with the same meaning. No encoder needs to produce these bytes,
+/// but every daemon must accept them.
 fn other_bytes(name: &str, batch: &EventBatch, other: &Value) -> Value {
     let payload = rmp_serde::to_vec_named(other).unwrap();
     assert_eq!(
@@ -429,7 +430,7 @@ pub(super) fn batches_refused() -> Vec<Value> {
     vectors
 }
 
-/// A batch whose blob of hashes has a length that is not a multiple of a hash's length.
+/// Returns a batch with a blob of hashes whose length is not a multiple of a hash's length.
 fn ragged() -> Vec<u8> {
     let mut payload = vec![0x83, 0xa5];
     payload.extend(b"epoch\x07\xa3seq\x01\xa6events\x91\x82\xa4type\xa6stored\xafsequence_hashes\xc4\x07");

@@ -1,20 +1,22 @@
-//! Block keys that llm-d's own token processor has printed, for every algorithm, seed, model and prompt of its vectors.
+//! Block keys that llm-d's own token processor printed, for every algorithm, seed, model and prompt of the test
+//! vectors.
 
 use kvatlas_core::hash::{Scheme, SchemeChains};
 use serde_json::{Value, json};
 
 use super::wides;
 
-/// Prompts, by their tokens.
+/// Prompts of the test vectors, by their tokens.
 #[derive(Clone, Copy)]
 enum Prompt {
-    /// 53 tokens from 1 on, in blocks of 16.
+    /// The 53 tokens from 1 on, in blocks of 16.
     Counted,
-    /// 197 tokens from 1 on, in blocks of 64.
+    /// The 197 tokens from 1 on, in blocks of 64.
     Counted64,
-    /// Tokens at the borders of their encodings.
+    /// Tokens whose values are at the limits of their encodings.
     Large,
-    /// 48 tokens from 100 on: a block of text, one with an image, one with two.
+    /// The 48 tokens from 100 on, in three blocks: the first without an image, the second with one image, the third
+    /// with two.
     Images,
 }
 
@@ -50,7 +52,7 @@ impl Prompt {
     }
 }
 
-/// The keys of each prompt, with an algorithm, a seed and a model.
+/// Block keys of each prompt, with the algorithm, the seed and the model.
 struct Keys {
     algorithm: &'static str,
     seed: &'static str,
@@ -261,7 +263,8 @@ const VECTORS: [Keys; 18] = [
     },
 ];
 
-/// The vectors as they are in the file: a line for each algorithm and prompt, with the keys by seed and model.
+/// Returns the test vectors as they are in the file: a line for each algorithm and prompt, with the keys by seed and
+/// model.
 pub(crate) fn llmd_keys() -> Vec<Value> {
     let mut vectors = Vec::new();
     for algorithm in ["llm-d-xxh64", "llm-d-cbor-fnv"] {

@@ -1,4 +1,4 @@
-//! Queries: what they mean, and their bytes.
+//! Queries in the test vectors: their meaning, and their bytes.
 
 use kvatlas_core::hash::{BlockHash, Position, SequenceHash};
 use kvatlas_core::wire::{
@@ -147,7 +147,7 @@ pub(super) fn query_batches() -> Vec<Value> {
     vec![json!({ "name": "two queries", "meaning": { "queries": meaning }, "payload": hex(&payload) })]
 }
 
-/// The numbers of errors are part of the contract too.
+/// The error numbers are also a part of the contract.
 #[test]
 fn the_errors_of_refused_requests_are_numbered() {
     let unsupported = QueryRequest::decode(&[0x81, 0xa1, b'v', 2], &limits()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Replies: what they mean, and their bytes.
+//! Replies in the test vectors: their meaning, and their bytes.
 
 use kvatlas_core::wire::{
     Address, BatchReply, DegradedReason, DegradedReasons, DropOut, ErrorBody, Gathered, HolderMatch,
@@ -37,7 +37,7 @@ fn gathered_meaning(gathered: Option<&Gathered>) -> Option<Value> {
     gathered.map(|gathered| json!({ "shards": gathered.shards, "missing": gathered.missing }))
 }
 
-/// A holder with every field, whatever the payload leaves out.
+/// Returns a holder with all its fields, including those that the payload leaves out.
 fn holder_meaning(holder: &HolderMatch) -> Value {
     let drop_out = holder.dropped_out.as_ref().map(|drop_out| {
         json!({

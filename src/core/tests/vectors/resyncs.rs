@@ -1,4 +1,4 @@
-//! Questions of daemons and answers of publishers: what they mean, and their bytes.
+//! Requests of daemons and answers of publishers in the test vectors: their meaning, and their bytes.
 
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{

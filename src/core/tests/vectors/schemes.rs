@@ -6,8 +6,8 @@ use sha2::{Digest, Sha256};
 
 use super::wides;
 
-/// One case: the tokens, the tokens of a page, the salt, the adapter's id, whether pairs of tokens are hashed, and the
-/// names.
+/// One SGLang case: the tokens, the number of tokens of a page, the salt, the adapter's id, whether pairs of tokens
+/// are hashed, and the names.
 type SglangCase = (
     &'static [u32],
     u32,
@@ -17,11 +17,12 @@ type SglangCase = (
     &'static [i64],
 );
 
-/// SGLang's id of the adapter `my-lora` of `--lora-paths my-lora=/adapters/my-lora`, in which name and path are digested.
+/// Id that SGLang gives the adapter `my-lora` with `--lora-paths my-lora=/adapters/my-lora`: a digest of name and
+/// path.
 const ADAPTER: &str = "f8773e543de25411b8445231782a1fbc";
 
-/// Cases that SGLang 0.5.23 itself has printed: by `compute_node_event_hash_values` over its own compiled hash, and
-/// with an adapter by its cache, as its events name the pages.
+/// Cases that SGLang 0.5.23 itself printed. `compute_node_event_hash_values` printed those without an adapter, with
+/// SGLang's own compiled hash. SGLang's cache printed those with an adapter; its events use the same names.
 const SGLANG: [SglangCase; 9] = [
     (&[1, 2, 3, 4, 5], 4, "", "", false, &[-3488128144981237669]),
     (
@@ -88,10 +89,12 @@ const SGLANG: [SglangCase; 9] = [
     ),
 ];
 
-/// One case: the seed, the first token, the number of tokens, the tokens of a block, the salt, and the names.
+/// One vLLM case: the seed, the first token, the number of tokens, the number of tokens of a block, the salt, and the
+/// names.
 type VllmCase = (&'static str, u32, u32, u32, &'static str, &'static [u64]);
 
-/// Cases that `get_request_block_hasher` of vLLM 0.33.0 has printed with `sha256_cbor`. Its events name the blocks so.
+/// Cases that `get_request_block_hasher` of vLLM 0.33.0 printed with `sha256_cbor`. vLLM's events use the same block
+/// names.
 const VLLM: [VllmCase; 6] = [
     ("", 1, 32, 16, "", &[0x7b0b_f7bf_7fd0_1682, 0x0b36_8b33_d87b_f3bf]),
     (
@@ -136,7 +139,7 @@ const VLLM: [VllmCase; 6] = [
     ),
 ];
 
-/// The vectors of vLLM as they are in the file.
+/// Returns the test vectors of vLLM as they are in the file.
 pub(crate) fn vllm_blocks() -> Vec<Value> {
     let vector = |(seed, first, count, block_size, salt, blocks): &VllmCase| {
         json!({
@@ -169,7 +172,7 @@ fn schemes_meet_the_vectors_of_vllm() {
     }
 }
 
-/// The vectors of SGLang as they are in the file.
+/// Returns the test vectors of SGLang as they are in the file.
 pub(crate) fn sglang_pages() -> Vec<Value> {
     let vector = |(tokens, page_size, salt, adapter, in_pairs, pages): &SglangCase| {
         let pages: Vec<u64> = pages.iter().map(|page| page.cast_unsigned()).collect();
@@ -204,8 +207,8 @@ fn schemes_meet_the_vectors_of_sglang() {
     }
 }
 
-/// The name of a page of an adapter, as SGLang makes it of the page's name without one. Only SGLang knows its adapters'
-/// ids, so that nothing in kvatlas names such pages.
+/// Returns the name of an adapter's page, which SGLang computes from the name of the same page without an adapter.
+/// Only SGLang knows the ids of its adapters, so kvatlas itself cannot compute such names.
 fn page_of(adapter: &str, page: u64) -> u64 {
     if adapter.is_empty() {
         return page;

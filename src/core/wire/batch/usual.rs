@@ -1,8 +1,9 @@
 //! The fast path for batches in the usual form, which [`EventBatch::encode`] writes: keys in its order, numbers in
 //! their usual forms.
 //!
-//! Each key is compared at the place where it is expected; nothing is looked up. A batch or an event in another form, or with a mistake, is
-//! read again from its beginning by the decoder for all forms. So the outcome is always that decoder's; the fuzz tests compare the two.
+//! Each key is compared at the place where it is expected, without any look-up. If a batch or an event has another
+//! form, or a mistake, the decoder for all forms reads it again from its beginning. So the result always equals that
+//! decoder's result; the fuzz tests compare the two.
 
 use crate::hash::{BlockSize, Position};
 use crate::wire::error::DecodeError;
@@ -14,8 +15,8 @@ use crate::wire::tier::Tier;
 
 use super::EventBatch;
 
-/// Reads a batch up to its events. Returns it without events, and the number of events, which are the rest of the
-/// payload. `None` if the batch is not in the usual form.
+/// Reads a batch up to its events. Returns the batch without events, and the number of its events, which are the rest
+/// of the payload. `None` if the batch is not in the usual form.
 pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
     let entries = reader.short_map()?;
     let epoch = reader.behind(b"\xa1v\x01\xa5epoch")?.plain_number()?;
@@ -48,7 +49,7 @@ pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
     (read == entries && seq > 0).then_some((batch, count))
 }
 
-/// Reads the next event, in whatever form.
+/// Reads the next event, in any form.
 pub(super) fn event(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Event, DecodeError> {
     let mut ahead = reader.clone();
     match plain_event(&mut ahead, limits) {
@@ -60,8 +61,8 @@ pub(super) fn event(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Even
     }
 }
 
-/// Reads an event in the usual form: it names blocks by sequence hashes, and has nothing besides except which blocks
-/// are resumable. `None` for another form.
+/// Reads an event in the usual form. Such an event names blocks by sequence hashes, and has no other field except the
+/// marks of resumable blocks. `None` for any other form.
 fn plain_event(reader: &mut Reader<'_>, limits: &WireLimits) -> Option<Event> {
     const HASHES: &str = "sequence_hashes";
     let entries = reader.short_map()?;

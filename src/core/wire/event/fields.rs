@@ -1,4 +1,4 @@
-//! The fields of an event, as they are read.
+//! Fields of an event, filled while they are read.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use super::{
     BlockContent, BlockNames, DOUBTS, Event, EventType, RemovedBlocks, StoredBlocks, TYPE_BYTES_MAX,
 };
 
-/// All fields that an event of any type may have. Keys come in any order, so the type may come last.
+/// All fields that an event of any type may have. Keys may be in any order, so the type may be the last.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct EventFields {
@@ -35,8 +35,8 @@ pub(super) struct EventFields {
     resumable: Option<RunsOrFlag>,
 }
 
-/// The value of `resumable`: run lengths in an event of stored blocks, or one boolean for all blocks of an event of
-/// type `resumable`.
+/// Value of the field `resumable`. In an event of stored blocks it is a list of run lengths. In an event of type
+/// `resumable` it is one boolean for all blocks.
 #[derive(Deserialize)]
 #[serde(
     untagged,
@@ -104,8 +104,8 @@ impl EventFields {
         }
     }
 
-    /// Refuses fields that an event of this type does not have. Called for JSON only, where a person has made a mistake. MessagePack may
-    /// carry such fields, so that the contract can grow.
+    /// Refuses fields that an event of this type does not have. Called only for JSON, where such a field is a
+    /// person's mistake. MessagePack may have such fields, so that the contract can grow.
     pub(super) fn refuse_strays(&self) -> Result<(), DecodeError> {
         let has_content_name = self.lora_name.is_some() || self.cache_salt.is_some();
         let has_stored_fields = self.parent.is_some()
@@ -242,7 +242,7 @@ impl EventFields {
         })
     }
 
-    /// Makes the event of blocks that are named one by one.
+    /// Makes the content of an event whose blocks are named one by one.
     fn into_removed(self) -> Result<RemovedBlocks, DecodeError> {
         if self.sequence_hashes.is_none() && self.lineage_hashes.is_none() {
             return Err(DecodeError::Missing {
@@ -256,8 +256,8 @@ impl EventFields {
     }
 }
 
-/// The publisher's own doubts. An unknown word is an error: with a doubt that the daemon does not understand, it
-/// could not call the holder exact.
+/// The publisher's own doubts. An unknown word is an error: the daemon could not call a holder exact if it did not
+/// understand a doubt.
 struct PublisherDoubts(DegradedReasons);
 
 impl PublisherDoubts {
@@ -280,7 +280,7 @@ impl PublisherDoubts {
 }
 
 impl<'de> Deserialize<'de> for PublisherDoubts {
-    /// Reads the words as strictly as [`Self::decode`]. Replies read the same words leniently.
+    /// Reads the words, and refuses unknown words as [`Self::decode`] does. In replies, unknown words are ignored.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words: Vec<Cow<'de, str>> = Deserialize::deserialize(deserializer)?;
         let mut reasons = DegradedReasons::default();
@@ -291,8 +291,8 @@ impl<'de> Deserialize<'de> for PublisherDoubts {
     }
 }
 
-/// Checks the start of stored blocks: position 0 has no parent, and every other position has one. The last block's
-/// position must be in range too.
+/// Checks the start of stored blocks: position 0 must have no parent, and every other position must have one. The
+/// last block's position must also be in range.
 pub(in crate::wire) fn check_start(
     parent: Option<SequenceHash>,
     position: Option<Position>,

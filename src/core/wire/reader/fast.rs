@@ -1,11 +1,12 @@
-//! The fast paths of the cursor, for the values that make up much of a payload. They read short keys and plain numbers,
-//! pass over values that nobody asks for, and read arrays of small numbers.
+//! Fast paths of the cursor for common values. They read short keys and plain numbers, skip values that nobody asks
+//! for, and read arrays of small numbers.
 
 use rmp::Marker;
 
 use super::{DecodeError, Reader, Value};
 
-/// Bytes of a value, marker included, indexed by its marker. 0 if the number depends on more than the marker.
+/// Number of bytes of a value with its marker, indexed by the marker. 0 if the number depends on more than the
+/// marker.
 const WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -37,7 +38,8 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Bytes of an unsigned integer of at most 32 bits, marker included, indexed by its marker. 0 for all other markers.
+/// Number of bytes of an unsigned integer of at most 32 bits with its marker, indexed by the marker. 0 for all other
+/// markers.
 const NUMBER_WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -76,7 +78,7 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Moves past the bytes `expected` if they come next, and returns the cursor. Otherwise reads nothing and returns
+    /// Skips the bytes `expected` if they come next, and returns the cursor. Otherwise reads nothing and returns
     /// `None`.
     #[inline]
     pub(in crate::wire) fn behind<const LENGTH: usize>(
@@ -91,15 +93,15 @@ impl<'a> Reader<'a> {
         Some(self)
     }
 
-    /// Reads the head of a map with fewer than 16 entries, and returns their number. For another value reads nothing
-    /// and returns `None`.
+    /// Reads the head of a map with fewer than 16 entries, and returns their number. If the next value is another
+    /// one, reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_map(&mut self) -> Option<usize> {
         self.short_count(Marker::FixMap(0).to_u8())
     }
 
-    /// Reads the head of an array with fewer than 16 elements, and returns their number. For another value reads
-    /// nothing and returns `None`.
+    /// Reads the head of an array with fewer than 16 elements, and returns their number. If the next value is another
+    /// one, reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_array(&mut self) -> Option<usize> {
         self.short_count(Marker::FixArray(0).to_u8())
@@ -130,8 +132,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Passes over one value with everything in it. Takes no memory and does not recurse: the values left to pass are
-    /// only counted, and each costs at least one byte of the payload.
+    /// Skips one value with everything in it. Takes no memory and does not recurse: it only counts the values that
+    /// are left to skip. Each of them takes at least one byte of the payload.
     ///
     /// # Errors
     ///
@@ -159,7 +161,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Appends `count` unsigned integers of 32 bits to `list`: the elements of an array whose head was read.
+    /// Appends `count` unsigned integers of 32 bits to `list`: the elements of an array whose head was already read.
     ///
     /// # Errors
     ///
@@ -190,8 +192,8 @@ impl Reader<'_> {
     }
 
     /// Reads the next value if it is an unsigned integer of at most 32 bits, and at least 5 bytes are left. Otherwise
-    /// reads nothing and returns `None`. No branch depends on the encoding, as no processor could predict the encodings
-    /// of tokens.
+    /// reads nothing and returns `None`. The code does not branch on the encoding, because a processor could not
+    /// predict the encodings of tokens.
     #[inline]
     fn small_number(&mut self) -> Option<u32> {
         let bytes = self.input.get(self.offset..)?.first_chunk::<5>()?;

@@ -1,5 +1,5 @@
-//! Tests of the other forms that a publisher or router may choose: arrays for blobs, keys in any order, keys that are
-//! not known yet.
+//! Tests of the other forms that a publisher or router may choose: arrays instead of blobs, keys in any order,
+//! unknown keys.
 
 use proptest::prelude::*;
 use rmp::encode;
@@ -12,7 +12,7 @@ use super::super::{
 };
 use super::generate;
 
-/// Map entries in the order in which they are to travel.
+/// Map entries, in the order in which they are sent.
 type Entries = Vec<(String, Vec<u8>)>;
 
 fn value(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -47,7 +47,7 @@ fn map(entries: &Entries) -> Vec<u8> {
     })
 }
 
-/// Hashes as an array of integers.
+/// Returns hashes as an array of integers.
 fn numbers<T: Copy + Into<u64>>(list: &[T]) -> Vec<u8> {
     array(list.iter().map(|element| number((*element).into())))
 }
@@ -146,7 +146,7 @@ fn event_entries(event: &Event) -> Entries {
     }
 }
 
-/// Something a later version of the contract might send.
+/// Returns a value that a later version of the contract might send.
 fn unknown(depth: usize) -> Vec<u8> {
     let mut nested = vec![0x91; depth];
     // Keys of any type, a float, an extension, a negative number.
@@ -156,7 +156,7 @@ fn unknown(depth: usize) -> Vec<u8> {
     nested
 }
 
-/// Adds keys nobody knows and turns the order around.
+/// Adds unknown keys to `entries`, and changes their order.
 fn disguise(mut entries: Entries, rotation: usize, depth: usize) -> Vec<u8> {
     entries.push(entry("new_in_version_2", unknown(depth)));
     entries.push(entry("", number(7)));

@@ -1,5 +1,5 @@
-//! A seeded mutation fuzzer over every decoder. It checks that no decoder panics, and that everything decoded is
-//! encoded to something that decodes to the same.
+//! Mutation fuzzer with a seed, for every decoder. It checks that no decoder panics. It also checks that a decoded
+//! message, encoded and decoded again, stays the same.
 
 use fastrand::Rng;
 use proptest::strategy::{Strategy, ValueTree};
@@ -17,7 +17,7 @@ fn setting(name: &str, default: u64) -> u64 {
     })
 }
 
-/// Valid payloads of every kind, from a seed.
+/// Returns valid payloads of every kind, made from a seed.
 fn corpus(seed: u64) -> Vec<Vec<u8>> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -64,7 +64,7 @@ fn corpus(seed: u64) -> Vec<Vec<u8>> {
     payloads
 }
 
-/// Runs every decoder on the payload. Returns how many accepted it.
+/// Runs every decoder on the payload. Returns the number of decoders that accepted it.
 fn decode_all(payload: &[u8]) -> usize {
     let limits = WireLimits::default();
     let mut taken = 0;
@@ -114,7 +114,7 @@ fn decode_all(payload: &[u8]) -> usize {
     taken
 }
 
-/// Markers that announce more than there is, nest, or are not MessagePack.
+/// Markers of values that are longer than the payload, that nest, or that are not MessagePack.
 const MARKERS: [u8; 22] = [
     0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xc1, 0xc4, 0xc6, 0xc7, 0xc9, 0xcb, 0xcf, 0xd3, 0xd8, 0xd9,
     0xdb, 0xdc, 0xdd, 0xde, 0xdf,
@@ -197,7 +197,7 @@ fn noise_never_panics() {
     }
 }
 
-/// Payloads that are nested as deeply as their size allows. No decoder may recurse without bound.
+/// Decodes payloads that are nested as deeply as their size allows. No decoder may recurse without bound.
 #[test]
 fn deep_nesting_never_overflows_the_stack() {
     for marker in [0x91_u8, 0x81, 0x92, 0xdd] {
@@ -215,7 +215,7 @@ fn deep_nesting_never_overflows_the_stack() {
     }
 }
 
-/// Payloads of a few bytes whose lists announce as many elements as the limits allow.
+/// Decodes payloads of a few bytes whose lists claim as many elements as the limits allow.
 #[test]
 fn announced_lengths_that_lie_take_no_memory() {
     let heads = [

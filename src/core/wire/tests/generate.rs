@@ -16,7 +16,7 @@ use super::super::{
     StatusReply, StoredBlocks, Tier, WorkerName,
 };
 
-/// Numbers, often small ones, so that every width of integer is encoded.
+/// Returns numbers, often small ones, so that integers of every width are encoded.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..300_u64, 0..100_000_u64, any::<u64>()]
 }
@@ -44,7 +44,7 @@ fn tier() -> impl Strategy<Value = Tier> {
     (0..Tier::COUNT).prop_map(|tier| Tier::new(tier).unwrap())
 }
 
-/// Parent, position and hashes that can be placed.
+/// Returns names of blocks by sequence hashes, with a parent and a position that fit together.
 fn sequence_names() -> impl Strategy<Value = BlockNames> {
     let start = prop_oneof![
         Just((None, None)),
@@ -141,7 +141,7 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A profile, which may be empty.
+/// Returns a profile, which may be empty.
 fn profile() -> impl Strategy<Value = Profile> {
     let address = prop_oneof![
         "[a-z0-9.-]{1,20}:[1-9][0-9]{0,3}",
@@ -233,7 +233,7 @@ fn query() -> impl Strategy<Value = SingleQuery> {
     })
 }
 
-/// Whole prefixes, and blocks chosen from one.
+/// Returns whole prefixes, and chosen blocks of a prefix with their positions.
 fn asked() -> impl Strategy<Value = (QueryKey, Option<Vec<Position>>)> {
     let chosen = || vec(any::<bool>(), 1..30);
     let is_lineage = any::<bool>();

@@ -1,4 +1,4 @@
-//! Tests of messages as JSON: everything written is read back, and mistakes are named.
+//! Tests of messages as JSON: everything written is read back unchanged, and errors tell the mistake.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -28,8 +28,8 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<QueryRequest>(&text).unwrap(), request, "{}", text);
     }
 
-    /// Checks that replies are read back equal, except for optional counts: JSON always has those that a reply may
-    /// leave out.
+    /// Checks that replies are read back equal. Optional counts are an exception: JSON always contains them, although
+    /// a reply may leave them out.
     #[test]
     fn replies_are_read_back(reply in generate::query_reply(), batch in generate::batch_reply(), status in generate::status_reply()) {
         let text = serde_json::to_string(&reply).unwrap();
@@ -45,7 +45,7 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<StatusReply>(&text).unwrap(), status);
     }
 
-    /// Checks that serde's MessagePack writer gives the bytes of `encode`: both write the same entries.
+    /// Checks that serde's MessagePack writer writes the same bytes as `encode`, because both write the same entries.
     #[test]
     fn bytes_are_those_of_the_entries(batch in generate::batch_reply(), status in generate::status_reply()) {
         prop_assert_eq!(rmp_serde::to_vec_named(&batch).unwrap(), batch.encode());

@@ -1,4 +1,4 @@
-//! Tests of every limit: a message just within it is taken, and one element more is refused.
+//! Tests of every limit: a message just within the limit is accepted, and a message with one more element is refused.
 
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
 
@@ -43,7 +43,7 @@ fn is_too_large<T: std::fmt::Debug>(decoded: Result<T, DecodeError>) -> bool {
     is_length && WireError::from(error).code == ErrorCode::TooLarge
 }
 
-/// Checks that `payload(n)` is taken if the limit is n, and refused if the limit is n - 1.
+/// Checks that `payload(n)` is accepted if the limit is n, and refused if the limit is n - 1.
 fn check_events(payload: impl Fn(usize) -> Vec<u8>, limit: impl Fn(&mut WireLimits) -> &mut usize) {
     let mut limits = WireLimits::default();
     for count in [2, 3, 20] {
@@ -239,7 +239,7 @@ fn queries_of_a_request_are_bounded() {
     check_queries(request, |limits| &mut limits.queries_max);
 }
 
-/// A query for one block of these workers.
+/// Returns a query for one block of these workers.
 fn query_of(workers: Vec<WorkerName>) -> Vec<u8> {
     let options = QueryOptions {
         workers: Some(workers),
@@ -270,7 +270,7 @@ fn names_are_bounded_in_bytes() {
     check_queries(request, |limits| &mut limits.name_bytes_max);
 }
 
-/// The word `goodbye` is no name: the limit on names does not silence publishers.
+/// The event type `goodbye` is not a name, so a low limit on names does not make batches undecodable.
 #[test]
 fn a_low_limit_on_names_leaves_event_types_alone() {
     let limits = WireLimits {

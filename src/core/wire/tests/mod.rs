@@ -1,4 +1,4 @@
-//! Tests of the wire contract as a whole; small rules are tested beside their code.
+//! Tests of the wire contract as a whole. Small rules have tests in the files of their code.
 
 mod forms;
 mod fuzz;

@@ -1,4 +1,4 @@
-//! Payloads that are refused, and the error of each.
+//! Payloads that are refused, each with its error.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{DecodeError, ErrorCode, EventBatch, QueryRequest, WireError, WireLimits};
 
-/// The keys that a query may have.
+/// Keys that a query may have.
 const QUERY_KEYS: [&str; 14] = [
     "tokens",
     "lora_name",
@@ -24,7 +24,7 @@ const QUERY_KEYS: [&str; 14] = [
     "queries",
 ];
 
-/// A JSON value as MessagePack.
+/// Returns a JSON value as MessagePack.
 fn pack(value: &serde_json::Value) -> Vec<u8> {
     rmp_serde::to_vec(value).unwrap()
 }
@@ -334,7 +334,7 @@ fn worker_names_of_a_filter_are_checked() {
     }
 }
 
-/// `key` and a blob, as a map of one entry.
+/// Returns a map with one entry: `key` and a blob.
 fn with_blob(key: &str, blob: &[u8]) -> Vec<u8> {
     let mut payload = Vec::new();
     rmp::encode::write_map_len(&mut payload, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Round trips: encoded values decode to the same.
+//! Round trips: encoded values are decoded to the same values.
 
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ proptest! {
         prop_assert_eq!(StatusReply::decode(&reply.encode()).unwrap(), reply);
     }
 
-    /// An encoded request is as large as its lists and little more.
+    /// An encoded request takes only a little more bytes than its lists.
     #[test]
     fn lists_travel_as_blobs(depth in 0_usize..2000) {
         let hashes = vec![crate::hash::SequenceHash(u64::MAX); depth];

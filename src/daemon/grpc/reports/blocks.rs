@@ -1,12 +1,12 @@
-//! The blocks that were reported of one worker, by tier.
+//! Blocks that one worker has according to its reports, tier by tier.
 
 use std::collections::HashMap;
 
-/// Bytes of one slot of the map: an entry, and one byte of the map's own bookkeeping.
+/// Size of one slot of the map, in bytes: an entry, and one byte of the map's own bookkeeping.
 const PLACE_BYTES: usize = size_of::<(i64, WorkerBlock)>() + 1;
-/// Bit that stands for all components from bit 7 on. None of them has a rule here.
+/// Bit that stands for all cache components from bit 7 on. No rule here concerns any of them.
 const UNKNOWN: u8 = 1 << 7;
-/// Number of blocks for which a map keeps its room, even while it has fewer blocks.
+/// Number of blocks for which a map keeps room, even while it has fewer blocks.
 const KEPT_ROOM: usize = 1024;
 
 /// A tier: 0 on the device, 1 in the host's memory, 2 on a disk.
@@ -30,14 +30,14 @@ impl TierPlace {
     }
 }
 
-/// State of one block of a worker.
+/// State of one block in a worker's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct WorkerBlock {
-    /// Number of tokens in the block. 0 if no report has told it.
+    /// Number of tokens in the block. 0 if no report has told the number.
     pub(super) tokens: u32,
-    /// Tiers that have the block, as bits.
+    /// Tiers that have the block, as bits (bit 0 is the device).
     tiers: u8,
-    /// Components of the cache that each tier has of the block, as bits. 0 if no report has told them.
+    /// Components of the cache that each tier has of the block, as bits. 0 if no report has named components.
     components: [u8; 3],
 }
 
@@ -48,7 +48,8 @@ impl WorkerBlock {
         (self.tiers & tier.bit() != 0).then_some(*components)
     }
 
-    /// Marks the block as held in `tier`, and replaces the tier's components. Tokens of 0 leave the known number.
+    /// Marks the block as held in `tier`, and replaces the components that the tier has of it. If `tokens` is 0, the
+    /// known number of tokens stays.
     fn store(&mut self, tier: TierPlace, components: u32, tokens: u32) {
         if let Some(known) = self.components.get_mut(usize::from(tier.0)) {
             // Components of bit 7 and above, none of which has a rule, share that bit.
@@ -73,15 +74,15 @@ impl WorkerBlock {
     }
 }
 
-/// The blocks of a worker.
+/// All blocks of one worker, as reported.
 #[derive(Debug, Default)]
 pub(super) struct WorkerBlocks {
     held: HashMap<i64, WorkerBlock>,
-    /// Number of blocks of which a report names components of the cache: full attention, windows, or recurrent states.
+    /// Number of blocks for which a report names components of the cache: full attention, windows, or recurrent states.
     in_parts: usize,
 }
 
-/// Returns the number of slots of a map that holds `blocks` blocks: a power of two, at least four, or 0 for no blocks. At most
+/// Returns the number of slots of a map for `blocks` blocks: a power of two, at least four, or 0 for no blocks. At most
 /// seven eighths of the slots are used.
 fn places(blocks: usize) -> usize {
     match blocks {
@@ -95,12 +96,12 @@ impl WorkerBlocks {
         self.held.get(&hash)
     }
 
-    /// Whether a report has named the cache's components of at least one block.
+    /// Whether a report has named components of the cache for at least one block.
     pub(super) fn are_in_parts(&self) -> bool {
         self.in_parts > 0
     }
 
-    /// Memory of the map, in bytes.
+    /// Returns the memory of the map of blocks, in bytes.
     pub(super) fn bytes(&self) -> usize {
         places(self.held.capacity()) * PLACE_BYTES
     }
@@ -146,7 +147,8 @@ impl WorkerBlocks {
         self.in_parts = self.held.values().filter(|held| held.has_components()).count();
     }
 
-    /// Shrinks the map if its capacity is more than eight times what it needs. The room for `KEPT_ROOM` blocks is always kept.
+    /// Shrinks the map if its capacity is more than eight times what its blocks need. Room for `KEPT_ROOM` blocks is
+    /// always kept.
     pub(super) fn rest(&mut self) {
         let needed = self.held.len().max(KEPT_ROOM);
         if self.held.capacity() / 8 > needed {

@@ -5,66 +5,66 @@ use tonic::{Code, Status};
 use super::super::messages::{ExternalKvAction, ExternalKvActionType, TierHashes};
 use super::blocks::{TierPlace, WorkerBlocks};
 
-/// Most actions of one batch.
+/// Maximum number of actions in one batch.
 const ACTIONS_MAX: usize = 256;
-/// Most hashes of one batch.
+/// Maximum number of hashes in one batch.
 const HASHES_MAX: usize = 16_384;
-/// Most bytes of a name, an address or an epoch.
+/// Maximum length of a name, an address or an epoch, in bytes.
 const TEXT_BYTES_MAX: usize = 256;
-/// Most workers that can be reported.
+/// Maximum number of workers that can be reported.
 pub(super) const WORKERS_MAX: usize = 4096;
 
-/// Why a report is not taken.
+/// Reason why a report about a worker's blocks is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(in super::super) enum BlockReportError {
-    /// A text is too long, or has control characters.
+    /// Text is too long, or has control characters. The value is the text's name.
     #[error("{0} must have up to {TEXT_BYTES_MAX} bytes, and no control characters")]
     Text(&'static str),
-    /// A required text is empty.
+    /// Required text is empty. The value is the text's name.
     #[error("{0} must not be empty")]
     Empty(&'static str),
-    /// A tier's number is unknown.
+    /// Number of the tier is unknown.
     #[error("tier {0} is none of HBM, DRAM and SSD")]
     Tier(i32),
-    /// An action's number is unknown.
+    /// Number of the action is unknown.
     #[error("action type {0} is none of REPORT, REVOKE and CLEAR_ALL_AT_TIER")]
     Action(i32),
-    /// A list beside the hashes has another length than the hashes.
+    /// List that has one entry for each hash has another length than the list of hashes.
     #[error("{list} has {given} entries: none, or one for each of the {hashes} hashes")]
     Unaligned {
-        /// The list.
+        /// Name of the list whose length is wrong.
         list: &'static str,
-        /// The list's length.
+        /// Length of that list.
         given: usize,
-        /// Number of hashes.
+        /// Number of hashes, which the length should equal.
         hashes: usize,
     },
-    /// A batch has too many actions or hashes.
+    /// Batch has too many actions or hashes.
     #[error("a batch has up to {ACTIONS_MAX} actions and {HASHES_MAX} hashes; send a snapshot instead")]
     TooLarge,
-    /// A list names too many workers.
+    /// List of workers is too long. The value is its length.
     #[error("{0} workers are too many: {WORKERS_MAX} at most")]
     TooManyWorkers(usize),
-    /// The worker was not named by `ConfigureExpectedWorkers`.
+    /// Worker was not named by `ConfigureExpectedWorkers`.
     #[error("the worker has not been configured: send ConfigureExpectedWorkers")]
     Unexpected,
-    /// A batch does not ask for its number to be checked, so that a lost batch would not be noticed.
+    /// Batch does not ask for a check of its number. Without that check a lost batch would not be noticed.
     #[error(
         "a batch needs worker_epoch and enforce_sequence: without them nobody would notice that one is lost"
     )]
     Unnumbered,
-    /// No snapshot of the worker's epoch has come.
+    /// No snapshot has come for the worker's epoch.
     #[error("no snapshot of this epoch is here: send ReplaceExternalKvSnapshot")]
     NoSnapshot,
-    /// At least one batch before this one is missing.
+    /// Number of the batch is too high: at least one earlier batch is missing.
     #[error("batch {expected} is missing before {given}: send ReplaceExternalKvSnapshot")]
     Gap {
-        /// Number of the batch that comes next.
+        /// Number of the batch that should have come next.
         expected: u64,
         /// Number of the batch that came.
         given: u64,
     },
-    /// The worker's blocks find no room in the memory for reports.
+    /// Worker's blocks do not fit into the memory for reports.
     #[error("reports take too much room (grpc.max_reported_bytes)")]
     NoRoom,
 }
@@ -83,7 +83,7 @@ impl From<BlockReportError> for Status {
     }
 }
 
-/// Checks a text that may be empty.
+/// Checks a text that is allowed to be empty.
 pub(super) fn check_text(name: &'static str, text: &str) -> Result<(), BlockReportError> {
     let is_sound = text.len() <= TEXT_BYTES_MAX && !text.contains(char::is_control);
     is_sound.then_some(()).ok_or(BlockReportError::Text(name))
@@ -177,7 +177,7 @@ impl<'a> BlockChange<'a> {
         }
     }
 
-    /// Most blocks that the change may add.
+    /// Maximum number of blocks that the change may add.
     pub(super) fn further(&self) -> usize {
         match self {
             Self::Store(stored) => stored.hashes.len(),

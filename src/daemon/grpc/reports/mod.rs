@@ -1,8 +1,8 @@
 //! Workers' blocks that are reported over gRPC, in the way of SGLang's bridge.
 //!
-//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks. But
-//! a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The answer is the number of a
-//! prompt's leading hashes in that set.
+//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these
+//! blocks. But a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. A worker's
+//! answer is the number of leading hashes of a prompt in its set.
 //!
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
@@ -10,12 +10,13 @@
 //!                                 └──── a batch is missing, or there is no room ◀─┘
 //! ```
 //!
-//! - A worker is *awaited* until its snapshot comes, and *told* from then on. An awaited worker is left out of answers.
-//! - A worker that has been silent for too long is left out as well. The next batch or a snapshot ends the silence, because only
-//!   these show that nothing is missing. A batch that has come before, or a new list that names the worker, keeps a silence from
-//!   becoming too long.
+//! - A worker is *awaited* until its snapshot comes. From then on it is *told*: its blocks are known. An awaited worker
+//!   is left out of answers.
+//! - A worker that has been silent for too long is left out as well. Such a silence is ended by the next batch or a
+//!   snapshot only, because only these show that nothing is missing. A repeated batch, or a new list that names the
+//!   worker, restarts the time of a silence that is not yet too long.
 //! - A batch is applied in one step, and so is a snapshot.
-//! - Memory is bounded. A worker whose blocks find no room becomes awaited.
+//! - Memory is bounded. A worker whose blocks do not fit becomes awaited again.
 
 mod blocks;
 mod check;
@@ -47,16 +48,16 @@ use reuse::depths;
 
 pub(super) use check::BlockReportError;
 
-/// Approximate bytes of a worker beside its blocks.
+/// Approximate memory of a worker without its blocks, in bytes.
 const WORKER_BYTES: usize = 512;
 /// Number of blocks that are stored or looked up before other tasks get a turn.
 const AT_ONCE: usize = 8192;
 
-/// Bounds on what is kept.
+/// Bounds on the blocks that reports may add, and on a worker's silence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReportLimits {
     pub(super) bytes_max: usize,
-    /// Longest silence of a worker before it is left out of answers. `None` means no bound.
+    /// Maximum silence of a worker before it is left out of answers. `None` means no bound.
     pub(super) silence_max: Option<Duration>,
 }
 
@@ -67,15 +68,16 @@ struct Checkpoint {
     seq: u64,
 }
 
-/// State of a reported worker.
+/// State of a worker that reports its blocks over gRPC.
 #[derive(Debug)]
 struct ReportedWorker {
     /// Address to which requests for the worker go. Empty if no report has named it.
     address: String,
     spec: Option<WorkerCacheSpec>,
-    /// The last batch or snapshot that was applied. `None` while a snapshot is awaited; then `blocks` is empty.
+    /// Position of the last batch or snapshot that was applied. `None` while a snapshot is awaited. `blocks` is then
+    /// empty.
     checkpoint: Option<Checkpoint>,
-    /// Time of the last sign of life: the next batch, a snapshot, or [`Self::prolong`].
+    /// Time of the last sign of life: an applied batch, a snapshot, or a call of [`Self::prolong`].
     heard: Instant,
     blocks: WorkerBlocks,
 }
@@ -100,7 +102,7 @@ impl ReportedWorker {
         silence_max.is_some_and(|most| silence > most)
     }
 
-    /// Notes a sign of life that tells nothing about batches: it ends no silence that is too long already.
+    /// Notes a sign of life that does not show whether batches are missing. A silence that is too long already goes on.
     fn prolong(&mut self, now: Instant, silence_max: Option<Duration>) {
         if !self.is_silent(now, silence_max) {
             self.heard = now;
@@ -115,7 +117,8 @@ struct ReportedWorkers {
 }
 
 impl ReportedWorkers {
-    /// Applies `change` to a worker, and counts its memory again. Returns `None` if the worker is unknown.
+    /// Applies `change` to a worker, and updates the count of the worker's memory. Returns `None` if the worker is
+    /// unknown.
     fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut ReportedWorker) -> T) -> Option<T> {
         let worker = self.workers.get_mut(name)?;
         let before = worker.bytes();
@@ -130,25 +133,25 @@ impl ReportedWorkers {
     }
 }
 
-/// A worker that has leading blocks of a prompt.
+/// Worker that has leading blocks of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedMatch {
     pub(super) worker: String,
-    /// Empty if no report has named the address.
+    /// Address of the worker. Empty if no report has named it.
     pub(super) address: String,
     pub(super) blocks: u32,
 }
 
-/// Certainty about the state of all reported workers.
+/// Certainty about the state of all workers that report over gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Coverage {
-    /// Whether the state of at least one worker is certain.
+    /// Whether the state of at least one reporting worker is certain.
     pub(super) knows_some: bool,
     /// Whether the state of every worker is certain. True if there are no workers.
     pub(super) is_exact: bool,
 }
 
-/// The coverage without any reported workers.
+/// Coverage without any reported workers.
 impl Default for Coverage {
     fn default() -> Self {
         Self {
@@ -158,7 +161,7 @@ impl Default for Coverage {
     }
 }
 
-/// All reported workers.
+/// All workers that report their blocks over gRPC.
 pub(super) struct BlockReports {
     kept: RwLock<ReportedWorkers>,
     /// Lock that lets one snapshot be taken at a time. While a snapshot is taken, memory holds its blocks and the blocks that it
@@ -223,8 +226,8 @@ impl BlockReports {
         Ok(answer)
     }
 
-    /// Applies a batch, which has to be the next one of its worker. A batch that has come before changes nothing, and is answered
-    /// as a duplicate.
+    /// Applies a batch, which has to be the next one of its worker. A batch that was applied earlier changes nothing,
+    /// and is answered as a duplicate.
     pub(super) fn apply(
         &self,
         request: ApplyExternalKvBatchRequest,
@@ -270,8 +273,8 @@ impl BlockReports {
         })
     }
 
-    /// Returns `result` unchanged. If it is the error of a missing batch or of a lack of room, first counts the loss and forgets
-    /// the worker's blocks. The worker is then awaited.
+    /// Returns `result` unchanged. If `result` is the error of a missing batch or of too little room, first counts the
+    /// loss and forgets the worker's blocks. The worker is then awaited.
     fn noted<T>(
         &self,
         kept: &mut ReportedWorkers,
@@ -338,14 +341,15 @@ impl BlockReports {
         Ok(ReplaceExternalKvSnapshotResponse { applied_seq })
     }
 
-    /// Whether a worker's state is certain: it has a snapshot, and has not been silent for too long.
+    /// Whether a worker's state is certain, that is, whether its snapshot has come and it has not been silent for too long.
     fn is_certain(&self, worker: &ReportedWorker, now: Instant) -> bool {
         worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }
 
-    /// Calls `look` for every worker whose state is certain. Returns whether the state of some worker, and of every worker, is
-    /// certain. `look` returns how many blocks it has looked up. After [`AT_ONCE`] blocks, other tasks get a turn, so that workers
-    /// of one answer may be seen at different times.
+    /// Calls `look` for every worker whose state is certain. Returns whether the state of at least one worker, and of
+    /// every worker, is certain. `look` returns the number of blocks that it has looked up.
+    ///
+    /// After each [`AT_ONCE`] blocks, other tasks get a turn. So workers of one answer may be seen at different times.
     async fn look(&self, now: Instant, mut look: impl FnMut(&str, &ReportedWorker) -> usize) -> Coverage {
         let mut coverage = Coverage::default();
         let mut last: Option<String> = None;
@@ -374,8 +378,8 @@ impl BlockReports {
         }
     }
 
-    /// Returns the workers that have leading blocks of a prompt, and the certainty about all workers. No hash stands twice in a
-    /// prompt, so the search ends before the first hash that is repeated.
+    /// Returns the workers that have leading blocks of a prompt, and the certainty about all workers. The search ends
+    /// before the first hash that repeats an earlier one, because a prompt never has the same hash twice.
     pub(super) async fn prefixes(
         &self,
         hashes: &[i64],
@@ -403,8 +407,8 @@ impl BlockReports {
         (matches, coverage)
     }
 
-    /// Returns the workers that have any of `hashes`, leading or not, with the hashes in each tier. `None` if that would list
-    /// more than `blocks_max` blocks.
+    /// Returns the workers that have any of `hashes`, leading or not, with the hashes in each tier. `None` if the list
+    /// would have more than `blocks_max` blocks.
     pub(super) async fn placements(
         &self,
         hashes: &[i64],
@@ -436,8 +440,8 @@ impl BlockReports {
 }
 
 impl ReportedWorkers {
-    /// Checks whether a batch is the next one of its worker. Returns `None` if it is. For a batch that has come before, returns the
-    /// number of the last batch.
+    /// Checks whether a batch is the next one of its worker. Returns `None` if so. If the batch was applied earlier,
+    /// returns the number of the last applied batch.
     fn next_batch(&self, name: &str, epoch: &str, seq: u64) -> Result<Option<u64>, BlockReportError> {
         let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
         let known = worker.checkpoint.as_ref().filter(|known| known.epoch == epoch);
@@ -458,7 +462,7 @@ impl ReportedWorkers {
         self.check_room(worker, worker.blocks.bytes_with(further), bytes_max)
     }
 
-    /// Checks that there is room for `count` blocks in place of the worker's present blocks.
+    /// Checks that there is room for `count` blocks that replace all present blocks of the worker.
     fn room_for_snapshot(&self, name: &str, count: usize, bytes_max: usize) -> Result<(), BlockReportError> {
         let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
         self.check_room(worker, WorkerBlocks::default().bytes_with(count), bytes_max)
@@ -476,14 +480,14 @@ impl ReportedWorkers {
     }
 }
 
-/// Returns the leading hashes up to the first one that repeats an earlier hash.
+/// Returns the leading hashes before the first one that repeats an earlier hash.
 fn unrepeated(hashes: &[i64]) -> &[i64] {
     let mut seen = HashSet::with_capacity(hashes.len());
     let end = hashes.iter().position(|hash| !seen.insert(*hash));
     hashes.get(..end.unwrap_or(hashes.len())).unwrap_or_default()
 }
 
-/// Returns the blocks among `hashes` that a worker has in a tier.
+/// Returns the blocks of `hashes` that a worker has in a tier, with their components and tokens.
 fn placed(worker: &ReportedWorker, tier: TierPlace, hashes: &[i64]) -> TierHashes {
     let mut placed = TierHashes {
         tier: tier.to_wire(),

@@ -19,17 +19,19 @@ pub(super) const WINDOW: u8 = 2;
 pub(super) const STATE: u8 = 4;
 /// Version of the rules above. Version 0 has the same rules.
 const VERSION: u32 = 1;
-/// The tiers from which components are reused: device and host. Each is the bit `1 << tier`, with the tier's number on the wire.
+/// Tiers from which components can be reused: device and host. Each is the bit `1 << tier`, with the tier's number on
+/// the wire.
 const REUSED_TIERS: u32 = (1 << TierType::Hbm as u32) | (1 << TierType::Dram as u32);
 
-/// Numbers of leading blocks of a prompt: `matched` that full attention has, and `usable` that a request can reuse.
+/// Two depths of a prompt: `matched` is the number of leading blocks that full attention has. `usable` is the number of
+/// leading blocks that a request can reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ReuseDepths {
     pub(super) matched: u32,
     pub(super) usable: u32,
 }
 
-/// Returns how many leading hashes of `hashes` are among `blocks`, by the rules of `spec`.
+/// Returns the number of leading hashes of `hashes` that are in `blocks`, by the rules of `spec`.
 pub(super) fn depths(blocks: &WorkerBlocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> ReuseDepths {
     match spec {
         None if blocks.are_in_parts() => ReuseDepths::default(),
@@ -39,7 +41,7 @@ pub(super) fn depths(blocks: &WorkerBlocks, spec: Option<&WorkerCacheSpec>, hash
     }
 }
 
-/// Tells whether the rules here can judge a cache with this spec.
+/// Whether the rules of this file can judge a cache with this spec.
 fn is_known(spec: &WorkerCacheSpec) -> bool {
     let has_window = spec.components & u32::from(WINDOW) != 0;
     let is_window_told = !has_window || spec.swa_window_tokens > 0;
@@ -79,7 +81,7 @@ fn in_parts(blocks: &WorkerBlocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Re
     found
 }
 
-/// Tells whether one of `tiers`, on the device or the host, has the block's `component`.
+/// Whether one of `tiers`, on the device or the host, has the block's `component`.
 fn has(held: &WorkerBlock, component: u8, tiers: u32) -> bool {
     TierPlace::ALL.into_iter().any(|tier| {
         let is_reused = REUSED_TIERS & tiers & (1 << tier.to_wire()) != 0;
@@ -106,8 +108,8 @@ mod tests {
         }
     }
 
-    /// Returns the depths (matched, usable) of a prompt. Its blocks 0, 1, 2, … have 16 tokens each, and the tier and components
-    /// in `parts`.
+    /// Returns the depths (matched, usable) of a prompt with the blocks 0, 1, 2, … Each block has 16 tokens. `parts`
+    /// gives the tier and components of each block.
     fn found(spec: Option<WorkerCacheSpec>, parts: &[(i32, u8)]) -> (u32, u32) {
         let mut blocks = WorkerBlocks::default();
         for (hash, (tier, components)) in (0..).zip(parts) {

@@ -1,4 +1,4 @@
-//! Tests of reports: a comparison with a naive model, and workers whose reports have a gap, find no room, or end.
+//! Tests of reports. They compare with a naive model, and try gaps, lack of room, and workers whose reports end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -7,7 +7,7 @@ use super::super::messages::{ExpectedWorker, ExternalKvAction, ExternalKvActionT
 use super::*;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// The prompt of all hashes, in order.
+/// Prompt with all hashes, in order.
 const PROMPT: [i64; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 const WINDOW_TOKENS: u32 = 40;
 
@@ -70,9 +70,9 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
     }
 }
 
-/// Returns the depth of each worker whose state is certain, and whether the state of all workers is certain.
-fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
-    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
+/// Returns the depth of each worker with certain state, and whether the state of all workers is certain.
+async fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
+    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now).await;
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
     (found.collect(), coverage.is_exact)
 }
@@ -109,7 +109,7 @@ impl Naive {
             .retain(|hash, _| (1..=3).any(|tier| placed.contains_key(&(tier, *hash))));
     }
 
-    /// Whether one of `tiers` (device or host) has the block with this component.
+    /// Whether one of `tiers` (device or host) has this component of the block.
     fn has(&self, hash: i64, component: u32, tiers: u32) -> bool {
         (1..=2).any(|tier| {
             let mask = self.placed.get(&(tier, hash)).copied().unwrap_or_default();
@@ -266,8 +266,8 @@ async fn answers_are_those_of_a_naive_model() {
 }
 
 /// Compares the tiers and components of each block with the model.
-fn check_placements(reports: &BlockReports, model: &BTreeMap<&str, Naive>, now: Instant) {
-    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).unwrap();
+async fn check_placements(reports: &BlockReports, model: &BTreeMap<&str, Naive>, now: Instant) {
+    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).await.unwrap();
     let mut placed = BTreeMap::new();
     for found in &matches {
         for tier in &found.hashes_by_tier {
@@ -321,7 +321,7 @@ async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
         given: 7,
     };
     assert_eq!(reports.apply(store(7), now), Err(gap));
-    assert_eq!(told(&reports, Depth::Usable, now), (vec![], false));
+    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], false));
     assert_eq!(reports.apply(store(6), now), Err(BlockReportError::NoSnapshot));
     reports.replace(snapshot("a", 7, vec![0])).await.unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Tests of the queue, without a lane.
+//! Tests of a lane's queue, without a lane.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use super::super::flow::Flows;
 use super::super::line::{Assignments, InFlight, WorkerKey};
 use super::*;
 
-/// A message with a number, several messages, or a mark with the number of jobs that it stands for.
+/// Job of these tests: a message with a number, several messages, or a mark with the number of jobs for which it
+/// stands.
 #[derive(Debug, PartialEq, Eq)]
 enum Work {
     Message(u32),
@@ -51,17 +52,17 @@ struct World {
     flow: Arc<super::super::flow::NamespaceFlow>,
 }
 
-/// Ends a turn, which took `micros`.
+/// Ends a turn that took `micros`.
 fn done(receiver: &JobReceiver<Work>, turn: Turn, micros: u64) {
     receiver.end_turn(&mut receiver.0.state.lock(), turn, Duration::from_micros(micros));
 }
 
-/// Makes a queue with room for `messages` messages without a payload. Each message is a turn.
+/// Makes a queue with room for `messages` messages without a payload. A turn has one message.
 fn world(messages: usize) -> World {
     world_of_turns(messages, 1)
 }
 
-/// Makes such a queue with turns of several messages.
+/// Makes a queue as [`world`] does, with turns of up to `turn_messages_max` messages.
 fn world_of_turns(messages: usize, turn_messages_max: usize) -> World {
     let flows = Arc::new(Flows::new(1));
     let assignments = Assignments::new(1, Arc::clone(&flows));
@@ -91,12 +92,12 @@ impl World {
         self.sender.send_or_drop([(line, job, 0)], came_us).unwrap();
     }
 
-    /// Does the next job, which takes `micros`.
+    /// Does the next job, which takes `micros`, and returns it.
     fn work(&self, micros: u64) -> Work {
         self.turn(micros).pop().unwrap()
     }
 
-    /// Does the jobs of the next turn, which takes `micros`.
+    /// Does the jobs of the next turn, which takes `micros`, and returns them.
     fn turn(&self, micros: u64) -> Vec<Work> {
         let mut jobs = Vec::new();
         let turn = self.receiver.next(None, &mut jobs).unwrap();

@@ -1,5 +1,5 @@
-//! Doubts that come while batches are held. A batch that was received before a doubt settles nothing about it, whenever it is
-//! applied.
+//! Tests of doubts that arise while batches are held. A batch that was received before a doubt never ends that doubt,
+//! even if it is applied later.
 
 use kvatlas_core::index::Namespace;
 use kvatlas_core::stream::StreamTrust;
@@ -8,7 +8,7 @@ use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAns
 use super::*;
 use kvatlas_telemetry::labels::ResyncFailure;
 
-/// A pool that holds batches, and its worker `gpu-0`, which has published its first batch.
+/// Pool that holds batches, with its worker `gpu-0`, which has published its first batch.
 pub(super) struct Scene {
     pub(super) pool: LanePool,
     pub(super) trust: StreamTrust,
@@ -16,7 +16,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// A pool that holds batches.
+    /// Returns a pool whose holders hold batches after a gap.
     pub(super) fn new_pool() -> LanePool {
         Self::new_pool_holding(HoldingSettings {
             bytes_per_holder_max: 1 << 20,
@@ -74,7 +74,7 @@ impl Scene {
         self.pool.begin_resync(&self.holder).await.unwrap().unwrap()
     }
 
-    /// Answers the question `asked` with the missing batches.
+    /// Answers the resync request `asked` with the missing batches.
     pub(super) async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
         let seq = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
         let answer = ResyncAnswer {

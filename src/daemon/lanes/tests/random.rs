@@ -1,7 +1,8 @@
-//! Random tests: a publisher, a network and a resyncer do anything in any order.
+//! Random tests: a publisher, a network and a resyncer take random steps in random order.
 //!
-//! An exact holder must have the blocks that its publisher had at the holder's cursor. It must also have the address and labels
-//! that its publisher had told last by then. Its cursor is not older than anything that has reached the lane.
+//! An exact holder must have the blocks that its publisher had at the holder's cursor. It must also have the address
+//! and labels that its publisher had told last before that cursor. Its cursor must be at or after every batch that has
+//! reached the lane.
 
 use std::collections::BTreeSet;
 
@@ -14,21 +15,21 @@ use super::doubts::Scene;
 use super::*;
 use kvatlas_telemetry::labels::ResyncFailure;
 
-/// Number of different blocks. Each is a chain of its own.
+/// Number of different blocks. Each block is a chain of its own.
 const BLOCKS: u64 = 5;
-/// Steps of one run.
+/// Number of steps in one run.
 const STEPS: usize = 80;
 
-/// The state of the publisher after a batch.
+/// State of the publisher after one batch.
 #[derive(Debug, Clone)]
 struct Version {
     batch: EventBatch,
     blocks: BTreeSet<u64>,
-    /// The profile that has been told in the batch's epoch.
+    /// Profile (address and labels) that the publisher has told in the batch's epoch.
     profile: Profile,
 }
 
-/// A batch on its way.
+/// Batch that has been sent and has not arrived yet.
 struct OnWay {
     version: usize,
     generation: StreamGeneration,
@@ -38,13 +39,14 @@ struct OnWay {
 struct Written {
     frame: HolderFrame,
     batches: Vec<Vec<u8>>,
-    /// The messages that have come since.
+    /// Messages that have come after these frames were written.
     rest: Vec<Vec<u8>>,
 }
 
 struct World {
     scene: Scene,
-    /// Whether a stream keeps the messages that have come. If so, the daemon can be killed; if not, the connection can break.
+    /// Whether a stream keeps the messages that have come. With a stream the daemon can be killed; without one the
+    /// connection can break.
     has_stream: bool,
     written: Option<Written>,
     random: Random,
@@ -54,11 +56,12 @@ struct World {
     profile: Profile,
     time_us: u64,
     way: Vec<OnWay>,
-    /// The oldest version that an exact holder may be at.
+    /// Oldest version at which an exact holder may be.
     floor: usize,
-    /// The newest version that has come damaged.
+    /// Newest version whose batch came damaged.
     damaged: usize,
-    /// Whether the publisher has failed to answer. If so, it is believed when it replaces its state, whatever was damaged before.
+    /// Whether the publisher has failed to answer. If so, the holder believes it when it replaces its state, whatever
+    /// was damaged before.
     has_failed: bool,
     asked: Option<(ResyncBegun, StreamGeneration)>,
     answer: Option<(ResyncBegun, ResyncAnswer, StreamGeneration)>,
@@ -160,7 +163,7 @@ impl World {
         });
     }
 
-    /// The holder says goodbye, and comes back with its next epoch.
+    /// Lets the publisher say goodbye, and come back with its next epoch.
     fn leave(&mut self) {
         self.blocks.clear();
         self.send(vec![Event::Goodbye]);
@@ -218,7 +221,7 @@ impl World {
         dispatched.await.unwrap();
     }
 
-    /// Delivers one of the next batches while there is no room for it.
+    /// Delivers one of the next batches at a moment at which the queue has no room for it.
     fn drop_next(&mut self) {
         if self.way.is_empty() {
             return;
@@ -244,7 +247,7 @@ impl World {
         });
     }
 
-    /// Kills the daemon, and restarts it with what it has written.
+    /// Kills the daemon, and restarts it from the last snapshot that it has written.
     async fn kill(&mut self) {
         let Some(written) = self.written.take() else {
             return;
@@ -317,7 +320,7 @@ impl World {
         pool.abandon_resync(holder, begun.number, failure).await.unwrap();
     }
 
-    /// The publisher hears the question and answers.
+    /// Lets the publisher receive the resync request and answer it.
     async fn answer(&mut self) {
         let Some((begun, generation)) = self.asked.take() else {
             return;

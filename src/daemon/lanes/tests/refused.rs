@@ -17,7 +17,7 @@ fn refused(pool: &LanePool) -> (usize, [usize; 2]) {
 const NOBODY: (usize, [usize; 2]) = (0, [0, 0]);
 const B_ALONE: (usize, [usize; 2]) = (1, [0, 1]);
 
-/// A pool that knows a worker `a`.
+/// Returns a pool that knows a worker `a`.
 async fn pool_of_a(settings: LaneSettings) -> LanePool {
     let pool = LanePool::start(&settings, Arc::new(namespaces())).unwrap();
     send(&pool, stores("a", 1, None, 10)).await;
@@ -25,7 +25,7 @@ async fn pool_of_a(settings: LaneSettings) -> LanePool {
     pool
 }
 
-/// Returns settings with which a holder is removed after so long a silence.
+/// Returns settings with which a holder is removed after the given silence.
 fn removing_after(silence: Duration) -> LaneSettings {
     let limits = LivenessLimits {
         stale_after: None,
@@ -124,14 +124,16 @@ async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
     assert_eq!(refused(&pool), B_ALONE);
 }
 
-/// A publisher that sends only messages that cannot be taken is alive. If it counted as gone, no answer would list it.
+/// Asserts that a publisher counts as alive if it sends only messages that cannot be taken. If it counted as gone, no
+/// answer would list it.
 #[tokio::test]
 async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
     // On a machine that stands still for a moment it is silent for too long, and has gone. Then all begins anew.
     while !stays_for(Duration::from_millis(200)).await {}
 }
 
-/// Sends garbage of a worker for the given time, and asserts that the worker stays. Returns false if the garbage came too late.
+/// Sends unreadable messages of a worker for the given time, and asserts that the worker stays. Returns false if the
+/// messages came too late.
 async fn stays_for(time: Duration) -> bool {
     let pool = pool_of_a(removing_after(Duration::from_millis(50))).await;
     let begun = std::time::Instant::now();

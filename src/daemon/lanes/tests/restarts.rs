@@ -1,4 +1,4 @@
-//! Publishers that begin again, and batches that come late, while batches are held.
+//! Tests of publishers that restart, and of batches that come late, while batches are held.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReasons};
 
@@ -145,8 +145,8 @@ async fn who_was_forgotten_by_an_operator_after_a_goodbye_comes_back() {
     assert!(scene.reasons().await.is_empty());
 }
 
-/// The first batch of a new epoch ends the doubt and replaces the state. A search before it has seen the old state, so its answer
-/// stays in doubt.
+/// Asserts that the first batch of a new epoch ends the doubt and replaces the state. A search that began before that
+/// batch has seen the old state, so its answer stays in doubt.
 #[tokio::test]
 async fn who_was_found_before_a_new_epoch_is_in_doubt() {
     let scene = Scene::begin().await;
@@ -166,7 +166,8 @@ async fn who_was_found_before_a_new_epoch_is_in_doubt() {
     assert!(!indexer.reasons_since(&before, &record, &scene.trust).is_empty());
 }
 
-/// The publisher's clock was ahead; it has died, and comes back with the right time.
+/// Case: the publisher's clock was ahead, and the publisher has died. It comes back with the right time, and so with a
+/// lower epoch.
 #[tokio::test]
 async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     let contested = DegradedReasons::of(DegradedReason::Contested);
@@ -191,7 +192,7 @@ async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 30)), (None, Some(3)));
 }
 
-/// The other publisher begins a higher epoch than the one that the daemon has asked for.
+/// Case: the other publisher begins an epoch that is higher than the one for which the daemon has asked.
 #[tokio::test]
 async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     let scene = Scene::begin().await;
@@ -214,7 +215,8 @@ async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
 }
 
-/// Batches of the old epoch that were held before the new epoch began do not show another publisher.
+/// Case: batches of the old epoch that were held before the new epoch began. They do not show that there is another
+/// publisher.
 #[tokio::test]
 async fn held_batches_of_an_ended_epoch_are_no_contest() {
     let scene = Scene::begin().await;

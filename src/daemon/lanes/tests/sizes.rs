@@ -1,8 +1,8 @@
-//! Block sizes that batches tell.
+//! Tests of the block sizes that batches tell.
 
 use super::*;
 
-/// A batch of a worker, with the block size that it tells, if any.
+/// Batch of a worker, with the block size that the batch tells, if any.
 pub(super) struct Sent {
     pub(super) worker: &'static str,
     pub(super) epoch: u64,
@@ -11,7 +11,7 @@ pub(super) struct Sent {
     pub(super) events: Vec<Event>,
 }
 
-/// A batch that stores blocks.
+/// Returns a batch that stores blocks, with the block size `told` if there is one.
 pub(super) fn stores(worker: &'static str, epoch: u64, told: Option<u32>, first: u64) -> Sent {
     let hashes = (first..first + 3).map(SequenceHash).collect();
     Sent {

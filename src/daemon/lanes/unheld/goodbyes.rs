@@ -1,5 +1,5 @@
-//! Holders that have said goodbye. A redelivered batch from before the goodbye would otherwise make a holder that nobody
-//! publishes for.
+//! Holders that have said goodbye. They are remembered for a minute, because a redelivered batch from before the
+//! goodbye would otherwise make a holder without a publisher.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -12,23 +12,23 @@ use kvatlas_telemetry::labels::DropReason;
 use super::super::line::HolderKey;
 use super::super::sequence::{HighWater, REMEMBERED_US};
 
-/// Most goodbyes that are remembered. Beyond that, the oldest are forgotten.
+/// Maximum number of goodbyes that are remembered. Beyond this number, the oldest are forgotten.
 const GOODBYES_MAX: usize = 65_536;
 
-/// The goodbyes of the last minute.
+/// Goodbyes of the last minute.
 #[derive(Debug, Default)]
 pub(in super::super) struct Goodbyes(Mutex<GoodbyeTable>);
 
 #[derive(Debug, Default)]
 struct GoodbyeTable {
-    /// When each holder said goodbye, and the high-water marks of its batches.
+    /// Time of each holder's goodbye, with the high-water marks of the holder's batches.
     by_holder: BTreeMap<HolderKey, (u64, HighWater)>,
-    /// The goodbyes in the order in which they came, each with its time.
+    /// Goodbyes in the order in which they came, each with its time.
     order: VecDeque<(u64, HolderKey)>,
 }
 
 impl Goodbyes {
-    /// Notes that a holder has said goodbye. `known` is the high-water marks of its batches.
+    /// Notes that a holder has said goodbye. `known` has the high-water marks of the holder's batches.
     pub(in super::super) fn note(&self, holder: HolderKey, known: HighWater, at_us: u64) {
         let GoodbyeTable { by_holder, order } = &mut *self.0.lock();
         by_holder.insert(holder.clone(), (at_us, known));
@@ -48,8 +48,8 @@ impl Goodbyes {
         }
     }
 
-    /// Returns the reason to drop a batch without a holder: the batch is from before its publisher's goodbye. `None` if the batch
-    /// is to be taken.
+    /// Returns the reason to drop a batch without a holder, if the batch is from before its publisher's goodbye.
+    /// Returns `None` if the batch is to be taken.
     pub(in super::super) fn is_over(
         &self,
         holder: &HolderKey,
@@ -62,7 +62,7 @@ impl Goodbyes {
         is_remembered.then(|| known.drop_reason(batch)).flatten()
     }
 
-    /// Forgets the goodbyes of these ranks.
+    /// Forgets the goodbyes of `ranks`.
     pub(in super::super) fn forget(&self, ranks: RangeInclusive<HolderKey>) {
         let by_holder = &mut self.0.lock().by_holder;
         let found: Vec<HolderKey> = by_holder.range(ranks).map(|(holder, _)| holder.clone()).collect();

@@ -1,5 +1,5 @@
-//! Namespaces that do not exist although events name them. None of these events could be taken, so no holder, answer or namespace
-//! shows them.
+//! Namespaces that do not exist although messages with events name them. None of these events could be applied, so no
+//! holder, answer or namespace shows them.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,30 @@ use serde::Serialize;
 use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
-/// Most names that are kept. Messages for further names only show in the metrics.
+/// Maximum number of names that are kept. Messages for further names only show in the metrics.
 const NAMES_MAX: usize = 64;
 /// Time without a message after which a name is forgotten, in microseconds.
 const KEPT_US: u64 = 300_000_000;
-/// Most characters of an error that are kept.
+/// Maximum number of characters of an error that are kept.
 const DETAIL_CHARACTERS_MAX: usize = 200;
 
-/// A namespace that does not exist, with its dropped messages.
+/// Name of a namespace that does not exist, with facts about the messages that were dropped for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Stray {
     namespace: NamespaceName,
-    /// The publisher of the last message.
+    /// Publisher of the last dropped message.
     worker: WorkerName,
-    /// The word by which metrics count the last message.
+    /// Reason for which the last message was dropped, as metrics name it.
     reason: &'static str,
-    /// The error of the last message.
+    /// Error text of the last dropped message.
     detail: String,
     messages: u64,
-    /// Times of the first and the last message, in microseconds since the Unix epoch.
+    /// Times of the first and the last dropped message, in microseconds since the Unix epoch.
     since_us: u64,
     last_us: u64,
 }
 
-/// The namespaces that do not exist, with their dropped messages.
+/// Names of namespaces that do not exist, with facts about the messages that were dropped for them.
 #[derive(Debug, Default)]
 pub(in super::super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
 
@@ -73,8 +73,8 @@ impl Strays {
         stray.messages += 1;
     }
 
-    /// Returns the names that have had a message in the last 300 seconds. Forgets the other names, and names of namespaces that
-    /// exist by now.
+    /// Returns the names for which a message came in the last 300 seconds. Forgets all other names, and the names of
+    /// namespaces that exist now.
     pub(in super::super) fn lately(
         &self,
         now_us: u64,

@@ -1,8 +1,9 @@
-//! Workers that have sent a message that could not be read. Such a message may have overtaken the first batch of a holder, and
-//! then nothing else shows that it was lost.
+//! Workers that have sent a message that could not be read. The message may have been a holder's first batch. In that
+//! case nothing else shows that a batch was lost.
 //!
-//! The memory is a Bloom filter: each worker leaves four marks in a table, and no worker is forgotten early, however many there
-//! are. A worker that has all its marks from other workers is doubted for nothing.
+//! The workers are kept in a Bloom filter: each worker leaves four marks in a table of fixed size, so no worker is
+//! forgotten early. If other workers have by chance left the same four marks as a worker would, that worker is put in
+//! doubt without cause.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,14 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::super::line::WorkerKey;
 use super::super::sequence::REMEMBERED_US;
 
-/// Number of marks in the table: as many as 16 bits of a hash can name.
+/// Number of marks in the table: one for each value of 16 bits of a hash.
 const MARKS: usize = 1 << 16;
 
-/// The workers that have lately sent a message that could not be read.
+/// Workers that have recently sent a message that could not be read.
 #[derive(Debug)]
 pub(in super::super) struct Unreadable {
     hasher: RandomState,
-    /// When each mark was last made, in seconds on the clock of `now_us`.
+    /// Time at which each mark was last made, in seconds on the clock of `now_us`.
     marks: Box<[AtomicU32]>,
 }
 
@@ -38,7 +39,7 @@ impl Unreadable {
         }
     }
 
-    /// Whether a message of a worker could not be read in the last minute. The message may have been of any rank.
+    /// Whether a message of a worker could not be read in the last minute. The message may have been for any rank.
     pub(in super::super) fn has(&self, worker: &WorkerKey, now_us: u64) -> bool {
         let oldest = seconds(now_us).saturating_sub(seconds(REMEMBERED_US));
         let is_young = |mark: &AtomicU32| {
@@ -56,7 +57,7 @@ impl Unreadable {
     }
 }
 
-/// Returns whole seconds; at least 1.
+/// Returns `micros` in whole seconds; at least 1.
 fn seconds(micros: u64) -> u32 {
     u32::try_from(micros / 1_000_000).unwrap_or(u32::MAX).max(1)
 }

@@ -1,7 +1,7 @@
-//! Engines that look ahead: they hash each block with the token behind it. A query by tokens is hashed in their way, too, and both
-//! answers are merged.
+//! Answers about engines that look ahead. Such an engine hashes each block together with the token after it. A query by
+//! tokens is also hashed in this way, and both answers are merged.
 //!
-//! The two chains differ from the first block on, so a holder is in one of the two answers.
+//! The two chains of hashes differ from the first block on, so each holder is in only one of the two answers.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -12,8 +12,8 @@ use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, Sing
 use super::{Answerer, DoubtFacts, Found, QueryLength, explain, most_of, saturating_u32};
 
 impl<'n> DoubtFacts<'_, 'n> {
-    /// The key that is asked for, as engines that look ahead hash it. `None` if the namespace has no such engine, or the query has no
-    /// tokens.
+    /// Returns the query's key, hashed as engines that look ahead hash it. `None` if the namespace has no such engine,
+    /// or the query has no tokens.
     pub(super) fn key_ahead(&self) -> Option<Cow<'n, QueryKey>> {
         let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
         let QueryKey::Tokens {
@@ -33,7 +33,7 @@ impl<'n> DoubtFacts<'_, 'n> {
         }
     }
 
-    /// The chain of a key of [`Self::key_ahead`].
+    /// Returns the chain of blocks for a key that [`Self::key_ahead`] has returned.
     pub(super) fn chain_ahead<'k>(&self, key: &'k QueryKey) -> Option<QueryChain<'k>> {
         let block_size = self.namespace.indexer.settings().block_size;
         // Not deeper than the query's own chain, which has been checked.
@@ -42,7 +42,7 @@ impl<'n> DoubtFacts<'_, 'n> {
 }
 
 impl Answerer {
-    /// Adds to `reply` the holders found of the same prompt in the chain of engines that look ahead, if there are any.
+    /// Adds to `reply` the holders that have blocks of the same prompt and whose engines look ahead, if there are any.
     pub(super) fn add_ahead(&self, doubts: &DoubtFacts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
         let key = doubts.key_ahead();
         let Some(mut chain) = key.as_deref().and_then(|key| doubts.chain_ahead(key)) else {
@@ -60,7 +60,7 @@ impl Answerer {
     }
 }
 
-/// Adds the holders of another answer to the same prompt; at most `limit` stay.
+/// Adds to `reply` the holders of `ahead`, another answer to the same prompt. At most `limit` holders stay.
 fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let place = |holder: &HolderMatch| (holder.worker.clone(), holder.rank);
     let known: HashSet<_> = reply.holders.iter().map(place).collect();
@@ -82,7 +82,8 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     reply.holders_total += ahead.holders_total.saturating_sub(twice);
 }
 
-/// Adds to `found` the holders found of the same prompt in the chain of engines that look ahead.
+/// Adds to `found` the holders of `ahead`, which were found for the same prompt in the chain of engines that look
+/// ahead.
 pub(super) fn merge_found(found: &mut Found, ahead: Found) {
     let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
     let added = ahead

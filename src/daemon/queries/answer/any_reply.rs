@@ -1,4 +1,4 @@
-//! Replies of both kinds: to one query, and to several.
+//! Replies of either kind: to a single query, or to a batch of queries.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use kvatlas_telemetry::{AnsweredPrompt, QueryMetricsByNamespace};
 use super::super::prompts::{prompt_of, prompts_of};
 use super::described;
 
-/// An encoded reply, and how it is counted.
+/// Encoded reply, with the facts by which it is counted.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// The payload.
+    /// Payload of the reply.
     pub(in super::super) payload: Vec<u8>,
-    /// The form of the query, or of the first query of a batch.
+    /// Kind of the query, or of the first query of a batch.
     pub(in super::super) kind: QueryKind,
-    /// The namespace asked about.
+    /// Namespace that the request was about.
     pub(in super::super) namespace: NamespaceName,
-    /// The answer itself; `None` if no prompt was asked about.
+    /// Reply before encoding. `None` if the request was not about a prompt.
     pub(in super::super) reply: Option<AnyReply>,
 }
 
-/// The reply to a request: one answer, or one for each of its queries.
+/// Reply to a request: one answer, or one answer for each of its queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AnyReply {
-    /// The reply to a single query.
+    /// Reply to a single query.
     Single(QueryReply),
-    /// The reply to a batch of queries.
+    /// Reply to a batch of queries.
     Batch(BatchReply),
 }
 
 impl Answer {
-    /// Encodes the answer to a request. An answer longer than `bytes_max`, the most that can be sent, goes without addresses and
-    /// labels.
+    /// Encodes the answer to a request. If the answer would be longer than `bytes_max`, addresses and labels are left
+    /// out.
     pub(in super::super) fn to_query(
         namespace: NamespaceName,
         request: &QueryRequest,
@@ -50,7 +50,7 @@ impl Answer {
         }
     }
 
-    /// Counts the answer, which took `elapsed`.
+    /// Counts the answer in the metrics. Making the answer took `elapsed`.
     pub(in super::super) fn count(&self, metrics: &QueryMetricsByNamespace, elapsed: Duration) {
         let prompts = self.reply.iter().flat_map(AnyReply::prompts);
         metrics.count(&self.namespace, self.kind, 1, elapsed, prompts);
@@ -65,7 +65,8 @@ impl AnyReply {
         }
     }
 
-    /// Encodes the reply. A reply that would be longer than `bytes_max` goes without addresses and labels, and can still be longer.
+    /// Encodes the reply. If it would be longer than `bytes_max`, addresses and labels are left out. Even then it can
+    /// be longer.
     pub(in super::super) fn encode_within(&mut self, bytes_max: usize) -> Vec<u8> {
         let payload = self.encode();
         if payload.len() <= bytes_max {
@@ -78,7 +79,7 @@ impl AnyReply {
         self.encode()
     }
 
-    /// The blocks found of each prompt that was answered.
+    /// Returns the number of blocks found of each prompt that was answered.
     pub(crate) fn prompts(&self) -> impl Iterator<Item = AnsweredPrompt> {
         let (single, batch) = match self {
             Self::Single(reply) => (Some(reply), None),

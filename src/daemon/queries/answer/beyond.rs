@@ -1,30 +1,32 @@
 //! Doubts about tiers beyond the device, and the queries that they concern.
 //!
-//! The blocks of a tier can only add to those of nearer tiers. So if nearer tiers have all blocks of a query, the answer is certain,
-//! whatever else lies beyond.
+//! The blocks of a tier can only add to the blocks of nearer tiers. So if nearer tiers have all blocks of a query, the
+//! answer is certain, whatever the farther tiers have.
 
 use kvatlas_core::index::{NearBlocks, PositionalIndexer, Search, TierDepth};
 use kvatlas_core::wire::{DegradedReasons, SingleQuery, Tier};
 
 use super::{DoubtFacts, usable_max};
 
-/// The length of a query.
+/// Length of a query, in blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueryLength {
-    /// Number of the query's blocks.
+    /// Number of blocks in the query.
     pub(super) blocks: u32,
-    /// Largest number of the query's blocks that a request can reuse.
+    /// Maximum number of the query's blocks that a request can reuse.
     usable_max: u32,
 }
 
 impl QueryLength {
-    /// Makes the length of `query`, which has `blocks` blocks. Its tokens bound the number of usable blocks.
+    /// Returns the length of `query`, which has `blocks` blocks. The number of its tokens bounds the number of usable
+    /// blocks.
     pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
         let usable_max = usable_max(&query.key, query.token_count, indexer);
         Self::new(blocks, usable_max)
     }
 
-    /// Makes the length of a query of `blocks` blocks, of which at most `usable_max` are usable. `None` means all.
+    /// Returns the length of a query of `blocks` blocks, of which at most `usable_max` are usable. `None` means that
+    /// all are usable.
     pub(super) fn new(blocks: impl TryInto<u32>, usable_max: Option<u32>) -> Self {
         let blocks = blocks.try_into().unwrap_or(u32::MAX);
         Self {
@@ -33,20 +35,21 @@ impl QueryLength {
         }
     }
 
-    /// Whether `near`, the blocks in nearer tiers, already reaches the length of the query, so that further tiers cannot add any.
+    /// Whether the blocks in nearer tiers, `near`, already reach the length of the query. If so, farther tiers cannot
+    /// add any.
     fn is_met_by(self, near: NearBlocks) -> bool {
         near.matched_blocks >= self.blocks && near.usable_blocks >= self.usable_max
     }
 }
 
 impl DoubtFacts<'_, '_> {
-    /// Whether some holder of the namespace is in doubt about tiers beyond the device.
+    /// Whether at least one holder of the namespace is in doubt about tiers beyond the device.
     fn are_of_tiers(&self) -> bool {
         self.before.partial.up_to(Tier::DEVICE) != self.before.partial
     }
 
-    /// Makes the search for a query. If some holder's blocks beyond the device are in doubt, the search also gives the blocks of the
-    /// nearer tiers.
+    /// Makes the search for a query. If any holder's blocks beyond the device are in doubt, the search also counts the
+    /// blocks in the nearer tiers.
     pub(super) fn search_of<'o>(&self, query: &'o SingleQuery) -> Search<'o> {
         let tiers = match query.options.tiers || self.are_of_tiers() {
             true => TierDepth::Each,
@@ -60,7 +63,7 @@ impl DoubtFacts<'_, '_> {
     }
 }
 
-/// The places of the holders in an answer that are in doubt about a tier, whether or not that doubt concerns the query.
+/// Positions in an answer of the holders that are in doubt about a tier, whether or not that doubt concerns the query.
 #[derive(Debug, Default)]
 pub(super) struct Doubted {
     judged: usize,
@@ -68,8 +71,8 @@ pub(super) struct Doubted {
 }
 
 impl Doubted {
-    /// Judges the next holder of the answer: returns those of its `reasons` for doubt that concern the query. `near` counts its
-    /// blocks of the query on the device, and on device and host together.
+    /// Returns those `reasons` for doubt of the next holder of the answer that concern the query. `near` counts the
+    /// holder's blocks of the query: on the device, and on device and host together.
     pub(super) fn judge(
         &mut self,
         reasons: DegradedReasons,
@@ -90,7 +93,7 @@ impl Doubted {
         }
     }
 
-    /// Whether a tier of the holder at `place` is in doubt.
+    /// Whether a tier of the holder at position `place` of the answer is in doubt.
     pub(super) fn has(&self, place: usize) -> bool {
         // The places are in order.
         self.places.binary_search(&place).is_ok()

@@ -1,4 +1,4 @@
-//! All holders of a prefix, tier by tier: for listeners that answer in other protocols than the contract's.
+//! Search for all holders of a prefix, tier by tier, for listeners that answer in other protocols than the contract's.
 
 use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{
@@ -15,48 +15,50 @@ use super::{
     saturating_u32, spoken,
 };
 
-/// The tiers of [`FoundHolder::near_blocks`].
+/// Tiers up to which [`FoundHolder::near_blocks`] counts.
 const NEAR_TIERS: [Tier; 2] = [Tier::DEVICE, Tier::HOST];
 
-/// One holder of a prefix, as [`Answerer::find`] gives it.
+/// Holder of a prefix, as [`Answerer::find`] returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundHolder {
-    /// The holder's id.
+    /// Worker and rank of the holder.
     pub(crate) id: HolderId,
-    /// Number of leading blocks that count, in all tiers together. By the settings, these are the blocks that a request can
-    /// reuse, or the blocks that full attention has.
+    /// Number of leading blocks in all tiers together. By the settings, these are the blocks that a request can reuse,
+    /// or the blocks that full attention has.
     pub(crate) blocks: u32,
-    /// Number of leading blocks that count as in `blocks`: on the device alone, and on device and host together.
+    /// Numbers of leading blocks, of the same kind as `blocks`: on the device only, and on device and host together.
     pub(crate) near_blocks: [u32; 2],
     /// Whether the holder's state is certain.
     pub(crate) is_exact: bool,
-    /// Whether the state of the holder's device is certain, and whether the state of its device and host together is.
+    /// Certainty by tier: whether the state of the holder's device is certain, and whether the state of device and host
+    /// together is.
     pub(crate) near_exact: [bool; 2],
-    /// The address where requests for the holder go.
+    /// Address to which requests for the holder go. `None` if it is not known.
     pub(crate) address: Option<Address>,
 }
 
-/// The findings of [`Answerer::find`].
+/// Result of [`Answerer::find`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Tokens in a block of the namespace.
+    /// Number of tokens in a block of the namespace.
     pub(crate) block_size: u32,
-    /// Number of the prompt's blocks.
+    /// Number of blocks in the prompt of the query.
     pub(crate) asked_blocks: u32,
-    /// Holders of at least the first block of the prompt.
+    /// Holders that have at least the first block of the prompt.
     pub(crate) holders: Vec<FoundHolder>,
-    /// The most blocks that one of the holders has, and the most that a request can reuse from one.
+    /// Largest number of blocks that one of the holders has, and largest number that a request can reuse from one of
+    /// them.
     pub(crate) most: NearBlocks,
-    /// Number of holders of the namespace that a query in this form cannot find.
+    /// Number of holders of the namespace that a query of this form cannot find.
     pub(crate) foreign_holders: u32,
-    /// Number of holders that the query asks about and the list lacks, and whose state is not certain.
+    /// Number of holders that are not listed although the query asks about them, and whose state is not certain.
     pub(crate) doubtful_holders: u32,
 }
 
 #[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis", test))]
 impl FoundHolder {
-    /// Returns the holder as far as it is certain, for protocols without a word for doubt: a doubt about a far tier leaves the blocks on
-    /// nearer tiers. `None` if nothing is certain.
+    /// Returns the holder with its certain blocks only, for protocols without a word for doubt. If a far tier is in
+    /// doubt, the blocks on the nearer tiers stay. `None` if nothing is certain.
     pub(crate) fn certain(&self) -> Option<Self> {
         let [device, with_host] = self.near_blocks;
         let (near_blocks, blocks) = match (self.is_exact, self.near_exact) {
@@ -74,16 +76,16 @@ impl FoundHolder {
 }
 
 impl Found {
-    /// Whether holders that are not in the list may hold more than is known.
+    /// Whether holders that are not listed may hold more blocks than is known.
     pub(crate) fn lacks_some(&self) -> bool {
         self.foreign_holders > 0 || self.doubtful_holders > 0
     }
 
-    /// Makes the findings from the `reply` of shards that were asked for the blocks in each tier.
+    /// Makes the result from the `reply` of shards that were asked for the blocks in each tier.
     ///
     /// # Errors
     ///
-    /// An error if the shards do not say how many tokens a block has.
+    /// An error if the shards do not tell the number of tokens in a block.
     pub(crate) fn of_reply(reply: QueryReply, depth: Depth) -> Result<Self, WireError> {
         if reply.block_size == 0 {
             let text = "the shards do not say how many tokens a block has; upgrade them";
@@ -129,7 +131,7 @@ impl Found {
         AnswerState::of(is_exact, self.holders.is_empty())
     }
 
-    /// Returns the findings in the form that metrics count.
+    /// Returns the numbers of blocks found, in the form that metrics count.
     pub(crate) fn prompt(&self) -> AnsweredPrompt {
         AnsweredPrompt {
             asked_blocks: self.asked_blocks,
@@ -141,7 +143,8 @@ impl Found {
 }
 
 impl Answerer {
-    /// Finds all holders of a prefix of `key` in the namespace `name`, in no particular order. With `worker`, only that worker's holders.
+    /// Finds all holders of a prefix of `key` in the namespace `name`, in no particular order. With `worker`, finds
+    /// only that worker's holders.
     pub(crate) fn find(
         &self,
         name: &NamespaceName,
@@ -165,7 +168,7 @@ impl Answerer {
         Ok(found)
     }
 
-    /// Finds all holders of a prefix of one chain.
+    /// Finds all holders of a prefix of a single chain of blocks.
     fn found(
         &self,
         doubts: &DoubtFacts<'_, '_>,

@@ -1,4 +1,4 @@
-//! Hints of routers: taking hints, and adding the holders that hints predict to an answer.
+//! Hints of routers. They are taken here, and holders that hints predict are added to answers.
 
 use std::time::Instant;
 
@@ -12,12 +12,13 @@ use super::{Answerer, profile_of, saturating_u32};
 use crate::hints::{Hints, KeptHint};
 
 impl Answerer {
-    /// Keeps hints about the namespace `name`, from `now` on. Returns how many it has kept: hints about other shards' workers are left
-    /// out.
+    /// Keeps hints about the namespace `name`, from `now` on. Returns the number of kept hints. Hints about workers of
+    /// other shards are not kept.
     ///
     /// # Errors
     ///
-    /// [`WireError`] if the settings take no hints, if there are too many, if the namespace is not known, or if a prompt is not valid.
+    /// [`WireError`] if the settings take no hints, if there are too many hints, if the namespace is not known, or if a
+    /// prompt is not valid.
     pub(crate) fn take_hints(
         &self,
         name: &NamespaceName,
@@ -46,8 +47,8 @@ impl Answerer {
         Ok(taken)
     }
 
-    /// Checks which hints have come true, that is, whether their holder has all their blocks. Checks at most `max` hints of each
-    /// namespace.
+    /// Checks which hints have come true, that is, whether the hint's holder has all blocks of the hint. Checks at most
+    /// `max` hints of each namespace.
     pub(crate) fn look_at_hints(&self, max: usize, now: Instant) {
         if let Some(hints) = &self.hints {
             hints.look(max, now, |name, hint| {
@@ -77,8 +78,8 @@ impl Answerer {
         Ok(kept.add(&namespace.name, holder, &mut chain, now))
     }
 
-    /// Returns the holders that, by hints, will soon have more blocks of a prompt than the index knows. Empty unless the query
-    /// asks for predictions. Holders that the index does not know are left out.
+    /// Returns the holders that, according to hints, will soon have more blocks of a prompt than the index shows. Empty
+    /// unless the query asks for predictions. Holders that the index does not know are left out.
     pub(super) fn predicted(
         &self,
         namespace: &Namespace,
@@ -126,7 +127,7 @@ impl Answerer {
     }
 }
 
-/// Whether a hint's holder has all the blocks that the hint is about.
+/// Whether the holder of a hint has all blocks of the hint.
 fn has_all(indexer: &PositionalIndexer, hint: &KeptHint) -> bool {
     let search = Search {
         workers: Some(std::slice::from_ref(&hint.holder.worker)),

@@ -1,4 +1,4 @@
-//! Estimating the work of a request, and answering heavy requests in pieces.
+//! Estimate of the work of a request, and answering of heavy requests in pieces.
 
 use std::time::Instant;
 
@@ -14,15 +14,15 @@ use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 #[cfg(test)]
 mod tests;
 
-/// Approximate number of blocks after which a search looks at each holder once more. Chains that share prefixes branch about that
-/// often.
+/// Approximate number of blocks after which a search looks at each holder again. Chains that share prefixes branch
+/// about that often.
 const BLOCKS_PER_LOOK: usize = 64;
 /// Approximate number of ranks of a worker, for estimates.
 const RANKS: usize = 8;
 
 impl Answerer {
-    /// Takes a place among the heavy requests of the namespace, if the request is heavy. Returns `None` if it is not, or if its namespace
-    /// is unknown.
+    /// Registers a request among the heavy requests of the namespace, if it is heavy. Returns `None` if it is not
+    /// heavy, or if its namespace is unknown.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Answerer {
         self.heavy_turns.enter_if_heavy(name, work)
     }
 
-    /// Answers a heavy request when it has its turn. Lets other requests be answered between the pieces.
+    /// Answers a heavy request when its turn comes. Between the pieces, other requests can be answered.
     pub(crate) async fn answer_in_pieces(
         &self,
         name: &NamespaceName,
@@ -66,11 +66,11 @@ impl Answerer {
     }
 }
 
-/// A piece of work, by the time at which it began.
+/// Piece of work, with the time at which it began.
 struct WorkPiece(Instant);
 
 impl WorkPiece {
-    /// Ends the piece if its time is over: lets other tasks run, and begins the next piece.
+    /// Ends the piece if its time is over, that is, lets other tasks run and begins the next piece.
     async fn end(&mut self) {
         if self.0.elapsed() >= PIECE {
             tokio::task::yield_now().await;
@@ -79,7 +79,7 @@ impl WorkPiece {
     }
 }
 
-/// The replies to the queries of a batch so far.
+/// Replies so far to the queries of a batch.
 pub(super) struct BatchReplies {
     results: Vec<QueryResult>,
     holders: usize,
@@ -95,7 +95,7 @@ impl BatchReplies {
         }
     }
 
-    /// Answers the next query. Fails if all replies together would be longer than can be sent.
+    /// Answers the next query of the batch. Fails if all replies together would be longer than a reply can be.
     pub(super) fn add(
         &mut self,
         answerer: &Answerer,
@@ -126,7 +126,7 @@ impl BatchReplies {
     }
 }
 
-/// Estimates the work of queries before any is answered, in looks at holders.
+/// Returns an estimate of the work of queries, in looks at holders. The estimate is made before any query is answered.
 fn work_of(indexer: &PositionalIndexer, queries: &[SingleQuery]) -> u64 {
     let (holders, size) = (
         indexer.holder_count(),

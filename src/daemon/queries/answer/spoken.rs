@@ -1,18 +1,18 @@
-//! Translating queries into the hashes that their namespace speaks.
+//! Translation of queries into the hashes that their namespace uses.
 
 use std::borrow::Cow;
 
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 
-/// Returns the key in the hashes that the namespace speaks. Tokens are hashed here if the namespace's hashes are those of a *scheme* and
-/// not the contract's.
+/// Returns the key in the hashes that the namespace uses. If these are the hashes of a *scheme* and not the contract's,
+/// a key of tokens is hashed here.
 ///
 /// # Errors
 ///
 /// [`ErrorCode::BadRequest`] in two cases:
-/// - The query has block hashes, and the namespace speaks a scheme. A scheme's chain has no block hashes, and the contract's
-///   block hashes would find no holder.
+/// - The query has block hashes, and the namespace uses a scheme. A scheme's chain has no block hashes, and the
+///   contract's block hashes would find no holder.
 /// - The query has an adapter's tokens, and it is not known how the scheme hashes them.
 pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow<'k, QueryKey>, WireError> {
     let Some(chains) = &namespace.chains else {

@@ -1,4 +1,4 @@
-//! Status replies: statements about a namespace and its holders, without a prompt.
+//! Status replies. They describe a namespace and its holders, without a prompt.
 
 use crate::lanes::{FreshnessReading, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
@@ -8,7 +8,7 @@ use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Pro
 
 use super::with_wait;
 
-/// Number of holders whose block size is only guessed.
+/// Returns the number of holders whose block size is not known for certain.
 pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
     match namespace.is_configured {
         true => 0,
@@ -40,7 +40,8 @@ pub(super) fn status(
     }
 }
 
-/// Encodes a status reply. A reply that would be longer than `bytes_max` goes without addresses and labels, and can still be longer.
+/// Encodes a status reply. If it would be longer than `bytes_max`, addresses and labels are left out. Even then it can
+/// be longer.
 pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize) -> Vec<u8> {
     let payload = reply.encode();
     if payload.len() <= bytes_max {
@@ -50,7 +51,7 @@ pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize)
     reply.encode()
 }
 
-/// The report of a holder in a status reply.
+/// Returns the entry for a holder in a status reply.
 pub(crate) fn report(
     holder: &HolderRecord,
     trust: &StreamTrust,

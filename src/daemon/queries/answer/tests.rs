@@ -1,4 +1,4 @@
-//! Tests of the answers, against an index with a few holders.
+//! Tests of answers from an index with a few holders.
 
 use crate::shared::unbounded;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
@@ -106,7 +106,8 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
     }
 }
 
-/// While the daemon has not heard of every publisher, an unknown worker may hold blocks.
+/// Asserts that answers are not certain while the daemon has not heard of every publisher. An unknown worker may hold
+/// blocks.
 #[test]
 fn before_everybody_is_known_no_answer_is_certain() {
     let answerer = answerer();
@@ -150,7 +151,8 @@ fn before_everybody_is_known_no_answer_is_certain() {
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
 }
 
-/// Holders whose publishers have not told the block size cannot be found by tokens for certain.
+/// Asserts that holders whose publishers have not told the block size are in doubt for queries by tokens, because such
+/// queries may miss their blocks.
 #[test]
 fn who_cannot_be_found_by_tokens_for_want_of_a_size_is_in_doubt() {
     let answerer = answerer();
@@ -260,7 +262,8 @@ fn the_shortest_holder_is_no_shorter_than_assumed() {
     assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
 }
 
-/// The count of doubtful holders in an answer must equal a count over each holder that the answer does not list.
+/// Asserts that the count of doubtful holders in an answer equals a count made holder by holder over those that the
+/// answer does not list.
 #[test]
 fn whoever_may_hold_more_and_is_not_listed_is_counted() {
     let answerer = answerer();
@@ -351,7 +354,7 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 1);
 }
 
-/// An answerer about one namespace with blocks of 4 tokens, to which tests add holders.
+/// Answerer for one namespace with blocks of 4 tokens, to which tests add holders.
 struct Scene {
     answerer: Answerer,
     namespace: Arc<Namespace>,
@@ -376,7 +379,7 @@ impl Scene {
         }
     }
 
-    /// Adds a holder of a chain of `blocks`, each given by its tokens. The holder is degraded for `reasons`.
+    /// Adds a holder of a chain of `blocks`. Each block is given by its tokens. The holder is degraded for `reasons`.
     fn add(&self, worker: &str, blocks: &[&[u32]], reasons: &[DegradedReason]) -> HolderWriter {
         let worker = WorkerName::new(worker).unwrap();
         let mut writer = self
@@ -408,7 +411,8 @@ impl Scene {
         QueryReply::decode(&answer.unwrap().payload).unwrap()
     }
 
-    /// Returns the holders found, each with its matched blocks and whether it is exact, and whether the whole answer is exact.
+    /// Returns the found holders, each with its matched blocks and whether it is exact. Also returns whether the whole
+    /// answer is exact.
     fn found(&self, key: &QueryKey) -> (Vec<(String, u32, bool)>, bool) {
         let reply = self.ask(key.clone(), None);
         let holders = reply

@@ -1,4 +1,4 @@
-//! Holders whose state is not certain and that an answer does not list. They may hold more blocks than is known.
+//! Holders with uncertain state that an answer does not list. They may hold more blocks than is known.
 
 use std::collections::HashSet;
 
@@ -9,19 +9,20 @@ use kvatlas_core::wire::{QueryKey, Rank, Tier, WorkerName};
 use super::super::whole::Seen;
 use super::{DoubtFacts, saturating_u32, unsized_holders};
 
-/// A holder in an answer.
+/// Holder that an answer lists.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listed<'a> {
     pub(super) worker: &'a WorkerName,
     pub(super) rank: Rank,
-    /// Whether the holder is exact for the query: none of its doubts concerns it.
+    /// Whether the holder is exact for the query, that is, whether none of its doubts concerns the query.
     pub(super) is_exact: bool,
 }
 
-/// Counts the holders of `workers`, or of all workers, that are not `listed` and may hold more than is known. Such holders are:
+/// Returns the number of holders of `workers`, or of all workers, that are not `listed` and may hold more than is
+/// known. Such holders are:
 ///
 /// - Holders whose state has not been certain since before the search.
-/// - For a query by tokens, holders whose block size is only guessed.
+/// - For a query by tokens, holders whose block size is not known for certain.
 /// - Holders of which nothing has been heard yet. All of them together count as one.
 pub(super) fn count_doubtful<'a, T>(
     trust: &StreamTrust,
@@ -34,7 +35,7 @@ pub(super) fn count_doubtful<'a, T>(
     unheard.saturating_add(count_known(trust, doubts, seen, workers, listed))
 }
 
-/// Counts as [`count_doubtful`] does, among the holders that have been heard of.
+/// Returns the number that [`count_doubtful`] returns, but only of holders that have been heard of.
 fn count_known<'a, T>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,

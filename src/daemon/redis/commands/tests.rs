@@ -6,7 +6,7 @@ const GUESS: &str =
     r#"{"PodIdentifier":"10.0.0.2:8000","DeviceTier":"","Speculative":true,"HasGroup":false,"GroupIdx":0}"#;
 const ENGINES: &str = r#"{"PodIdentifier":"10.0.0.2:8000","DeviceTier":"gpu","Speculative":false,"HasGroup":false,"GroupIdx":0}"#;
 
-/// A client: its session, and the commands and replies with which it is answered.
+/// Client in these tests: its session, and the commands and replies that answer it.
 struct Client {
     commands: Commands,
     session: RedisSession,

@@ -1,4 +1,4 @@
-//! Tests of the directory, on a sound disk and on failing ones.
+//! Tests of the snapshot directory, on a sound disk and on failing ones.
 
 use kvatlas_core::snapshot::verify;
 use kvatlas_core::wire::WireLimits;
@@ -18,6 +18,8 @@ fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, 
             created_us,
             sequence: 1,
             digest: None,
+            intake: None,
+            has_all: true,
         };
         writer
             .write_stream(&cursor)

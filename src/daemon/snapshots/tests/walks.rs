@@ -1,8 +1,8 @@
-//! Holders that change while a walk over the index finds their blocks.
+//! Tests of holders that change while a walk over the index finds their blocks.
 
 use super::*;
 
-/// The events in a worker's batches 2 to 4, in the middle of a snapshot.
+/// Events in a worker's batches 2 to 4, which come in the middle of a snapshot.
 type Meanwhile = Vec<(u64, u64, Vec<Event>)>;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +71,7 @@ async fn what_happens_during_a_walk_is_right_after_it() {
 }
 
 impl World {
-    /// Returns each worker with the number of blocks that it has from `first` on, without a hole.
+    /// Returns each worker with the number of blocks that it has from block `first` on, without a hole.
     pub(super) fn depths(&self, first: u64) -> Vec<(String, u32)> {
         let query =
             kvatlas_core::wire::QueryKey::SequenceHashes((first..first + 20).map(SequenceHash).collect());

@@ -14,7 +14,7 @@ thread_local! {
     static PEAK: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts, and leaves the work to the system's allocator.
+/// Allocator that counts allocations, and leaves the work to the system's allocator.
 pub(crate) struct Counting;
 
 fn note_taken(bytes: usize) {
@@ -54,11 +54,11 @@ unsafe impl GlobalAlloc for Counting {
 /// The memory that a piece of work took.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Taken {
-    /// How often memory was asked for.
+    /// Number of allocations.
     pub(crate) count: usize,
-    /// The most that was held at once, beside what was there before, in bytes.
+    /// Maximum memory that was held at the same time, in bytes, beyond what was held before.
     pub(crate) peak: usize,
-    /// Bytes that the result of the work holds.
+    /// Memory that the result of the work holds, in bytes.
     pub(crate) held: usize,
 }
 

@@ -24,7 +24,7 @@ use rmp::encode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     Map,
-    /// Arrays; the number is that of a stored event's slots.
+    /// Arrays, with this number of slots in a stored event.
     Array(u32),
 }
 
@@ -88,7 +88,7 @@ pub(crate) enum Change {
     Clear,
 }
 
-/// Writes a batch.
+/// Form in which an engine writes its batches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Engine {
     pub(crate) shape: Shape,
@@ -327,7 +327,7 @@ pub(crate) fn restarted(translator: &Translator, settings: TranslatorSettings) -
     restored
 }
 
-/// The answers of a translator when it is asked.
+/// Returns a translator's answers to all questions about its state, as one text.
 fn told(translator: &Translator) -> String {
     let doubts: Vec<_> = translator.tier_doubts().collect();
     format!(
@@ -366,7 +366,7 @@ pub(crate) fn feed(translator: &mut Translator, changes: &[Change]) -> Translati
     output
 }
 
-/// The contract's chain for tokens, computed at once.
+/// The contract's chain of sequence hashes for all tokens, computed in one call.
 pub(crate) fn contract_chain(
     tokens: &[u32],
     block_size: u32,

@@ -1,4 +1,4 @@
-//! Mirrors in their saved form: taken up whole, or refused.
+//! Mirrors in their saved form: restored completely, or refused.
 
 use kvatlas_engines::SavedError;
 use serde_json::{Value, json};

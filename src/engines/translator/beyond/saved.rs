@@ -5,7 +5,7 @@ use super::super::past::Past;
 use super::Beyond;
 
 impl Beyond {
-    /// The knowledge between two batches, in the form in which it is written down.
+    /// Returns the knowledge about tiers beyond the device in saved form. Call it between two batches.
     pub(in super::super) fn save(&self) -> SavedBeyond {
         SavedBeyond {
             doubts: self.doubts,
@@ -23,7 +23,7 @@ impl Beyond {
         }
     }
 
-    /// Restores saved knowledge.
+    /// Restores the saved knowledge about tiers beyond the device.
     pub(in super::super) fn restore(saved: SavedBeyond) -> Result<Self, SavedError> {
         let mut past = Past::default();
         for (name, block) in saved.past {

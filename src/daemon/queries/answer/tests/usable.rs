@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Adds a holder of ten blocks. The first four and the eighth are resumable on the device. The last two lie on the host.
+/// Adds a holder of ten blocks. The first four blocks and the eighth are resumable on the device. The last two blocks
+/// lie on the host.
 fn partly_resumable(answerer: &Answerer) {
     let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
     let worker = WorkerName::new("partly").unwrap();
