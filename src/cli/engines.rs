@@ -20,6 +20,7 @@ use tokio::signal::unix::Signal;
 
 use super::connect::parse_time;
 use super::failure::Failure;
+use super::serve::expect_regular;
 
 /// Shortest time between two writes of one engine's state. It is far shorter than the time whose events the engine's replay
 /// socket can repeat.
@@ -254,10 +255,16 @@ impl EngineArguments {
     /// engines.
     pub(super) async fn reload_at(&self, mut hangup: Signal, bridge: &Bridge) {
         while hangup.recv().await.is_some() {
-            let engines = match self.load() {
+            // The signals wait meanwhile, so a pipe is not read.
+            let regular = self.file.as_deref().map_or(Ok(()), expect_regular);
+            let loaded = match regular {
+                Ok(()) => self.load().map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            let engines = match loaded {
                 Ok(engines) => engines,
                 Err(error) => {
-                    tracing::error!(%error, "the engines stay as they are");
+                    tracing::error!(error, "the engines stay as they are");
                     continue;
                 }
             };

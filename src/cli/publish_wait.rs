@@ -47,7 +47,7 @@ impl DaemonWatch {
             earlier: DegradedReasons::default(),
         };
         // A daemon that does not answer now is asked again later, and is an error then.
-        let before = watch.find_holder().await.ok().flatten();
+        let before = watch.find_holder().await.ok().and_then(KnownHolder::into_status);
         watch.earlier = earlier_doubts(before.as_ref(), first);
         watch
     }
@@ -61,9 +61,9 @@ impl DaemonWatch {
     ) -> Result<String, Failure> {
         let deadline = Instant::now() + self.patience;
         loop {
-            let holder = self.find_holder().await?;
+            let known = self.find_holder().await?;
             let is_late = Instant::now() >= deadline;
-            match progress(holder.as_ref(), cursor, self.earlier, has_said_goodbye) {
+            match progress(&known, cursor, self.earlier, has_said_goodbye) {
                 DaemonProgress::Applied(text) => return Ok(text),
                 DaemonProgress::Ignored(text) => return Err(Failure::failed(text)),
                 DaemonProgress::Waiting(state) if is_late => return Err(self.not_applied(cursor, &state)),
@@ -84,20 +84,42 @@ impl DaemonWatch {
         ))
     }
 
-    /// Returns the daemon's status of the holder; `None` while the daemon does not know the holder.
-    async fn find_holder(&self) -> Result<Option<HolderStatusReply>, Failure> {
+    /// Returns what the daemon knows of the holder.
+    async fn find_holder(&self) -> Result<KnownHolder, Failure> {
         match self.client.status(&self.namespace).await {
-            Ok(status) => Ok(status
-                .holders
-                .into_iter()
-                .find(|holder| holder.worker == self.worker && holder.rank == self.rank)),
+            Ok(status) => {
+                let mut holders = status.holders.into_iter();
+                let found = holders.find(|holder| holder.worker == self.worker && holder.rank == self.rank);
+                Ok(found.map_or(KnownHolder::Unknown, KnownHolder::Status))
+            }
             // The namespace comes into being with its first batch, and a daemon that has just started does not know all of them.
             Err(ClientError::Refused(refusal))
                 if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
             {
-                Ok(None)
+                Ok(match refusal.code {
+                    ErrorCode::Unavailable => KnownHolder::Refused(refusal.text),
+                    _ => KnownHolder::Unknown,
+                })
             }
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Knowledge of a daemon about a holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum KnownHolder {
+    Status(HolderStatusReply),
+    Unknown,
+    /// The daemon refuses to say, in these words: a shard is missing, or a bound keeps the namespace out.
+    Refused(String),
+}
+
+impl KnownHolder {
+    fn into_status(self) -> Option<HolderStatusReply> {
+        match self {
+            Self::Status(status) => Some(status),
+            Self::Unknown | Self::Refused(_) => None,
         }
     }
 }
@@ -143,18 +165,21 @@ enum DaemonProgress {
 }
 
 fn progress(
-    holder: Option<&HolderStatusReply>,
+    known: &KnownHolder,
     cursor: BatchCursor,
     earlier: DegradedReasons,
     has_said_goodbye: bool,
 ) -> DaemonProgress {
-    let Some(holder) = holder else {
-        return match has_said_goodbye {
-            true => DaemonProgress::Applied(
-                "applied: the daemon does not know the worker's rank any more\n".to_owned(),
-            ),
-            false => DaemonProgress::Waiting("has none of the worker's batches".to_owned()),
-        };
+    let holder = match known {
+        KnownHolder::Status(holder) => holder,
+        KnownHolder::Unknown | KnownHolder::Refused(_) if has_said_goodbye => {
+            let text = "applied: the daemon does not know the worker's rank any more\n";
+            return DaemonProgress::Applied(text.to_owned());
+        }
+        KnownHolder::Unknown => {
+            return DaemonProgress::Waiting("has none of the worker's batches".to_owned());
+        }
+        KnownHolder::Refused(words) => return DaemonProgress::Waiting(format!("says: {words}")),
     };
     let BatchCursor { epoch, seq } = cursor;
     if holder.epoch > epoch {
@@ -215,7 +240,8 @@ mod tests {
     #[test]
     fn the_daemon_is_waited_for_until_it_is_there_or_never_will_be() {
         let progress = |holder: Option<HolderStatusReply>, goodbye| {
-            progress(holder.as_ref(), CURSOR, DegradedReasons::default(), goodbye)
+            let known = holder.map_or(KnownHolder::Unknown, KnownHolder::Status);
+            progress(&known, CURSOR, DegradedReasons::default(), goodbye)
         };
         assert!(matches!(progress(None, false), DaemonProgress::Waiting(_)));
         for (epoch, seq) in [(6, 9), (7, 1)] {
@@ -236,13 +262,26 @@ mod tests {
         assert!(matches!(progress(None, true), DaemonProgress::Applied(_)));
     }
 
+    #[test]
+    fn a_refusal_is_told_in_the_daemons_words() {
+        let refused = KnownHolder::Refused("shard 1 of 2 did not answer".to_owned());
+        let found = progress(&refused, CURSOR, DegradedReasons::default(), false);
+        let waiting = DaemonProgress::Waiting("says: shard 1 of 2 did not answer".to_owned());
+        assert_eq!(found, waiting);
+    }
+
     /// Tests that a dropped batch does not count as applied, even if a heartbeat after it makes the daemon's last number equal to
     /// the batch's number.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {
             let holder = doubtful(7, 3, reason);
-            progress(Some(&holder), CURSOR, DegradedReasons::of(earlier), false)
+            progress(
+                &KnownHolder::Status(holder),
+                CURSOR,
+                DegradedReasons::of(earlier),
+                false,
+            )
         };
         for reason in [DegradedReason::Gap, DegradedReason::Undecodable] {
             assert!(

@@ -1,7 +1,7 @@
 //! `kvatlas serve`: configuration, log and signals of the daemon's process.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -72,6 +72,29 @@ pub(crate) fn file_of_environment() -> Option<PathBuf> {
     named.map(PathBuf::from)
 }
 
+/// Why a reload cannot read the configuration.
+#[derive(Debug, thiserror::Error)]
+enum ReloadRefused {
+    #[error(transparent)]
+    Irregular(#[from] IrregularFile),
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+}
+
+/// File that a reload does not read: a pipe would let the signals wait for its writer, and has nothing more to say.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no regular file, and only those are read again")]
+pub(super) struct IrregularFile(PathBuf);
+
+/// Fails if `path` is there and is no regular file.
+pub(super) fn expect_regular(path: &Path) -> Result<(), IrregularFile> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Err(IrregularFile(path.to_owned())),
+        // Reading a file that cannot be looked at has the better error.
+        _ => Ok(()),
+    }
+}
+
 /// Source of the configuration: the flags, the variables and the file from which a reload reads it again.
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
@@ -95,8 +118,14 @@ impl ConfigSource {
         std::future::pending().await
     }
 
+    /// Loads the configuration as [`Self::load`] does, from a regular file only: the signals wait meanwhile.
+    fn load_again(&self) -> Result<Config, ReloadRefused> {
+        self.file.as_deref().map_or(Ok(()), expect_regular)?;
+        Ok(self.load()?)
+    }
+
     fn reload(&self, daemon: &Daemon) {
-        let config = match self.load() {
+        let config = match self.load_again() {
             Ok(config) => config,
             Err(error) => {
                 tracing::error!(%error, "the configuration stays as it is");
@@ -224,6 +253,22 @@ mod tests {
         assert!(last.is_new(first));
         assert!(!last.is_new(after(1)) && !last.is_new(after(99)));
         assert!(last.is_new(after(100)));
+    }
+
+    #[test]
+    fn a_reload_does_not_wait_for_the_writer_of_a_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("kvatlas.toml");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        let source = |file| ConfigSource {
+            file: Some(file),
+            flags: BTreeMap::new(),
+        };
+        let refused = source(pipe).load_again().unwrap_err();
+        assert!(matches!(refused, ReloadRefused::Irregular(_)), "{refused}");
+        let absent = source(folder.path().join("absent")).load_again().unwrap_err();
+        assert!(matches!(absent, ReloadRefused::Config(_)), "{absent}");
     }
 
     #[test]

@@ -62,6 +62,9 @@ struct Status {
     /// Error of the last attempt to write a snapshot; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_error: Option<String>,
+    /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    snapshot_upload_error: Option<String>,
     /// Shards that did not answer this gateway.
     #[serde(default)]
     missing_shards: Vec<SilentShard>,
@@ -112,7 +115,7 @@ struct NamespaceStatus {
 }
 
 /// Prints the status. Fails if the daemon is not ready or a holder is not exact. Also fails for dropped batches, missing shards,
-/// failing snapshots and broken promises.
+/// failing snapshots, failing uploads and broken promises.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     let status = Status::read(&client).await?;
@@ -182,6 +185,9 @@ impl Status {
                 "snapshots are not written: {error}"
             )));
         }
+        if let Some(error) = &self.snapshot_upload_error {
+            return Err(Failure::failed(unsent(error)));
+        }
         if let Some(missing) = self.missing_shards.first() {
             return Err(Failure::failed(format_args!("{missing} does not answer")));
         }
@@ -207,6 +213,9 @@ impl Status {
         }
         if let Some(error) = &self.snapshot_error {
             text += &format!("  snapshots are not written: {error}\n");
+        }
+        if let Some(error) = &self.snapshot_upload_error {
+            text += &format!("  {}\n", unsent(error));
         }
         for missing in &self.missing_shards {
             text += &format!("  {missing} {}\n", missing.describe(now_us));
@@ -239,6 +248,10 @@ impl Status {
             .for_each(|status| text += &status.render_notes());
         text
     }
+}
+
+fn unsent(error: &str) -> String {
+    format!("snapshots are not sent to the Object Store: {error}")
 }
 
 /// Returns the text `: ` and the names, joined by commas. Empty if there are no names, because an older daemon sends none.
@@ -355,6 +368,7 @@ mod tests {
             reasons: Vec::new(),
             messages_waiting: 1,
             snapshot_error: None,
+            snapshot_upload_error: None,
             missing_shards: Vec::new(),
             strays: Vec::new(),
             namespaces: vec![namespace("llama"), namespace("qwen")],
@@ -426,6 +440,17 @@ qwen          1000         0  123456  12345678
         let line = "  nothing of namespace new is taken: 7 messages, the last of gpu-0 (undecodable) since 08:00:00 UTC (60 s): no map\n    mend: ";
         assert!(text.contains(line), "{text}");
         assert!(status.verdict().is_err());
+    }
+
+    #[test]
+    fn snapshots_that_are_not_sent_are_told_and_fail() {
+        let index = r#"{"namespaces":[],"snapshot_error":null,"snapshot_upload_error":"no room"}"#;
+        let mut status: Status = serde_json::from_str(index).unwrap();
+        status.ready = true;
+        let said = "snapshots are not sent to the Object Store: no room";
+        let text = status.render("a:1", 0);
+        assert!(text.contains(&format!("\n  {said}\n")), "{text}");
+        assert_eq!(status.verdict(), Err(Failure::failed(said)));
     }
 
     #[test]

@@ -216,9 +216,9 @@ tables! {
 
     /// Bounds on the index.
     pub LimitsConfig in [limits] {
-        /// Namespaces, at most.
+        /// Namespaces, at most; that of kvatlas doctor's probe does not count.
         max_namespaces: usize = "64", integer(1, 65_536);
-        /// Let no namespace come into being that the file does not name in a table [namespaces.NAME].
+        /// Let no namespace come into being that the file does not name in a table [namespaces.NAME], but that of kvatlas doctor's probe.
         named_namespaces_only: bool = "false", boolean();
         /// Time without a holder after which a namespace that the file does not name is forgotten, in seconds; 0 is never.
         empty_namespace as empty_namespace_seconds: Duration = "600", seconds(0, 86_400) => live;

@@ -23,6 +23,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(2);
 enum EngineFileError {
     #[error("cannot look at {}: {source}", path.display())]
     Look { path: PathBuf, source: io::Error },
+    #[error("{} is no regular file", path.display())]
+    Irregular { path: PathBuf },
     #[error("{} has more than {FILES_MAX} files", path.display())]
     TooMany { path: PathBuf },
     #[error(transparent)]
@@ -40,14 +42,18 @@ struct FileMark {
 }
 
 impl FileMark {
-    fn new(path: PathBuf, metadata: &Metadata) -> Self {
-        Self {
+    /// Makes the mark of a regular file. Whoever reads a pipe waits for its writer, and nobody would see the bridge's end.
+    fn new(path: PathBuf, metadata: &Metadata) -> Result<Self, EngineFileError> {
+        if !metadata.is_file() {
+            return Err(EngineFileError::Irregular { path });
+        }
+        Ok(Self {
             path,
             device: metadata.dev(),
             inode: metadata.ino(),
             bytes: metadata.len(),
             changed: (metadata.mtime(), metadata.mtime_nsec()),
-        }
+        })
     }
 }
 
@@ -112,7 +118,7 @@ fn marks(path: &Path) -> Result<Vec<FileMark>, EngineFileError> {
     };
     let metadata = fs::metadata(path).map_err(|error| failed(path, error))?;
     if !metadata.is_dir() {
-        return Ok(vec![FileMark::new(path.to_owned(), &metadata)]);
+        return Ok(vec![FileMark::new(path.to_owned(), &metadata)?]);
     }
     let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(|error| failed(path, error))? {
@@ -131,7 +137,7 @@ fn marks(path: &Path) -> Result<Vec<FileMark>, EngineFileError> {
     }
     files.sort();
     let mark = |file: PathBuf| match fs::metadata(&file) {
-        Ok(metadata) => Ok(FileMark::new(file, &metadata)),
+        Ok(metadata) => FileMark::new(file, &metadata),
         Err(error) => Err(failed(&file, error)),
     };
     files.into_iter().map(mark).collect()
@@ -167,6 +173,17 @@ mod tests {
         assert!(error.to_string().contains("e.toml"), "{error}");
         let missing = look(&folder.path().join("none"), &EngineDefaults::default(), None);
         assert!(matches!(missing, Err(EngineFileError::Look { .. })));
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("a.toml");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for path in [folder.path(), &socket] {
+            let error = look(path, &EngineDefaults::default(), None).unwrap_err();
+            assert!(matches!(error, EngineFileError::Irregular { .. }), "{error}");
+        }
     }
 
     /// Repeats how the kubelet changes a ConfigMap: the link to the folder is replaced, and the files' own links stay.

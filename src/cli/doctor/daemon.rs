@@ -7,7 +7,9 @@ use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{ErrorCode, Event, Gathered, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier};
+use kvatlas_core::wire::{
+    ErrorCode, Event, Gathered, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier, WireError,
+};
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
 use super::DoctorArguments;
@@ -17,6 +19,17 @@ use super::report::Check;
 const ROUND_TRIP: &str = "round trip";
 /// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Last answer of the daemon that did not have the probe event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum LackingAnswer {
+    /// No shard is known to be missing, and nothing was refused.
+    Silent,
+    /// Some shards did not answer.
+    Incomplete(Gathered),
+    /// The daemon refused to answer, and says why.
+    Refused(WireError),
+}
 
 /// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's holder.
 pub(super) async fn check_round_trip(
@@ -43,14 +56,14 @@ pub(super) async fn check_round_trip(
     let begun = Instant::now();
     let hash = SequenceHash(publisher.cursor().epoch);
     let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
-    let mut incomplete = None;
+    let mut lacking = LackingAnswer::Silent;
     let arrived = async {
         publisher
             .publish(Tier::DEVICE, vec![stored])
             .await
             .map_err(|error| error.to_string())?;
         publisher.flush().await.map_err(|error| error.to_string())?;
-        wait_for(arguments, subjects, connected, hash, &mut incomplete).await
+        wait_for(arguments, subjects, connected, hash, &mut lacking).await
     };
     let limit = tokio::time::timeout(arguments.timeout, arrived).await;
     let elapsed = begun.elapsed();
@@ -60,23 +73,35 @@ pub(super) async fn check_round_trip(
         let _ = publisher.flush().await;
     };
     let _ = tokio::time::timeout(arguments.timeout, goodbye).await;
-    match (limit, &incomplete) {
-        (Ok(Ok(())), _) => Check::fine(
+    match limit {
+        Ok(Ok(())) => Check::fine(
             ROUND_TRIP,
             format!("a probe event was found {elapsed:.1?} after it was published"),
         ),
-        (Ok(Err(trouble)), _) => Check::failed(
+        Ok(Err(trouble)) => Check::failed(
             ROUND_TRIP,
             trouble,
             "start a daemon with the same nats.url and subjects.prefix; /readyz of its admin listener says what it waits for",
         ),
-        (Err(_), Some(gathered)) => missing_shards(gathered),
-        (Err(_), None) => Check::failed(
+        Err(_) => unknown_probe(&lacking, arguments.timeout),
+    }
+}
+
+/// Returns the failed check for a probe event that no answer had within `timeout`. `last` is the last of these answers.
+fn unknown_probe(last: &LackingAnswer, timeout: Duration) -> Check {
+    let unknown = format!("a daemon answers, and does not know the probe event within {timeout:?}");
+    match last {
+        LackingAnswer::Incomplete(gathered) => missing_shards(gathered),
+        // The words name the shard that is missing, the bound that is reached, or what a daemon that has just started waits for.
+        LackingAnswer::Refused(refusal) if refusal.code == ErrorCode::Unavailable => Check::failed(
             ROUND_TRIP,
-            format!(
-                "a daemon answers, and does not know the probe event within {:?}",
-                arguments.timeout
-            ),
+            format!("{unknown}: {}", refusal.text),
+            "mend what the answer names: start the shard (sharding.shard), raise the bound, or name the namespace in the \
+             configuration; a daemon that has just started needs a moment",
+        ),
+        LackingAnswer::Refused(_) | LackingAnswer::Silent => Check::failed(
+            ROUND_TRIP,
+            unknown,
             "let these credentials publish to the events subject of the probe (--namespace, --worker), and see the daemon's \
              log for batches that it dropped",
         ),
@@ -95,14 +120,13 @@ fn missing_shards(gathered: &Gathered) -> Check {
 }
 
 /// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking if the daemon does not know the
-/// namespace yet, and fails on any other error. Sets `incomplete` to the gathering of the last answer if that answer lacked
-/// shards.
+/// namespace yet, and fails on any other error. Sets `lacking` to the last answer without the probe.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &DoctorConnection,
     hash: SequenceHash,
-    incomplete: &mut Option<Gathered>,
+    lacking: &mut LackingAnswer,
 ) -> Result<(), String> {
     let client = QueryClient::new(connected.nats.clone(), subjects.clone()).with_patience(arguments.timeout);
     loop {
@@ -111,14 +135,18 @@ async fn wait_for(
             Ok(reply) => {
                 let mut holders = reply.holders.iter();
                 let is_found = holders.any(|holder| holder.worker == arguments.worker && holder.exact);
-                *incomplete = reply.gathered.filter(|gathered| !gathered.missing.is_empty());
+                let incomplete = reply.gathered.filter(|gathered| !gathered.missing.is_empty());
                 if is_found && incomplete.is_none() {
                     return Ok(());
                 }
+                *lacking = incomplete.map_or(LackingAnswer::Silent, LackingAnswer::Incomplete);
             }
             // The namespace comes into being with its first event, and a daemon that has just started does not know all of them.
             Err(ClientError::Refused(refusal))
-                if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) => {}
+                if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
+            {
+                *lacking = LackingAnswer::Refused(refusal);
+            }
             Err(error) => return Err(error.to_string()),
         }
         tokio::time::sleep(ASKING_INTERVAL).await;
@@ -186,6 +214,31 @@ mod tests {
         assert_eq!(check(vec![0]).outcome(), CheckOutcome::Failed);
         assert_eq!(check(vec![0]).found(), "shard 0 of 3 is not there");
         assert_eq!(check(vec![0, 2]).found(), "shards 0 and 2 of 3 are not there");
+    }
+
+    #[test]
+    fn a_refusal_that_lasts_is_told_in_the_daemons_words() {
+        let check = |code, text: &str| {
+            let refused = LackingAnswer::Refused(WireError::new(code, text));
+            unknown_probe(&refused, Duration::from_secs(5))
+        };
+        let missing = check(ErrorCode::Unavailable, "shard 1 of 2 did not answer; ask again");
+        assert_eq!(missing.outcome(), CheckOutcome::Failed);
+        assert!(
+            missing
+                .found()
+                .ends_with("within 5s: shard 1 of 2 did not answer; ask again"),
+            "{missing:?}"
+        );
+        assert!(missing.mend().contains("sharding.shard"), "{missing:?}");
+        assert!(!missing.mend().contains("credentials"), "{missing:?}");
+        // The event has not come.
+        for lacking in [
+            unknown_probe(&LackingAnswer::Silent, Duration::ZERO),
+            check(ErrorCode::UnknownNamespace, "no events have come"),
+        ] {
+            assert!(lacking.mend().contains("credentials"), "{lacking:?}");
+        }
     }
 
     #[test]

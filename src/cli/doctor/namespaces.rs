@@ -58,11 +58,12 @@ pub(super) struct NamespacePublishers {
 /// namespaces.
 pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check {
     const NAME: &str = "publishers";
-    let mut found = Vec::new();
+    let (mut found, mut are_ahead, mut are_unsized) = (Vec::new(), false, false);
     for (place, namespaces) in daemons {
         for known in namespaces {
             let name = &known.namespace;
             if known.epochs_ahead > 0 {
+                are_ahead = true;
                 let holders = counted(known.epochs_ahead, "holder has", "holders have");
                 let names = match known.ahead.is_empty() {
                     true => String::new(),
@@ -73,6 +74,7 @@ pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check 
                 ));
             }
             if known.unsized_holders > 0 {
+                are_unsized = true;
                 let holders = counted(known.unsized_holders, "holder", "holders");
                 found.push(format!("{holders} did not tell {place} a block size in {name}"));
             }
@@ -81,12 +83,19 @@ pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check 
     if found.is_empty() {
         return Check::fine(NAME, "all epochs are of the past, and all block sizes are known");
     }
-    Check::warning(
-        NAME,
-        found.join("; "),
-        "run an NTP client where the workers run, and restart those that are ahead; have publishers send block_size, or name the \
-         namespace in the configuration",
-    )
+    let mends = [
+        (
+            are_ahead,
+            "run an NTP client where the workers run, and restart those that are ahead",
+        ),
+        (
+            are_unsized,
+            "have publishers send block_size, or name the namespace in the configuration",
+        ),
+    ];
+    let mends = mends.into_iter().filter(|(is_needed, _)| *is_needed);
+    let mends: Vec<&str> = mends.map(|(_, mend)| mend).collect();
+    Check::warning(NAME, found.join("; "), mends.join("; "))
 }
 
 /// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and namespaces.
@@ -188,6 +197,12 @@ mod tests {
             check.found(),
             "1 holder has an epoch ahead of the clock of a in m (w/0); 2 holders did not tell a a block size in m"
         );
+        assert!(check.mend().contains("NTP") && check.mend().contains("block_size"));
+        // Each has its own advice.
+        let ahead = publishers(&[("a", published(r#"{"namespace":"m","epochs_ahead":1}"#))]);
+        assert!(ahead.mend().contains("NTP") && !ahead.mend().contains("block_size"));
+        let guessed = publishers(&[("a", published(r#"{"namespace":"m","unsized_holders":1}"#))]);
+        assert!(guessed.mend().contains("block_size") && !guessed.mend().contains("NTP"));
     }
 
     #[test]

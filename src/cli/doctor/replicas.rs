@@ -300,11 +300,11 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     let published = namespaces_of::<NamespacePublishers>(&known);
     let mut checks = vec![namespaces::publishers(&published)];
     checks.extend(namespaces::refused(&published, own_namespace));
-    checks.extend(known.iter().filter_map(|(place, index)| {
-        let error = index.get("snapshot_error")?.as_str()?;
-        let mend = mend_of_alert("KvatlasSnapshotsFail");
-        Some(Check::failed(&format!("snapshots of {place}"), error, mend))
-    }));
+    checks.extend(
+        known
+            .iter()
+            .flat_map(|(place, index)| check_snapshots(place, index)),
+    );
     for (place, index) in &known {
         let strays = index.get("strays").map(Vec::<StrayNamespace>::deserialize);
         checks.extend(strays.and_then(Result::ok).into_iter().flatten().map(|stray| {
@@ -317,6 +317,24 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
         checks.push(namespaces::compare(&namespaces_of::<Hashed>(&known)));
     }
     checks
+}
+
+/// Returns a failed check if a daemon's snapshots are not written, and one if they are not sent to the Object Store. `place` is
+/// the daemon's address.
+fn check_snapshots(place: &str, index: &Value) -> Vec<Check> {
+    let troubles = [
+        ("snapshot_error", "snapshots", "KvatlasSnapshotsFail"),
+        ("snapshot_upload_error", "uploads", "KvatlasSnapshotUploadsFail"),
+    ];
+    let failed = troubles.into_iter().filter_map(|(field, what, alert)| {
+        let error = index.get(field)?.as_str()?;
+        Some(Check::failed(
+            &format!("{what} of {place}"),
+            error,
+            mend_of_alert(alert),
+        ))
+    });
+    failed.collect()
 }
 
 /// Returns the advice on the trouble that an alert reports, and the command that says more about the alert.
@@ -472,6 +490,30 @@ mod tests {
         assert_eq!(outcome(at - 900_000), CheckOutcome::Fine);
         assert_eq!(outcome(at + 2_000_000), CheckOutcome::Failed);
         assert_eq!(outcome(at - 60_000_000), CheckOutcome::Failed);
+    }
+
+    #[test]
+    fn snapshots_that_are_not_written_or_not_sent_fail() {
+        let checks = |index: &str| check_snapshots("a:1", &serde_json::from_str(index).unwrap());
+        assert_eq!(
+            checks(r#"{"snapshot_error":null,"snapshot_upload_error":null}"#),
+            []
+        );
+        assert_eq!(checks("{}"), [], "an older daemon does not tell");
+        let failed = checks(r#"{"snapshot_error":"disk full","snapshot_upload_error":"no room"}"#);
+        let told: Vec<_> = failed
+            .iter()
+            .map(|check| (check.outcome(), check.found()))
+            .collect();
+        let expected = [
+            (CheckOutcome::Failed, "disk full"),
+            (CheckOutcome::Failed, "no room"),
+        ];
+        assert_eq!(told, expected);
+        assert!(
+            failed[1].mend().contains("bucket") && failed[1].mend().contains("KvatlasSnapshotUploadsFail"),
+            "{failed:?}"
+        );
     }
 
     #[test]

@@ -72,6 +72,11 @@ impl Check {
         &self.found
     }
 
+    #[cfg(test)]
+    pub(super) fn mend(&self) -> &str {
+        self.mend.as_deref().unwrap_or_default()
+    }
+
     fn new(name: &str, outcome: CheckOutcome, found: &impl ToString, mend: Option<String>) -> Self {
         Self {
             name: name.to_owned(),

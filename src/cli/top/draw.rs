@@ -381,11 +381,17 @@ mod tests {
         let said = "all batches of wide[2J of n are dropped (stale_epoch) since 08:04:59 UTC (1 s) (and 1 more: kvatlas doctor). Mend: ";
         assert!(lines.starts_with(said), "{lines}");
         assert!(lines.contains("kvatlas admin forget n wide[2J"), "{lines}");
+        let uploads = json!({"uploads": {"error": "no room", "since_us": 1_800_000_000_000_000_u64}});
+        let lines = shown(&mut model, uploads).join(" ");
+        let said =
+            "snapshots are not sent to the Object Store since 08:00:00 UTC (5 min): no room. Mend: see ";
+        assert!(lines.starts_with(said), "{lines}");
+        dropped["uploads"] = json!({"error": "no room", "since_us": 1});
         dropped["snapshots"] = json!({"error": "disk full", "since_us": 1});
         dropped["strays"] = json!([{"namespace": "new", "worker": "a", "reason": "undecodable", "detail": "", "messages": 1, "since_us": 1}]);
         dropped["missing_shards"] = json!([{"shard": 1, "shards": 2, "since_us": 1_800_000_000_000_000_u64}]);
         let lines = shown(&mut model, dropped).join(" ");
-        let said = "shard 1/2 does not answer since 08:00:00 UTC (5 min) (and 4 more: kvatlas doctor). Mend: start a daemon";
+        let said = "shard 1/2 does not answer since 08:00:00 UTC (5 min) (and 5 more: kvatlas doctor). Mend: start a daemon";
         assert!(lines.starts_with(said), "{lines}");
         let sound = shown(&mut model, json!({}));
         assert!(sound[2].starts_with("WORKER"), "{sound:?}");

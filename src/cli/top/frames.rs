@@ -38,16 +38,19 @@ pub(super) struct DaemonFrame {
     pub(super) strays: Vec<StrayNamespace>,
     /// Failure to write snapshots; `None` if snapshots are written, or if an older daemon does not tell.
     #[serde(default)]
-    pub(super) snapshots: Option<SnapshotWriteFailure>,
+    pub(super) snapshots: Option<FrameSnapshotFailure>,
+    /// Failure to send snapshots to the Object Store; `None` if they are sent, or if an older daemon does not tell.
+    #[serde(default)]
+    pub(super) uploads: Option<FrameSnapshotFailure>,
     /// Holders with the most costly doubts, each as the holder's number and the cost in words. An older daemon leaves this list
     /// out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
 
-/// Ongoing failure of a daemon to write snapshots.
+/// Ongoing failure of a daemon to write snapshots, or to send them.
 #[derive(Debug, Deserialize)]
-pub(super) struct SnapshotWriteFailure {
+pub(super) struct FrameSnapshotFailure {
     pub(super) error: String,
     /// Beginning of the failures, in microseconds since the Unix epoch.
     pub(super) since_us: u64,

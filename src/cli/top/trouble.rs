@@ -25,6 +25,14 @@ pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
         let what = format!("snapshots are not written{begun}: {}", failing.error);
         Trouble::new(what, "KvatlasSnapshotsFail")
     });
+    let uploads = frame.uploads.iter().map(|failing| {
+        let begun = since(Some(failing.since_us), frame.now_us);
+        let what = format!(
+            "snapshots are not sent to the Object Store{begun}: {}",
+            failing.error
+        );
+        Trouble::new(what, "KvatlasSnapshotUploadsFail")
+    });
     let promises = frame.namespaces.iter().flat_map(promises);
     let clocks = frame
         .namespaces
@@ -34,6 +42,7 @@ pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
         .chain(strays)
         .chain(dropped)
         .chain(snapshots)
+        .chain(uploads)
         .chain(promises)
         .chain(clocks);
     let Trouble { what, mend } = all.next()?;

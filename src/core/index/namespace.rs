@@ -88,6 +88,11 @@ impl Namespace {
     }
 }
 
+/// Whether a namespace of this name is the one in which `kvatlas doctor` probes.
+fn is_of_probes(name: &NamespaceName) -> bool {
+    name.as_str() == PROBE_NAME
+}
+
 /// Returns the chains of a namespace of this name; `None` if its hashes are the contract's.
 fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
@@ -141,7 +146,8 @@ pub struct Namespaces {
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
-    /// Whether namespaces that the configuration does not name may exist. True at first.
+    /// Whether namespaces that the configuration does not name may exist. True at first. The one called [`PROBE_NAME`]
+    /// may always exist.
     pub is_open: bool,
     /// Whether namespaces that the configuration does not name may take their block size from their batches. True at
     /// first.
@@ -153,7 +159,8 @@ pub struct Namespaces {
 
 impl Namespaces {
     /// Makes the namespaces in `configured`. Later namespaces get the settings in `defaults`; `namespaces_max` bounds
-    /// the number of all namespaces. `capacity` bounds the size of all namespaces together.
+    /// the number of all namespaces, but the one called [`PROBE_NAME`] does not count. `capacity` bounds the size of
+    /// all namespaces together.
     pub fn new(
         capacity: Capacity,
         defaults: NamespaceSettings,
@@ -188,11 +195,7 @@ impl Namespaces {
     /// the time in microseconds, of a clock that does not run backwards. To be called regularly.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
         let is_forgotten = |name: &NamespaceName, namespace: &mut Arc<Namespace>| {
-            let empty_us_max = if name.as_str() == PROBE_NAME {
-                0
-            } else {
-                empty_us_max
-            };
+            let empty_us_max = if is_of_probes(name) { 0 } else { empty_us_max };
             // A thread that is about to register a holder has a reference, too, and under the lock nobody gets one.
             namespace.is_long_empty(now_us.max(1), empty_us_max) && Arc::strong_count(namespace) == 1
         };
@@ -224,31 +227,46 @@ impl Namespaces {
         if let Some(found) = known.filter(|found| is_used(found) || *found.indexer.settings() == settings) {
             return Ok(Arc::clone(found));
         }
-        let others = current.len() - usize::from(known.is_some());
         let other_size = told.filter(|_| !settings.takes(told));
         let other_size = other_size.map(|told| NamespaceRefused::OtherBlockSize {
             told,
             configured: settings.block_size,
         });
-        if let Some(refused) = self.refuses(others).or(other_size) {
+        if let Some(refused) = self.refuses(name, &current).or(other_size) {
             drop(current);
             self.note_refused(name, &refused);
             return Err(refused);
         }
         self.refused.write().remove(name);
-        let indexer = PositionalIndexer::sharing(settings, self.limits, &self.total);
+        let limits = match is_of_probes(name) {
+            true => self.limits.of_probes(),
+            false => self.limits,
+        };
+        let indexer = PositionalIndexer::sharing(settings, limits, &self.total);
         let created = Namespace::new(name.clone(), indexer, false);
         current.insert(name.clone(), Arc::clone(&created));
         Ok(created)
     }
 
-    /// Returns the reason why no further namespace can be made when `namespaces` exist; `None` if one can be made.
-    fn refuses(&self, namespaces: usize) -> Option<NamespaceRefused> {
+    /// Returns the reason why the namespace called `name` cannot be made beside the `current` ones; `None` if it can.
+    ///
+    /// The namespace of probes can always be made, and takes no other's place. It has bounds of its own.
+    fn refuses(
+        &self,
+        name: &NamespaceName,
+        current: &HashMap<NamespaceName, Arc<Namespace>>,
+    ) -> Option<NamespaceRefused> {
         let limit = self.namespaces_max;
+        let counts = |(known, namespace): &(&NamespaceName, &Arc<Namespace>)| {
+            *known != name && (namespace.is_configured || !is_of_probes(known))
+        };
         match self.is_open {
+            _ if is_of_probes(name) => None,
             false => Some(NamespaceRefused::NotNamed),
-            true if namespaces >= limit => Some(NamespaceRefused::LimitReached { namespaces: limit }),
-            true => None,
+            // At most one of them does not count beside `name`.
+            true if current.len() < limit => None,
+            true if current.iter().filter(counts).count() < limit => None,
+            true => Some(NamespaceRefused::LimitReached { namespaces: limit }),
         }
     }
 
@@ -266,7 +284,7 @@ impl Namespaces {
     /// namespace, or if the namespace could be made by now. Once 1,024 names have been refused, every other name
     /// counts as possibly refused.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
-        let now = self.refuses(self.current.read().len());
+        let now = self.refuses(name, &self.current.read());
         let refused = self.refused.read();
         let is_lasting =
             |reason: &&NamespaceRefused| matches!(reason, NamespaceRefused::OtherBlockSize { .. });

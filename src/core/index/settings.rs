@@ -39,6 +39,15 @@ impl NamespaceSettings {
     }
 }
 
+/// Most workers in the namespace of probes: as many probes may run at once.
+const PROBING_WORKERS_MAX: usize = 8;
+/// Most blocks of one worker in the namespace of probes.
+const PROBED_BLOCKS_MAX: usize = 16;
+/// Most distinct blocks in the namespace of probes, with the missing blocks before them.
+const PROBED_TOTAL_MAX: u64 = 1024;
+/// Most bytes in the namespace of probes.
+const PROBED_BYTES_MAX: u64 = 4 << 20;
+
 /// Bounds on one index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexLimits {
@@ -62,6 +71,31 @@ impl Default for IndexLimits {
             blocks_per_holder_max: 1 << 24,
             parking: ParkingLimits::default(),
             capacity: Capacity::UNBOUNDED,
+        }
+    }
+}
+
+impl IndexLimits {
+    /// Returns these bounds, lowered to what probes need. The namespace of probes exists beside the limits on
+    /// namespaces, so nobody may keep much in it.
+    pub(super) fn of_probes(self) -> Self {
+        let Self {
+            parking, capacity, ..
+        } = self;
+        Self {
+            workers_max: self.workers_max.min(PROBING_WORKERS_MAX),
+            ranks_per_worker_max: 1,
+            blocks_per_holder_max: self.blocks_per_holder_max.min(PROBED_BLOCKS_MAX),
+            parking: ParkingLimits {
+                events_max: parking.events_max.min(PROBED_BLOCKS_MAX),
+                blocks_max: parking.blocks_max.min(PROBED_BLOCKS_MAX),
+                bytes_max: parking.bytes_max.min(PROBED_BYTES_MAX),
+                ..parking
+            },
+            capacity: Capacity {
+                blocks_max: capacity.blocks_max.min(PROBED_TOTAL_MAX),
+                bytes_max: capacity.bytes_max.min(PROBED_BYTES_MAX),
+            },
         }
     }
 }

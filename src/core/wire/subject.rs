@@ -37,7 +37,7 @@ pub enum NameError {
 const NAME_BYTES_MAX: usize = 64;
 
 /// Name of the namespace that `kvatlas doctor` uses to probe a deployment, and of the worker in it. A daemon forgets
-/// the namespace as soon as it is empty.
+/// the namespace as soon as it is empty. The limits on namespaces do not count it, and it has small bounds of its own.
 pub const PROBE_NAME: &str = "kvatlas-doctor";
 
 fn check(text: &str, max: usize) -> Result<(), NameError> {

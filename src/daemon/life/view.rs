@@ -337,7 +337,7 @@ impl AdminSource for DaemonView {
             }
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
-        let failing = self.snapshot_failing.now();
+        let (failing, unsent) = (self.snapshot_failing.writing(), self.snapshot_failing.sending());
         let setup = Setup {
             max_message_bytes: self.query_limits.now().message_bytes_max as u64,
             ..Setup::of(&self.config)
@@ -347,6 +347,8 @@ impl AdminSource for DaemonView {
             "setup": setup,
             "snapshot_error": failing.as_ref().map(|failing| &failing.error),
             "snapshot_error_since_us": failing.as_ref().map(|failing| failing.since_us),
+            "snapshot_upload_error": unsent.as_ref().map(|failing| &failing.error),
+            "snapshot_upload_error_since_us": unsent.as_ref().map(|failing| failing.since_us),
             "missing_shards": self.missing_shards.all(now_us),
             "namespaces": namespaces,
             "strays": self.pool.strays(),

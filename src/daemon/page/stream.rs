@@ -50,10 +50,11 @@ const WAITING_MAX: usize = 2;
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// Names of the page's alerts for troubles that concern no single holder and no batch.
-const ALERTS: [&str; 4] = [
+const ALERTS: [&str; 5] = [
     "KvatlasClockAhead",
     "KvatlasPromisesBroken",
     "KvatlasShardMissing",
+    "KvatlasSnapshotUploadsFail",
     "KvatlasSnapshotsFail",
 ];
 
@@ -98,6 +99,8 @@ struct PageFrame<'a> {
     strays: Vec<Stray>,
     /// Reason why snapshots are not written. `None` if they are written.
     snapshots: Option<FailingSnapshots>,
+    /// Reason why snapshots are not sent to the Object Store. `None` if they are sent.
+    uploads: Option<FailingSnapshots>,
     /// Holders whose doubts concern the most queries. Each has its number on the page, and the share of queries as
     /// text.
     costs: Vec<(Number, String)>,
@@ -249,7 +252,8 @@ impl Page {
             rates: shared.meter.rates(),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
             strays: (self.looked.strays)(),
-            snapshots: self.looked.snapshot_failing.now(),
+            snapshots: self.looked.snapshot_failing.writing(),
+            uploads: self.looked.snapshot_failing.sending(),
             costs: self.told_costs(&shared.fleet),
             fleet: shared.fleet.change(heard),
         };

@@ -2,11 +2,14 @@
 //! at the stop, and exchanges them with the Object Store.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::{Stream, StreamExt};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -217,6 +220,34 @@ fn save_history(history: &History, directory: &SnapshotDirectory) {
     }
 }
 
+/// Calls `save` for each item of `due`, and `send` after a save. Breaks off sending at the end of `due`.
+///
+/// The two run beside each other: sending holds up no save, however long it waits for the broker.
+async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(
+    mut due: impl Stream<Item = ()> + Unpin,
+    save: impl Fn() -> S,
+    send: impl Fn() -> U,
+) {
+    // Saves during one call of `send` lead to one more call.
+    let saved = Notify::new();
+    let saving = async {
+        while due.next().await.is_some() {
+            save().await;
+            saved.notify_one();
+        }
+    };
+    let sending = async {
+        loop {
+            saved.notified().await;
+            send().await;
+        }
+    };
+    tokio::select! {
+        () = saving => {}
+        () = sending => {}
+    }
+}
+
 impl SnapshotKeeper {
     /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when an upload is
     /// due. When the daemon stops, a snapshot that is being written is finished, but a snapshot that is being sent is
@@ -225,18 +256,18 @@ impl SnapshotKeeper {
         let start = tokio::time::Instant::now() + period;
         let mut interval = tokio::time::interval_at(start, period);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
+        let due = futures_util::stream::unfold((interval, stop), |(mut interval, stop)| async move {
             tokio::select! {
-                () = stop.cancelled() => return,
-                _ = interval.tick() => {}
+                () = stop.cancelled() => None,
+                _ = interval.tick() => Some(((), (interval, stop))),
             }
+        });
+        let keeper = &self;
+        let save = || async move {
             // Counted and logged.
-            let _ = self.save().await;
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = self.upload_if_due() => {}
-            }
-        }
+            let _ = keeper.save().await;
+        };
+        save_and_send(pin!(due), save, || keeper.upload_if_due()).await;
     }
 
     /// Writes one snapshot, and counts the success or the failure. The error says why no snapshot was written.
@@ -267,7 +298,7 @@ impl SnapshotKeeper {
             self.metrics.failed(SnapshotFailure::Interrupted, &error);
             Err(error.to_string())
         });
-        self.failing.note(&written, unix_time_us());
+        self.failing.note_written(written.clone(), unix_time_us());
         written
     }
 
@@ -279,19 +310,29 @@ impl SnapshotKeeper {
             return;
         }
         let started = Instant::now();
-        let newest = match self.snapshotter.directory().snapshots() {
-            Ok(snapshots) => snapshots.into_iter().next(),
-            Err(error) => return self.metrics.upload_failed(&error),
-        };
-        let Some(path) = newest else { return };
-        match store.upload(&path, &self.metrics).await {
-            Ok(bytes) => {
+        let sent = match self.send_newest(store).await {
+            Ok(None) => return,
+            Ok(Some((name, bytes))) => {
                 *self.last_upload.lock() = Some(started);
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
                 self.metrics.uploaded(&name, bytes, started.elapsed());
+                Ok(())
             }
-            Err(error) => self.metrics.upload_failed(&error),
-        }
+            Err(error) => {
+                self.metrics.upload_failed(&error);
+                Err(error.to_string())
+            }
+        };
+        self.failing.note_sent(sent, unix_time_us());
+    }
+
+    /// Sends the newest snapshot. Returns its name and bytes; `None` if there is no snapshot.
+    async fn send_newest(&self, store: &SnapshotStore) -> Result<Option<(String, u64)>, ObjectStoreError> {
+        let Some(path) = self.snapshotter.directory().snapshots()?.into_iter().next() else {
+            return Ok(None);
+        };
+        let bytes = store.upload(&path, &self.metrics).await?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Some((name.into_owned(), bytes)))
     }
 
     /// Releases the lock on the directory, so that another daemon can use the directory. Must be called only after the
@@ -303,5 +344,31 @@ impl SnapshotKeeper {
     /// Updates the metric of the newest snapshot's age.
     pub(crate) fn publish_age(&self) {
         self.metrics.publish_age(SystemTime::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A broker that never answers holds up the upload for ever.
+    #[tokio::test]
+    async fn an_upload_that_waits_holds_up_no_snapshot() {
+        let (saves, sends) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let save = || async {
+            saves.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        };
+        let send = || async {
+            sends.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<()>().await;
+        };
+        save_and_send(futures_util::stream::iter([(); 5]), save, send).await;
+        assert_eq!(
+            (saves.load(Ordering::Relaxed), sends.load(Ordering::Relaxed)),
+            (5, 1)
+        );
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Barrier};
 
-use crate::hash::BlockSize;
-use crate::wire::{HolderId, NamespaceName, WorkerName};
+use crate::hash::{BlockSize, SequenceHash};
+use crate::wire::{Event, HolderId, NamespaceName, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Capacity, IndexLimits, Namespace, NamespaceRefused, NamespaceSettings, Namespaces};
 
@@ -78,6 +78,66 @@ fn where_only_named_ones_may_exist_no_other_is_made() {
     assert!(namespaces.get_or_create(&name("configured"), None).is_ok());
     let refused = namespaces.get_or_create(&name("other"), None).unwrap_err();
     assert_eq!(refused, NamespaceRefused::NotNamed);
+}
+
+#[test]
+fn the_namespace_of_probes_exists_beside_the_limits_on_namespaces() {
+    let probe = name(crate::wire::PROBE_NAME);
+    let mut namespaces = namespaces();
+    namespaces.is_open = false;
+    let probed = namespaces.get_or_create(&probe, None).unwrap();
+    assert_eq!(namespaces.refusal(&probe), None);
+    // It takes no other's place, and comes where no place is left.
+    namespaces.is_open = true;
+    for made in ["second", "third"] {
+        namespaces.get_or_create(&name(made), None).unwrap();
+    }
+    let refused = namespaces.get_or_create(&name("fourth"), None).unwrap_err();
+    assert_eq!(refused, NamespaceRefused::LimitReached { namespaces: 3 });
+    drop(probed);
+    namespaces.forget_empty(1, 1_000);
+    assert_eq!(namespaces.forget_empty(2, 1_000).len(), 1);
+    let probed = namespaces.get_or_create(&probe, None).unwrap();
+
+    // Nobody can keep much there.
+    let id = |worker: String, rank| HolderId {
+        worker: WorkerName::new(&worker).unwrap(),
+        rank,
+    };
+    let register = |number: usize| probed.indexer.register(&id(format!("w{number}"), 0));
+    let mut writers: Vec<_> = (0..99).map_while(|number| register(number).ok()).collect();
+    assert_eq!(writers.len(), 8);
+    assert!(probed.indexer.register(&id("w0".to_owned(), 1)).is_err());
+    for (number, writer) in writers.iter_mut().enumerate() {
+        let first = 1 + 1000 * number as u64;
+        let hashes = (first..first + 999).map(SequenceHash).collect();
+        writer.apply(
+            Event::Stored(StoredBlocks::by_sequence(None, None, hashes)),
+            Tier::DEVICE,
+            0,
+        );
+    }
+    assert!(probed.indexer.sizes().held_blocks <= 8 * 16);
+    // Neither as missing blocks before the last one of a chain.
+    let writer = &mut writers[0];
+    writer.apply(Event::Cleared, Tier::DEVICE, 0);
+    for number in 1..5_000 {
+        let (parent, hash) = (SequenceHash(number), SequenceHash(number + 1));
+        let parent = (number > 1).then_some(parent);
+        writer.apply(
+            Event::Stored(StoredBlocks::by_sequence(parent, None, vec![hash])),
+            Tier::DEVICE,
+            0,
+        );
+        if let Some(parent) = parent {
+            writer.apply(
+                Event::Removed(RemovedBlocks::by_sequence(vec![parent])),
+                Tier::DEVICE,
+                0,
+            );
+        }
+    }
+    assert!(probed.indexer.sizes().distinct_blocks <= 1024);
 }
 
 #[test]

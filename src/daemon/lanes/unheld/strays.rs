@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use kvatlas_core::wire::{NamespaceName, WorkerName};
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 /// Maximum number of names that are kept. Messages for further names only show in the metrics.
@@ -38,6 +38,8 @@ pub(in super::super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
 
 impl Strays {
     /// Notes a message that was dropped at `now_us`, in microseconds since the Unix epoch.
+    ///
+    /// Messages of `kvatlas doctor` are left out: the doctor itself reports what became of its probe.
     pub(in super::super) fn note(
         &self,
         namespace: &NamespaceName,
@@ -46,6 +48,9 @@ impl Strays {
         error: &dyn std::fmt::Display,
         now_us: u64,
     ) {
+        if [namespace.as_str(), worker.as_str()].contains(&PROBE_NAME) {
+            return;
+        }
         let mut strays = self.0.lock();
         if strays.len() >= NAMES_MAX && !strays.contains_key(namespace) {
             strays.retain(|_, stray| now_us.saturating_sub(stray.last_us) < KEPT_US);
@@ -84,6 +89,27 @@ impl Strays {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_doctors_own_messages_are_no_strays() {
+        let strays = Strays::default();
+        let name = |name: &str| NamespaceName::new(name).unwrap();
+        let note = |namespace: &str, worker: &str| {
+            let worker = WorkerName::new(worker).unwrap();
+            strays.note(
+                &name(namespace),
+                &worker,
+                DropReason::NamespaceNotNamed,
+                &"not named",
+                7,
+            );
+        };
+        note(PROBE_NAME, "w");
+        note("llama", PROBE_NAME);
+        assert_eq!(strays.lately(8, |_| false), []);
+        note("llama", "w");
+        assert_eq!(strays.lately(8, |_| false).len(), 1);
+    }
 
     #[test]
     fn names_are_kept_while_messages_come_and_no_namespace_is_made() {

@@ -26,7 +26,7 @@ export class Trouble {
   apply(frame, holders) {
     const costs = new Map(frame.costs ?? []);
     const all = [...this.#notReady(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
-      ...this.#doubts(holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
+      ...this.#uploads(frame), ...this.#doubts(holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
     const found = all.slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
     for (const key of this.#since.keys()) if (!keys.has(key)) this.#since.delete(key);
@@ -59,6 +59,11 @@ export class Trouble {
   #snapshots({ snapshots }) {
     const word = "KvatlasSnapshotsFail";
     return snapshots ? [{ key: "snapshots", what: "snapshots fail", word, who: snapshots.error, mend: this.#mend(word), since: snapshots.since_us }] : [];
+  }
+
+  #uploads({ uploads }) {
+    const word = "KvatlasSnapshotUploadsFail";
+    return uploads ? [{ key: "uploads", what: "snapshots are not sent", word, who: uploads.error, mend: this.#mend(word), since: uploads.since_us }] : [];
   }
 
   /** A row for each namespace and reason, those of most holders first. */
