@@ -1,4 +1,5 @@
-//! Relay: turns an engine's payloads into batches of the contract, with their doubts, and publishes them to daemons.
+//! Relay: turns an engine's payloads into batches of the contract, and publishes them to daemons. It also reports *doubts*,
+//! that is, reasons why the holder's blocks may be wrong.
 //!
 //! Untold events are events that are applied but not reported to daemons yet.
 
@@ -414,7 +415,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Returns the turns in which this bridge is the one that reports the holder.
+    /// Returns the turns of this bridge. A turn is a period in which this bridge reports the holder to daemons.
     pub(super) fn turns(&self) -> Turns {
         self.share.as_ref().map_or_else(Turns::always, LeaseShare::turns)
     }

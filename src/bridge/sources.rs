@@ -1,7 +1,7 @@
-//! Sources that report several holders, and the task that follows one.
+//! Sources that report several holders, and the task that follows one of these sources.
 //!
-//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that
-//! hand on events over gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
+//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that send
+//! events over gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
 
 use std::convert::Infallible;
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! Open questions to workers, which run beside the subscription to their event plane.
+//! Open questions to workers of an event plane. Their answers are awaited beside the subscription to the plane.
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
 const MODELS_PATH: &str = "/v1/models";
 
-/// Error that stands in for a server's description of its engine.
+/// Reason why the bridge has no description of an engine from its server.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The connection, or HTTP on it, failed.
