@@ -107,7 +107,7 @@ struct Attached {
     /// Number that the consumer gives to the next message that it delivers.
     delivery: u64,
     unread: Unread,
-    /// Number of the last message that had been read at the last look for the next message.
+    /// Number of the last message that had been read when the source last looked for the next message.
     looked_at: Option<u64>,
     /// Generation of the stream at the last look at whether every publisher is known.
     looked_in: Option<StreamGeneration>,
