@@ -94,8 +94,8 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking if the daemon does not know the
-/// namespace yet, and fails on any other error. Sets `incomplete` to the gathering of the last answer if that answer lacked
+/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while the daemon does not
+/// know the namespace, and fails on any other error. If the last answer lacked shards, sets `incomplete` to the list of its
 /// shards.
 async fn wait_for(
     arguments: &DoctorArguments,

@@ -1,6 +1,6 @@
 //! Checks of namespaces: whether all daemons hash a namespace in the same way, and whether its publishers are in order.
 //!
-//! If daemons hash a namespace differently, the answers of some daemons have no holders, although these answers are called exact.
+//! If daemons hash a namespace differently, some of them find no holders, and still call their empty answers exact.
 
 use std::collections::BTreeMap;
 use std::fmt;
