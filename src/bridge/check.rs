@@ -164,7 +164,7 @@ fn scheme_of(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
 }
 
-/// Checks the settings of an engine that hands on its events over gRPC.
+/// Checks the settings of an engine whose server sends events over gRPC.
 fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if grpc::method_path(engine.format).is_none() {

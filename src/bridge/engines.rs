@@ -167,7 +167,7 @@ pub(super) struct Inner {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
     pub(super) kin: Kin,
-    /// Token that ends the sources of engines.
+    /// Token that stops the tasks of the sources of engines.
     stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,

@@ -34,7 +34,7 @@ pub(super) enum GrpcError {
     /// The text is no valid endpoint for gRPC.
     #[error("{0} is not grpc://HOST:PORT or grpcs://HOST:PORT")]
     Endpoint(String),
-    /// Servers of this format have no gRPC method that hands on events.
+    /// Servers of this format have no gRPC method that sends events.
     #[error("{} is not served over gRPC", .0.as_str())]
     Format(Format),
     /// The connection failed.
@@ -93,7 +93,7 @@ fn in_words(error: &tonic::transport::Error) -> String {
     words
 }
 
-/// Returns the path of the gRPC method by which servers of a format hand on events; `None` if the format has no such method.
+/// Returns the path of the gRPC method by which servers of a format send events; `None` if the format has no such method.
 pub(super) fn method_path(format: Format) -> Option<&'static str> {
     match format {
         Format::Vllm => Some("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"),

@@ -89,7 +89,7 @@ pub(super) struct Relay {
     doubt: Option<Reason>,
     /// Doubts for some queries only, because of facts that the engine's events leave out.
     partial: DegradedReasons,
-    /// Whether the translator does not know which of the blocks a request can reuse.
+    /// Whether the translator lacks the facts that show which of the blocks a request can reuse.
     hides_groups: bool,
     /// Labels that the bridge adds to the engine's given labels.
     added: AddedLabels,
@@ -110,7 +110,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Begins to report to daemons an engine of which nothing is known.
+    /// Begins to report an engine to daemons. Nothing is known of the engine yet.
     pub(super) async fn start(
         format: Format,
         name: &str,

@@ -80,7 +80,7 @@ struct ResetTarget {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ServerEndpoint {
     Http(ServerAddress),
-    /// URL of a server that hands on events over gRPC.
+    /// URL of a server that sends events over gRPC.
     Grpc(String),
 }
 

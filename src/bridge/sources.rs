@@ -61,7 +61,7 @@ pub(super) trait FollowedSource: Send {
     /// Puts all holders out of sight, as the connection has broken.
     fn disconnected(&mut self, task: &SourceTask) -> impl Future<Output = Result<(), PublisherError>> + Send;
 
-    /// Gives back the holders, when the source is followed no longer.
+    /// Returns the holders, once the source is no longer followed.
     fn into_holders(self) -> Holders;
 }
 

@@ -128,7 +128,7 @@ impl EngineTask {
         Ok(())
     }
 
-    /// Saves the known state, if it is time.
+    /// Saves the engine's known state, if the next save is due.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {

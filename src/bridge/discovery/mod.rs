@@ -97,7 +97,7 @@ impl Bridge {
     }
 }
 
-/// Keeps the bridge's engines of a source equal to those that the source knows, for ever.
+/// Keeps the bridge following exactly the engines that a source knows, for ever.
 async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
     let mut is_refused = false;
     loop {

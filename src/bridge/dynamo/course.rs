@@ -176,14 +176,14 @@ impl Course {
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))
     }
 
-    /// Notes that the last question has made the course whole.
+    /// Notes that all known events are applied after the last question.
     pub(super) fn is_healed(&mut self, pace: &Pace) {
         (self.is_whole, self.failures, self.trouble) = (true, 0, None);
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval * QUIET_INTERVALS;
     }
 
-    /// Notes that the last question has not made the course whole, for the reason `trouble`.
+    /// Notes that the last question failed, or that events are missing after it. `trouble` says why.
     pub(super) fn has_failed(&mut self, trouble: String, pace: &Pace) {
         self.fail(trouble, pace.backoff);
     }

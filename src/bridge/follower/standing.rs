@@ -98,7 +98,7 @@ pub(super) enum ReplayState {
 pub(super) enum ReplayChange {
     /// The socket is about to be asked for everything. The answer decides the next state.
     Asked,
-    /// The socket did not answer, too often in a row.
+    /// The socket has left too many consecutive questions unanswered.
     Unanswered(Useless),
     /// The socket has given other batches than the engine has published on the connection.
     Contradicted(Useless),

@@ -248,8 +248,8 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     send(client, &bytes).await
 }
 
-/// Returns a state for an answer from number `start` on. Each event list of a state takes one number, so the last number is
-/// raised if fewer numbers are left. A state whose number is below `start` is returned unchanged.
+/// Returns a state for an answer whose first number is `start`. Each event list of a state takes one number. If the state has
+/// more lists than numbers are left, the last number is raised. A state whose number is below `start` is returned unchanged.
 async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     let state = stream.state().await;
     let last = last_number(start, &state);

@@ -27,7 +27,7 @@ use super::ask::{AskError, Described};
 
 const SOURCES_PATH: &str = "/vllm.Control/GetKvEventSources";
 
-/// Formats whose servers may hand on events.
+/// Formats whose servers may send events themselves.
 const SERVICED: [Format; 4] = [Format::Vllm, Format::Sglang, Format::TokenSpeed, Format::TensorRt];
 
 /// Asks a server over gRPC and returns the engine as the server describes it. `patience` bounds the time to connect.
@@ -84,7 +84,7 @@ fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, G
     }
 }
 
-/// Returns the publisher of a server that hands on events itself: its one stream over gRPC. Also returns the number of ranks, if
+/// Returns the publisher of a server that sends events itself: its one stream over gRPC. Also returns the number of ranks, if
 /// the server tells it.
 async fn serviced(
     channel: &Channel,
@@ -112,7 +112,7 @@ async fn serviced(
     Ok((publishers, number(told.data_parallel_size)))
 }
 
-/// Returns the model of a server that hands on events itself. If a model is `given`, the server need not tell its own.
+/// Returns the model of a server that sends events itself. If a model is `given`, the server need not tell its own.
 async fn serviced_model(channel: &Channel, format: Format, given: Option<&str>) -> Result<String, AskError> {
     let named = |served: String, loaded: String| if served.is_empty() { loaded } else { served };
     let of_servicer = |model: ServicedModel| named(model.served_model_name, model.model_path);

@@ -330,7 +330,7 @@ impl Storage for Bucket {
     }
 }
 
-/// A file that is being written: collected here, and sent as a whole by its renaming.
+/// File that is being written. Its bytes are collected here, and sent as a whole when the file is renamed.
 #[derive(Debug, Clone, Default)]
 struct Draft(Arc<Mutex<Vec<u8>>>);
 
@@ -351,7 +351,7 @@ impl StorageFile for Draft {
     }
 }
 
-/// An object that is being read. The client compares its digest at the end.
+/// Reader of an object. At the end, the client library checks the object's digest.
 struct ObjectReader {
     object: Object,
     runtime: Handle,

@@ -53,7 +53,7 @@ pub(super) enum FileError {
     Unwritable(#[from] rmp_serde::encode::Error),
 }
 
-/// A writer that computes the checksum of the bytes that pass, and fails beyond a bound.
+/// Writer that computes the checksum of the written bytes. It fails if they exceed a bound.
 struct Checked<W> {
     inner: W,
     hasher: Xxh3,

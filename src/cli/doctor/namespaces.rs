@@ -13,7 +13,7 @@ use super::report::Check;
 use crate::cli::refused::{PublisherRefusal, reason_of};
 use crate::cli::text::counted;
 
-/// Settings that decide how a daemon hashes a namespace, from its route `/index`.
+/// Settings that decide how a daemon hashes a namespace, from the daemon's route `/index`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Hashed {
     namespace: String,
