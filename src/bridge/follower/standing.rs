@@ -43,7 +43,7 @@ pub(super) enum ConnectionState {
 pub(super) enum ConnectionChange {
     /// The connection is new.
     Reconnected,
-    /// The replay socket has given another batch under a number than the connection.
+    /// The replay socket and the connection have given different bytes under the same number.
     Contradicted,
     /// A batch of the connection was taken, so that later batches continue the applied batches.
     Continued,
@@ -89,7 +89,8 @@ pub(super) enum ReplayState {
     Believed,
     /// The socket does not answer.
     Silent(Useless),
-    /// The socket contradicts the published batches. It has to agree with them before it is believed again.
+    /// The socket contradicts the published batches, or keeps no batches. It has to agree with a published batch before it is
+    /// believed again. Exception: if no batch is applied at the next connection, the socket is asked for everything.
     Contradicting(Useless),
 }
 
@@ -100,7 +101,7 @@ pub(super) enum ReplayChange {
     Asked,
     /// The socket has left too many consecutive questions unanswered.
     Unanswered(Useless),
-    /// The socket has given other batches than the engine has published on the connection.
+    /// The socket has given other batches than the engine has published on the connection, or keeps no batches.
     Contradicted(Useless),
     /// The socket has given a batch with the same number and bytes as a batch that the engine has published.
     Agreed,
