@@ -1,4 +1,4 @@
-//! The beginning of following an engine: from nothing, or from the state that an earlier bridge has saved.
+//! Start of following an engine: without any knowledge of it, or from the state that an earlier bridge saved.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_ma
 use super::subscribed::SubscribedEvents;
 use super::tensorrt::ServerEvents;
 
-/// Sampling interval: of the blocks of a source that uses the contract's hashes, one in this many is checked against its
-/// tokens.
+/// Sampling interval for sources that use the contract's hashes. The hash of one block in this many is compared with the
+/// block's tokens.
 const TRUSTED_SAMPLE: u32 = 64;
 
 /// Parts that a follower of an engine begins with.

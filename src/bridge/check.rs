@@ -42,8 +42,8 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
 }
 
 /// Refuses an engine if its block size differs from its namespace's, because queries by tokens would not find its blocks. If
-/// the configuration does not name the namespace, the namespace's present holders tell the size. The engine's own holders
-/// are ignored, because they belong to a process that has ended.
+/// the configuration does not name the namespace, its block size is that of its present holders. The engine's own holders do
+/// not count here, because they belong to a process that has ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
@@ -164,7 +164,7 @@ fn scheme_of(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
 }
 
-/// Checks the settings of an engine that hands on its events over gRPC.
+/// Checks the settings of an engine whose server sends events over gRPC.
 fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if grpc::method_path(engine.format).is_none() {

@@ -1,10 +1,14 @@
-//! Proofs of continuity: tells from the numbers and bytes of an engine's batches whether any are missing. No I/O, no clock.
+//! Proofs of continuity: decides from the numbers and bytes of an engine's batches whether any batch is missing. Does no I/O,
+//! and reads no clock.
 //!
-//! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection, a number that
-//! continues the count proves that nothing was lost. Across connections it proves nothing, as another process may have
-//! counted as far. It also does not prove that the replay socket is the same engine's. So digests of the last batches are
-//! remembered. Each question to the replay socket begins at a number that the socket has given before. A batch that comes
-//! again has to have the same bytes.
+//! A publisher numbers its batches 0, 1, 2, … for as long as its process lives.
+//!
+//! - Within one connection, a number that continues the count proves that no batch was lost.
+//! - Across connections, such a number proves nothing, because another process may have counted equally far.
+//! - A number also does not prove that the replay socket and the connection belong to the same engine.
+//!
+//! So this module remembers digests of the last batches. Each question to the replay socket begins at a batch that the socket
+//! has given before. If that batch now has other bytes, another process has sent it.
 
 use std::collections::VecDeque;
 
@@ -59,7 +63,7 @@ pub(super) enum Replayed {
     Known,
     /// The batch continues the count of the applied batches.
     Next,
-    /// Batches between the last applied one and this one cannot be had any more.
+    /// The replay lacks batches between the last applied batch and this batch.
     Gap,
     /// The batch differs in bytes from the applied batch of the same number, so it comes from another process.
     Stranger,

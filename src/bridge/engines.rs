@@ -54,8 +54,9 @@ pub struct BridgeOptions {
     pub follow: FollowOptions,
     /// Settings of the publishers to daemons. The settings of a namespace come from its engine.
     pub publisher: PublisherOptions,
-    /// Namespaces of the daemon in the same process; `None` if there is no daemon. An engine is refused if its blocks have
-    /// another size than its namespace's. A daemon elsewhere refuses the batches of such an engine.
+    /// Namespaces of the daemon in this process; `None` if there is no daemon. With them, the bridge refuses an engine whose
+    /// block size differs from its namespace's. Without them, the engine is followed, and a daemon elsewhere refuses its
+    /// batches.
     pub namespaces: Option<Arc<Namespaces>>,
     /// Maximum number of engines that are followed.
     pub engines_max: usize,
@@ -166,7 +167,7 @@ pub(super) struct Inner {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
     pub(super) kin: Kin,
-    /// Token that ends the sources of engines.
+    /// Token that stops the tasks of the sources of engines.
     stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,

@@ -1,8 +1,9 @@
-//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when
-//! to give up.
+//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when to
+//! give up.
 //!
-//! An engine is in sight while it shows signs of life and no batch is known to be missing. Otherwise the engine is out of
-//! sight: its heartbeats to daemons stop. A look is a check whether the engine lives and no batch is missing.
+//! - An engine is *in sight* while it shows signs of life and no batch is known to be missing.
+//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it.
+//! - A *look* is a check whether the engine lives and no batch is missing.
 
 use std::time::{Duration, Instant};
 
@@ -76,9 +77,9 @@ impl FollowOptions {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the shortest pause of this process that counts as a stall. A daemon takes a holder for stale after three
-    /// seconds without a heartbeat. One heartbeat may have been missed before the pause. After a stall, the engine is looked
-    /// at again before its holder is believed.
+    /// Returns the minimum pause of this process that counts as a stall. A daemon considers a holder stale after three seconds
+    /// without a heartbeat, and one heartbeat may have been missed before the pause. After a stall, the engine is out of sight
+    /// until a look succeeds.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
@@ -124,8 +125,8 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
-    /// Number of consecutive failures of the replay socket. Failures count at new connections, or at any question once the
-    /// socket counts as useless.
+    /// Number of consecutive failures of the replay socket. A failure counts at a new connection. Once the socket counts as
+    /// useless, a failure counts at any question.
     replay_failures: u32,
     /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
@@ -142,7 +143,7 @@ pub(super) struct Follower {
     /// Text that says that a replay began too late; `None` if none did.
     short_replay: Option<String>,
     identity: Identity,
-    /// Text that says that another process came which does not count as the engine; `None` if no such process came.
+    /// Text that says that a process answers which does not count as the engine; `None` if no such process has answered.
     stranger: Option<String>,
 }
 
@@ -355,8 +356,8 @@ impl Follower {
         Ok(self.relay.lost().await?)
     }
 
-    /// Checks that the engine lives and no batch is missing. Without a replay socket, an unbroken connection is enough while
-    /// no message in it is unread.
+    /// Checks that the engine lives and no batch is missing. For an engine without a replay socket, an unbroken connection
+    /// without unread messages is enough.
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
             self.verify().await?;
@@ -488,8 +489,8 @@ impl Follower {
         }
     }
 
-    /// Takes the first batch after a reconnect, if no replay socket can be asked. Batches before it may be missing, and it
-    /// may be another process's. Only a count that begins anew is certain: it shows another process.
+    /// Takes the first batch after a reconnect, if no replay socket can be asked. Batches before this one may be missing, and
+    /// this one may come from another process. Only one case is certain: a count that begins anew shows another process.
     async fn first_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.note_connection(ConnectionChange::Continued);
         let has_begun = self.continuity.last().is_some();

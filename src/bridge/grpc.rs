@@ -21,7 +21,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Number of a batch that no server has seen. A server refuses a subscription that begins after that batch, before it sends
 /// anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
-/// Silence of a connection for questions after which the client sends a ping.
+/// Time without traffic on a connection for questions, after which the client sends a ping.
 const PING_AFTER: Duration = Duration::from_secs(1);
 /// Pause before each question for a sign of life while a stream of frames is open.
 const LIFE_AFTER: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(super) enum GrpcError {
     /// The text is no valid endpoint for gRPC.
     #[error("{0} is not grpc://HOST:PORT or grpcs://HOST:PORT")]
     Endpoint(String),
-    /// Servers of this format have no gRPC method that hands on events.
+    /// Servers of this format have no gRPC method that sends events.
     #[error("{} is not served over gRPC", .0.as_str())]
     Format(Format),
     /// The connection failed.
@@ -65,7 +65,7 @@ pub(super) enum GrpcError {
 }
 
 impl GrpcError {
-    /// Tells whether the error means that the server lacks the method.
+    /// Returns whether the error means that the server lacks the method.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, Self::Off(_))
     }
@@ -93,7 +93,7 @@ fn in_words(error: &tonic::transport::Error) -> String {
     words
 }
 
-/// Returns the path of the gRPC method by which servers of a format hand on events; `None` if the format has no such method.
+/// Returns the path of the gRPC method by which servers of a format send events; `None` if the format has no such method.
 pub(super) fn method_path(format: Format) -> Option<&'static str> {
     match format {
         Format::Vllm => Some("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"),
@@ -153,7 +153,7 @@ where
     Ok(asked.await?.into_inner())
 }
 
-/// Tells whether the server hands on events by the method of servers of `format`.
+/// Returns whether the server can send events by the gRPC method that servers of `format` have.
 pub(super) async fn hands_on(channel: &Channel, format: Format) -> Result<bool, GrpcError> {
     match open(channel, format, NEVER_SEEN).await {
         Ok(_) | Err(GrpcError::Lost(_)) => Ok(true),
@@ -199,8 +199,8 @@ impl Frames {
 
 /// Asks the server again and again for a sign of life. Returns the error once an answer takes longer than `patience`.
 ///
-/// HTTP/2 pings would not do. Servers in Python end a connection with more than two pings in ten seconds, or in five
-/// minutes, that have no frame between them. If such a server hands on live events only, later events are then lost. The
+/// HTTP/2 pings are not enough. Servers in Python end a connection that has more than two pings without a frame between them,
+/// counted over ten seconds or over five minutes. If such a server sends live events only, later events are then lost. The
 /// answer to a question is a frame between two pings.
 async fn silence(channel: Channel, patience: Duration) -> GrpcError {
     loop {

@@ -130,7 +130,7 @@ impl ServerConnection {
         self.peer
     }
 
-    /// Tells whether the server has ended the connection.
+    /// Returns whether the server has ended the connection.
     pub(super) fn is_closed(&self) -> bool {
         self.connection.is_closed()
     }

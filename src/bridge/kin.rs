@@ -1,8 +1,9 @@
-//! Kin: the engines of a bridge that name blocks alike, and teach each other the names that they have lost.
+//! Kin: engines of one bridge that give equal blocks equal names. They tell each other the meaning of names that they have
+//! lost.
 //!
-//! vLLM and SGLang name a block by a hash of its whole prefix: the tokens, and all else that tells blocks apart. Engines whose
-//! hash has another seed have other names, and so nothing to teach. Which blocks an engine holds is never learnt from another
-//! engine.
+//! vLLM and SGLang name a block by a hash of its whole prefix: its tokens, and everything else that distinguishes it from other
+//! blocks. Engines with another hash seed use other names, so they cannot help each other. Only the meaning of a name is learnt
+//! from another engine, never whether the engine holds the block.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -1,5 +1,5 @@
-//! Partial doubts: doubts that concern some queries only. An engine's events may leave out facts, and the content of a tier
-//! may be uncertain.
+//! Partial doubts: doubts that concern some queries only. A partial doubt arises if an engine's events leave out facts, or if
+//! the content of a tier is uncertain.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use kvatlas_engines::Translator;

@@ -1,4 +1,5 @@
-//! Relay: turns an engine's payloads into batches of the contract, with their doubts, and publishes them to daemons.
+//! Relay: turns an engine's payloads into batches of the contract, and publishes them to daemons. It also reports *doubts*,
+//! that is, reasons why the holder's blocks may be wrong.
 //!
 //! Untold events are events that are applied but not reported to daemons yet.
 
@@ -88,7 +89,7 @@ pub(super) struct Relay {
     doubt: Option<Reason>,
     /// Doubts for some queries only, because of facts that the engine's events leave out.
     partial: DegradedReasons,
-    /// Whether the translator does not know which of the blocks a request can reuse.
+    /// Whether the translator lacks the facts that show which of the blocks a request can reuse.
     hides_groups: bool,
     /// Labels that the bridge adds to the engine's given labels.
     added: AddedLabels,
@@ -109,7 +110,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Begins to report to daemons an engine of which nothing is known.
+    /// Begins to report an engine to daemons. Nothing is known of the engine yet.
     pub(super) async fn start(
         format: Format,
         name: &str,
@@ -420,7 +421,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Returns the turns in which this bridge is the one that reports the holder.
+    /// Returns the turns of this bridge. A turn is a period in which this bridge reports the holder to daemons.
     pub(super) fn turns(&self) -> Turns {
         self.share.as_ref().map_or_else(Turns::always, LeaseShare::turns)
     }

@@ -1,8 +1,9 @@
-//! Reset: `kvatlas admin reset` has an engine drop its prefix cache, which ends every doubt about it.
+//! Reset: makes an engine drop its prefix cache, which ends every doubt about the engine. Operators ask for it with `kvatlas
+//! admin reset`.
 //!
-//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server, and reply. The server is asked
-//! only at an address that the bridge already has: the server's own address, or the address for the engine's requests. The
-//! command itself only names the engine.
+//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server, and reply. The server is
+//! asked only at an address that the bridge already has: the server's own address, or the address for the engine's requests.
+//! The command itself only names the engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -79,7 +80,7 @@ struct ResetTarget {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ServerEndpoint {
     Http(ServerAddress),
-    /// URL of a server that hands on events over gRPC.
+    /// URL of a server that sends events over gRPC.
     Grpc(String),
 }
 

@@ -1,7 +1,7 @@
-//! Sources that report several holders, and the task that follows one.
+//! Sources that report several holders, and the task that follows one of these sources.
 //!
-//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that
-//! hand on events over gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
+//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that send
+//! events over gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -61,7 +61,7 @@ pub(super) trait FollowedSource: Send {
     /// Puts all holders out of sight, as the connection has broken.
     fn disconnected(&mut self, task: &SourceTask) -> impl Future<Output = Result<(), PublisherError>> + Send;
 
-    /// Gives back the holders, when the source is followed no longer.
+    /// Returns the holders, once the source is no longer followed.
     fn into_holders(self) -> Holders;
 }
 

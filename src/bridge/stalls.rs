@@ -1,14 +1,14 @@
-//! Stalls: notices when this process has stood still, because it was stopped or had no processor. Engines go on meanwhile,
-//! and their messages wait unread.
+//! Stalls. A stall is a time in which this process stood still, because it was stopped or got no CPU time. Engines continue
+//! meanwhile, and their messages wait unread.
 //!
-//! So after a stall, each source is out of sight. It is in sight again once a look (a check of the source) has succeeded
-//! that began after the stall. All sources use the same watch:
+//! After a stall, each source is out of sight. It is in sight again once a look (a check of the source) that began after the
+//! stall has succeeded. The table has the sign by which a look succeeds:
 //!
-//! | Source | What ends the doubt |
+//! | Source | Sign |
 //! |---|---|
 //! | an engine with a replay socket | the answer to a question that was asked after the stall |
 //! | a server that is asked | the answer to a question that was asked after the stall |
-//! | an engine without a replay socket, an event plane | a whole interval, at whose end nothing waits to be read |
+//! | an engine without a replay socket, an event plane | a whole interval after the stall, at whose end no message is unread |
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
-//! `SubscribeKvEvents`: an engine's server hands on its KV events over gRPC, in numbered frames.
+//! `SubscribeKvEvents`: an engine's server sends its KV events over gRPC, in numbered frames.
 //!
-//! Every connection asks for the frames from the start. The first frame of each rank says how much of the rank is known:
+//! Every connection asks for the frames from the start. The first frame of each rank decides the state of the rank's holder:
 //!
-//! | First frame | The holder |
+//! | First frame | State of the holder |
 //! |---|---|
-//! | number 0 | whole from this frame on |
+//! | number 0 | whole (all blocks are known) from this frame on |
 //! | chunk 0 of a snapshot | out of sight until the last chunk; then whole, unless the server itself has missed batches |
-//! | a number above 0 | in doubt until the engine clears: the server hands on live events only |
+//! | a number above 0 | in doubt until the engine clears, because the server sends live events only |
 //!
-//! Each first frame begins a new epoch, because a new connection may be to another process, and numbers do not tell processes
-//! apart. A frame whose number does not follow the number before ends the connection.
+//! Each first frame begins a new epoch: the new connection may be to another process, and numbers do not tell processes apart.
+//! A frame whose number does not follow the number before ends the connection.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

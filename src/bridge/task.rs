@@ -128,7 +128,7 @@ impl EngineTask {
         Ok(())
     }
 
-    /// Saves the known state, if it is time.
+    /// Saves the engine's known state, if the next save is due.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {
@@ -226,8 +226,8 @@ impl EngineTask {
         }
     }
 
-    /// Checks that the engine lives and no batch is missing. The engine goes out of sight if its last message, at
-    /// `heard_at`, is too long ago.
+    /// Checks that the engine lives and no batch is missing. Puts the engine out of sight if its last message came too long
+    /// ago. `heard_at` is the time of that message.
     async fn look(&mut self, heard_at: &mut Instant) -> Result<(), FollowError> {
         match self.follower.look().await {
             Ok(()) => {
@@ -245,8 +245,12 @@ impl EngineTask {
         }
     }
 
-    /// Returns the time for which the engine has been out of sight; `None` if it is in sight. Also `None` while another process
-    /// would still count as the engine: the time is below the limit, or the server vouches for the process.
+    /// Returns the time for which the engine has been out of sight, if another process no longer counts as the engine. Returns
+    /// `None` in three cases:
+    ///
+    /// - The engine is in sight.
+    /// - The time is below the limit (`give_up_after`).
+    /// - The server vouches for the process.
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;

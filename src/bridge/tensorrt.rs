@@ -1,8 +1,8 @@
 //! TensorRT-LLM: asks its server over HTTP for the events since the last question.
 //!
-//! An answer takes the events out of the server. So exactly one client may ask, and an answer that is lost cannot be had
-//! again. The events are numbered from 0 for each rank, and the first event of a process tells its attention windows. So
-//! numbers that go on prove that nothing is missing, and an answer that begins at 0 is of another process.
+//! The server removes the events that it puts into an answer. So exactly one client may ask, and a lost answer cannot be had
+//! again. The server numbers the events of each rank from 0. The first event of a process tells its attention windows. So
+//! numbers that continue the earlier ones prove that nothing is missing. An answer that begins at 0 comes from another process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -158,8 +158,8 @@ pub(super) struct ServerEvents {
     decoder: Decoder,
     batch: EngineBatch,
     last: BTreeMap<Rank, u64>,
-    /// Ranks about which an answer may have been lost, or given to an earlier bridge. They are out of sight until their next
-    /// numbers.
+    /// Ranks whose events may be missing, because an answer was lost or an earlier bridge received it. They are out of sight
+    /// until their next numbers.
     unproven: BTreeSet<Rank>,
 }
 

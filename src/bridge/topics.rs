@@ -1,4 +1,4 @@
-//! Topic under which one engine publishes: a batch with another topic is another engine's.
+//! Topic under which one engine publishes. A batch with another topic comes from another engine.
 
 use bytes::Bytes;
 

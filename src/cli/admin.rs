@@ -152,8 +152,8 @@ impl AdminArguments {
     }
 }
 
-/// Sends a command, and returns the replies, sorted by instance. Stops when no reply has come for [`QUIET`], at the timeout, or
-/// at [`REPLIES_MAX`] replies.
+/// Sends a command, and returns the replies, sorted by instance. Stops in three cases: no reply has come for [`QUIET`], the
+/// timeout has passed, or [`REPLIES_MAX`] replies have come.
 async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,

@@ -71,9 +71,10 @@ type Variables = Vec<(String, String)>;
 
 /// Returns the environment, and the settings from a context of the `nats` command line.
 ///
-/// - A context that `flag` names replaces the `KVATLAS_NATS_…` variables, which are removed.
+/// - If `flag` names a context, the context replaces the `KVATLAS_NATS_…` variables, which are removed from the environment.
 /// - Without `flag`, the chosen context is used only if nothing else says how to reach NATS. Otherwise the settings are empty.
-///   `is_given` tells whether another flag says how to reach NATS.
+///
+/// `is_given` says whether another flag says how to reach NATS.
 pub(super) fn with_context(
     flag: Option<&str>,
     is_given: bool,

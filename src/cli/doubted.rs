@@ -1,4 +1,4 @@
-//! Holders in doubt, that is, holders that are not exact, as a daemon's route `/workers` lists them.
+//! Holders in doubt, that is, holders that are not exact. A daemon's route `/workers` lists them.
 
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;

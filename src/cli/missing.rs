@@ -1,4 +1,4 @@
-//! Missing shards: shards that did not answer a gateway, as the gateway's route `/index` lists them.
+//! Missing shards: shards that did not answer a gateway. The gateway's route `/index` lists them.
 
 use std::fmt;
 

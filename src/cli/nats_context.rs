@@ -1,8 +1,8 @@
 //! Contexts of the `nats` command line. A context is a named set of settings by which a NATS server is reached.
 //!
 //! A context is a JSON file, `nats/context/NAME.json` in the user's configuration directory. The file `nats/context.txt` names
-//! the context that `nats context select` has chosen. Flags and `KVATLAS_NATS_…` variables override a context that is merely
-//! chosen.
+//! the context that `nats context select` has chosen. Flags and `KVATLAS_NATS_…` variables override a context that was only
+//! chosen in this way.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -1,5 +1,5 @@
-//! Broken promises, as a daemon's route `/index` lists them. A promise is broken if exact answers about a holder promise more
-//! blocks than requests find.
+//! Broken promises. A promise is broken if exact answers about a holder promise more blocks than requests find. A daemon's
+//! route `/index` lists the broken promises.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Refused publishers: publishers whose batches a daemon drops, as its route `/index` lists them.
+//! Refused publishers: publishers whose batches a daemon drops. The daemon's route `/index` lists them.
 
 use serde::{Deserialize, Serialize};
 

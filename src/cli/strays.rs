@@ -1,5 +1,5 @@
-//! Strays, as a daemon's route `/index` lists them. A stray is a namespace that does not exist, although publishers send events
-//! of it.
+//! Strays. A stray is a namespace that does not exist, although publishers send events of it. A daemon's route `/index` lists
+//! the strays.
 
 use std::fmt;
 

@@ -12,8 +12,8 @@ pub(super) struct TextTable {
 const GAP: &str = "  ";
 
 impl TextTable {
-    /// Creates a table without rows. `titles` are the titles of the columns. A column is aligned to the left, for words. If its
-    /// title begins with `>`, it is aligned to the right, for numbers; the `>` is not shown.
+    /// Creates a table without rows. `titles` are the titles of the columns. A title that begins with `>` makes a column of
+    /// numbers, aligned to the right; the `>` is not shown. All other columns are aligned to the left.
     pub(super) fn new(titles: &[&str]) -> Self {
         let shown = titles
             .iter()

@@ -1,4 +1,4 @@
-//! `kvatlas up`: everything that one machine needs.
+//! `kvatlas up`: runs everything that one machine needs.
 //!
 //! If no NATS server is given, the command starts a `nats-server` as a child process. The daemon, the bridge and the HTTP
 //! listener run in this process.

@@ -1,24 +1,26 @@
-//! The daemon: a global map of the KV-cache blocks of every worker, kept from events and asked by queries.
+//! The daemon: a global map of the KV-cache blocks of every worker. Events update the map, and queries ask it.
+//!
+//! A *room* is a folder, of this crate or of `core`. The rooms of this crate:
 //!
 //! | room | what it does | imports |
 //! |---|---|---|
-//! | `life` | start, readiness, drain, stop | every room |
+//! | `life` | starts, drains and stops the daemon, and keeps its readiness | every room |
 //! | `sources` | receives events: core NATS, JetStream | `lanes` |
-//! | [`lanes`] | from a message to a change of the index | |
+//! | [`lanes`] | turns messages into changes of the index | |
 //! | `resync` | asks publishers for missing batches | `lanes` |
-//! | `queries` | from a request to its reply | `lanes`, `outcomes`, `hints` |
-//! | `outcomes` | whether requests find the blocks that answers promised | |
-//! | `hints` | where routers say that they have sent requests | |
+//! | `queries` | answers requests | `lanes`, `outcomes`, `hints` |
+//! | `outcomes` | compares the blocks that requests find with those that answers promised | |
+//! | `hints` | keeps routers' reports of where they have sent requests | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
-//! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
-//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
-//! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
-//! | `redis` | the listener at which llm-d's router asks | `http`, `queries` |
-//! | `grpc` | the listener at which SGLang's router asks | `http`, `queries` |
-//! | `traces` | spans of queries and batches, for a collector | |
+//! | `page` | serves the admin listener's page for a browser | `queries`, `outcomes` |
+//! | [`http`] | gives the same answers over HTTP (the query listener) | `lanes`, `queries`, `outcomes` |
+//! | `dynamo` | answers Dynamo's router on its request plane | `queries` |
+//! | `redis` | answers llm-d's router | `http`, `queries` |
+//! | `grpc` | answers SGLang's router | `http`, `queries` |
+//! | `traces` | sends spans of queries and batches to a collector | |
 //!
-//! Every room may import `traces`, and the crates below: `kvatlas_telemetry`, `kvatlas_config`, and `kvatlas_process`
-//! with the admin listener, connections to NATS and the registry of engines. No room imports `life`.
+//! Every room may import `traces`, and the crates below: `kvatlas_telemetry`, `kvatlas_config`, and `kvatlas_process` with the
+//! admin listener, connections to NATS and the registry of engines. No room imports `life`.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -32,27 +34,26 @@
 //! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, twelve files.
 //!
 //! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
-//!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It
-//!    adds the *generation* of the stream, a number that changes when messages are lost. So messages from before a loss
-//!    are distinguished from later messages.
-//! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive),
-//!    reads the namespace and the worker from the subject:
-//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). Further messages on the same subject
-//!    reuse the sender that was found.
+//!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the
+//!    *generation* of the stream, a number that changes when messages are lost. So messages from before a loss are
+//!    distinguished from later messages.
+//! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the
+//!    namespace and the worker from the subject: [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events).
+//!    Further messages on the same subject reuse the sender that was found.
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes the message, together with the others that have come. Messages of one worker that come
-//!    together are one job. While the queue is full, messages of core NATS are dropped by
+//! 4. The lane's queue takes the message, together with the others that have come. Messages of one worker that come together
+//!    are one job. While the queue is full, messages of core NATS are dropped by
 //!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
 //!    [`JobSender::send`](lanes::queue::JobSender::send) waits: this is the back-pressure.
 //! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
-//! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with
-//!    `core/wire/event.rs` and `reader.rs`. If it fails, the worker's holders are degraded.
+//! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs`
+//!    and `reader.rs`. If it fails, the worker's holders are degraded.
 //! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks
-//!    [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what the batch's number means: apply
-//!    the batch, skip it, or hold it until missing batches have come.
-//! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its
-//!    reply says which blocks were rejected, and the holder turns that into reasons for doubt.
+//!    [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what the batch's number means: apply the batch,
+//!    skip it, or hold it until missing batches have come.
+//! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its reply says
+//!    which blocks were rejected, and the holder turns that into reasons for doubt.
 //!
 //! | room | files |
 //! |---|---|
@@ -61,11 +62,9 @@
 //! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
 //! | `core/index` | counted as one: `writer.rs`, `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/` |
 //!
-//! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry`
-//! count, and `lanes/position.rs` notes the last message of the stream that was handed over.
-//! `core/wire/reader/fast.rs` reads short keys and numbers, and passes over keys that the contract does not know. At a
-//! bound,
-//! `core/index/capacity.rs` takes part too.
+//! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry` count, and
+//! `lanes/position.rs` notes the last message of the stream that was handed over. `core/wire/reader/fast.rs` reads short keys
+//! and numbers, and passes over keys that the contract does not know. At a bound, `core/index/capacity.rs` takes part too.
 //!
 //! # The way of one query
 //!
@@ -88,9 +87,8 @@
 //! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
 //! | `core/index` | `indexer.rs` and its parts, counted as one: `namespace.rs`, `search/`, `runs/`, `directory/` |
 //!
-//! Outside these steps, `kvatlas_telemetry::QueryMetrics` counts. Queries by tokens or block hashes also use
-//! `core/hash`. A gateway takes requests the same way, and then asks the shards:
-//! [`Gateway::run`](queries::gateway::Gateway::run).
+//! Outside these steps, `kvatlas_telemetry::QueryMetrics` counts. Queries by tokens or block hashes also use `core/hash`. A
+//! gateway takes requests the same way, and then asks the shards: [`Gateway::run`](queries::gateway::Gateway::run).
 //!
 //! # Start and stop
 //!
@@ -107,7 +105,7 @@
 //! 9. queries
 //!
 //! Queries are served once events are followed and the index has been compared with the index of a replica that serves. This
-//! daemon's index must know as much as the replica's, or must have had the time to learn as much.
+//! daemon's index must know as much as the replica's. If it does not, queries are served after a time limit.
 //! [`kvatlas_process::admin::Latch`] lists what readiness waits for.
 //!
 //! A gateway has no index. It skips the snapshot, events, resyncs and the comparison.

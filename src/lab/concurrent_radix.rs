@@ -43,8 +43,8 @@ impl HolderGroup for NodeHolders {
 ///
 /// # Promise
 ///
-/// Exact at rest, as the [`RadixTree`](super::RadixTree) is. While events are applied, a query sees the blocks of its
-/// path at different instants. If a holder removes and stores blocks before a hole during a query, the answer can be
+/// Exact at rest, as the [`RadixTree`](super::RadixTree) is. While events are applied, a query sees the blocks of its path at
+/// different instants. If a holder that has a hole removes and stores blocks before the hole during a query, the answer can be
 /// a depth that the holder never had.
 ///
 /// # Locks
@@ -53,8 +53,8 @@ impl HolderGroup for NodeHolders {
 ///
 /// # Cost
 ///
-/// The cost of design 4, and in addition two atomic writes for each block that a query passes. The writes are to the
-/// lock of the block's node, which all queries of that prefix share.
+/// The cost of design 4, and in addition two atomic writes for each block that a query passes. The writes are to the lock of
+/// the block's node, which all queries of that prefix share.
 #[derive(Debug, Default)]
 pub struct ConcurrentRadixTree {
     tree: PrefixTree<BlockHash, NodeHolders>,

@@ -1,5 +1,4 @@
-//! Walk that designs 3, 4 and 5 use. It follows a prompt block by block, with the set of holders that have every
-//! block so far.
+//! Walk of the designs 3, 4 and 5. It follows a prompt block by block, with the set of holders that have every block so far.
 
 use hashbrown::HashSet;
 

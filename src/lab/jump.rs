@@ -18,29 +18,28 @@ use super::sequence_entry::SeqEntry;
 /// Default number of blocks that a search jumps over. It is the number of the published design.
 pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and
-/// block hash) for events. It is made for a [`ThreadPool`](super::ThreadPool).
+/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and block
+/// hash) for events. It is made for a [`ThreadPool`](super::ThreadPool).
 ///
 /// # Promise
 ///
-/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from
-/// the query. With other chains a prompt is not found. While events are applied, a query reads the blocks at
-/// different instants.
+/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from the query.
+/// With other chains a prompt is not found. While events are applied, a query reads the blocks at different instants.
 ///
 /// # What is mended
 ///
-/// - The published search compares how many holders two positions have. The numbers can be equal although some
-///   holders have dropped out, because others have joined. Here the *sets* are compared.
-/// - The published search assumes that the prefix of an entry is the query's prefix, without comparing hashes. So it
-///   also matches blocks of equal content after another prefix. Here such an entry is believed only during the
-///   search. The rolling hash is computed as far as holders were found, and **the prefix of every answer is
-///   verified**. A holder whose prefix differs is searched for again, comparing hashes at every step.
-/// - The published search can count blocks after a holder's hole. Here the holders with holes are known, and their
-///   depths are found block by block.
+/// - The published search compares how many holders two positions have. The numbers can be equal although some holders have
+///   dropped out, because others have joined. Here the *sets* are compared.
+/// - The published search assumes that the prefix of an entry is the query's prefix, without comparing hashes. So it also
+///   matches blocks of equal content after another prefix. Here such an entry is believed only during the search. Then the
+///   rolling hash is computed up to the deepest found block, and **the prefix of every answer is verified**. A holder with
+///   another prefix is searched for again, with hashes compared at every step.
+/// - The published search can count blocks after a holder's hole. Here the holders with holes are known, and their depths are
+///   found block by block.
 ///
 /// # Cost
 ///
-/// Depth / jump look-ups, a scan of one jump for each holder that drops out, and one rolling hash of 4 ns for each
+/// A query takes depth / jump look-ups, a scan of one jump for each holder that drops out, and a rolling hash of 4 ns for each
 /// matched block. A miss needs no hash.
 #[derive(Debug)]
 pub struct JumpIndex {

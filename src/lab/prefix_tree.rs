@@ -1,30 +1,29 @@
 //! A concurrent radix tree of blocks. Every node has a lock, and queries follow one pointer for each block.
 //!
-//! A node is a block. It has its children, by key, and its holders. It exists as long as it has holders or children.
-//! Look-ups, and changes of different holders, can run at the same time.
+//! A node is a block. It has its children, by key, and its holders. It exists as long as it has holders or children. Look-ups,
+//! and changes of different holders, can run at the same time.
 //!
 //! # Locks
 //!
-//! A thread may take a node's lock while it holds the lock of the node's parent, but never the other way round. A
-//! holder enters a node, and an empty node is erased, under the lock of the parent; so no holder enters a node that
-//! is being erased. When a holder enters a node, the node's parent cannot be erased either. The holder is in the
-//! parent, and only the writer of that holder takes it out. (The root is never erased.) A walk holds one lock at a
-//! time, and only while it reads a node's holders and finds one child.
+//! A thread may take a node's lock while it holds the lock of the node's parent, but never the other way round. Two changes
+//! need the lock of a node's parent: a holder enters the node, or the empty node is erased. So no holder enters a node that is
+//! being erased. The parent of the node that a holder enters cannot be erased either: the holder is in the parent, and only the
+//! writer of that holder takes it out. (The root is never erased.) A walk holds one lock at a time, and only while it reads a
+//! node's holders and finds one child.
 //!
 //! # What a walk sees
 //!
-//! A walk reads the nodes one after another, from the root on, each at a different instant. Suppose that a holder
-//! enters parents before children and leaves children before parents. Then it has a whole path from the root at every
-//! instant. Suppose that a walk finds the holder in the first k nodes of its path and not in the next. Then the
-//! holder's depth on that path was
+//! A walk reads the nodes one after another, from the root on, each at a different instant. Suppose that a holder enters
+//! parents before children and leaves children before parents. Then at every instant, the nodes that the holder is in form
+//! whole paths from the root. Suppose further that a walk finds the holder in the first k nodes of the walk's path and not in
+//! the next node. Then the holder's depth on that path was
 //!
 //! - at least k when the walk read the k-th node, because the holder was in that node;
-//! - at most k at a later instant: when the walk read the next node, or did not find it among the children of the
-//!   k-th node. If one of these two nodes was erased during the walk, the instant is that of the erasure, when no
-//!   holder was in the node.
+//! - at most k at a later instant: when the walk read the next node, or did not find it among the children of the k-th node. If
+//!   one of these two nodes was erased during the walk, the instant is that of the erasure, when no holder was in the node.
 //!
-//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per
-//! holder, at some point between its start and its end.
+//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per holder, at
+//! some point between its start and its end.
 
 use std::fmt;
 use std::hash::Hash;

@@ -6,8 +6,8 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::HolderNumber;
 
-/// Holders of the blocks with one content at one position, by sequence hash. Blocks with different prefixes have different
-/// hashes.
+/// Holders of the blocks with one content at one position. The holders are grouped by sequence hash, because blocks after
+/// different prefixes have different sequence hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqEntry {
     /// Entry with one sequence hash. This is the usual case, and needs no map.

@@ -1,9 +1,9 @@
-//! Reader of tables of state transitions in the module documentation of source files, for tests.
+//! Parser for tests, which reads tables of state transitions from the module documentation of source files.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by it")]
 
-/// Returns table number `number`, from 0, of the module documentation in `source`: the titles of its columns, and its
-/// rows. Each row is a state and the cells after the state.
+/// Returns a table from the module documentation in `source`: the titles of its columns, and its rows. A row is a state and the
+/// cells after the state. `number` counts the tables of the documentation, from 0.
 #[track_caller]
 pub fn table(source: &str, number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
     let head = source.lines().take_while(|line| line.starts_with("//!"));

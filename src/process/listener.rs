@@ -1,18 +1,21 @@
-//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP.
-//! The listeners for the routers of llm-d, SGLang and Dynamo use it for their protocols.
+//! One listener: connections within limits, in total and by source. The admin listener and the query listener use it for HTTP.
+//! The listeners for the routers of llm-d, SGLang and Dynamo use it for their protocols. A *source* is an IPv4 address, or the
+//! first 64 bits of an IPv6 address.
 //!
 //! | what a client can hold | what bounds it |
 //! |---|---|
 //! | connections | `connections_max` of all, `per_source_max` of one source |
 //! | a connection without a request | the time for a head |
 //! | a connection at its limit | the oldest one that waits for its client gives way to a new one |
-//! | a connection whose request's body does not come | the reader of the body [notes](ClientWait) that the connection waits for its client |
+//! | a connection whose request's body does not come | its reader [notes](ClientWait) that it waits for its client |
 //! | memory for a head | `head_bytes_max` |
 //!
-//! So silent connections cannot keep others out, however many there are: at a limit, each new connection takes the place of an
-//! older one that waits for its client. At the limit of a source, a connection of that source is closed. At the limit of all, a
-//! connection of the source with the most connections is closed. A new connection is refused only if all connections of that
-//! source are being answered.
+//! So silent connections cannot keep others out, however many there are. At a limit, a new connection takes the place of the
+//! oldest connection that waits for its client:
+//!
+//! - At the limit of a source, a connection of that source is closed.
+//! - At the limit of all, a connection of the source with the most connections is closed.
+//! - If all connections of that source are being answered, the new connection is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

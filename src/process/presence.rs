@@ -1,9 +1,9 @@
 //! The micro service protocol of NATS (`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`). With it, `nats micro` lists the daemons and
 //! the number of requests that each has answered. Bridges are listed, too, and take no requests.
 //!
-//! NATS's ADR-32 defines the protocol. The client library has an implementation, but that implementation owns the subscriptions
-//! of the endpoints. In kvatlas, those subscriptions belong to a queue group, which a daemon leaves without losing a request. So
-//! this module implements only the answers to `$SRV` requests.
+//! NATS's ADR-32 defines the protocol. The client library's own implementation also makes the subscriptions for queries and
+//! status requests. kvatlas makes these itself, because a daemon must be able to leave its queue group without losing a
+//! request. So this module implements only the answers to `$SRV` requests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

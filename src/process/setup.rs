@@ -1,5 +1,5 @@
 //! Needs of a daemon: the requirements of its configuration on NATS and on the disk. A daemon shows its needs on its admin
-//! listener, so that `kvatlas doctor` need not guess them.
+//! listener. So `kvatlas doctor` can read the needs, and need not guess them.
 
 use std::fs;
 use std::path::Path;

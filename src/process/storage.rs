@@ -1,4 +1,4 @@
-//! The file system that holds a directory. Tests replace it with a file system that fails.
+//! File operations on a directory, as a trait. Tests replace the machine's file system by one that fails.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};

@@ -1,9 +1,13 @@
-//! Kinds of attention of a simulated model, and the places where a request can resume from its cache.
+//! Kinds of attention of a simulated model, and the places where a request can resume from a worker's cache.
 //!
-//! Full attention needs every block before the place where a request resumes. Windows and states need few blocks. A window of `n`
-//! blocks needs the `n` blocks just before the place, and a state needs the block that ends there. An engine keeps the blocks of
-//! windows and states apart, and far fewer of them. So it often has more of a prompt than a request can reuse. The rules here are
-//! those of vLLM 0.33, with one block size for all groups.
+//! A *place* is a boundary between two blocks of a prompt. To resume at a place, a request needs:
+//!
+//! - for full attention, every block before the place;
+//! - for windows of `n` blocks, the `n` blocks just before the place;
+//! - for recurrent states, the block that ends at the place.
+//!
+//! An engine keeps the blocks of windows and states apart, and far fewer of them. So full attention often has more of a prompt
+//! than a request can reuse. The rules here are those of vLLM 0.33, with one block size for all groups of layers.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -76,8 +80,10 @@ impl CacheModel {
         retained || boundaries.iter().any(|end| self.tail(*end).contains(&position))
     }
 
-    /// Returns how many leading blocks a prompt of `blocks` blocks can reuse. The cache has `matched` of them for full attention.
-    /// `is_kept` returns whether the cache has the window's or state's block at a position.
+    /// Returns how many leading blocks of a prompt of `blocks` blocks a request can reuse.
+    ///
+    /// - `matched` is the number of leading blocks that the cache has for full attention.
+    /// - `is_kept` returns whether the cache has the window's or state's block at a position.
     ///
     /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed,
     /// because it has the prompt's last token. So at most the blocks before it are reused.

@@ -2,21 +2,23 @@
 //! first.
 //!
 //! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches the longest
-//! resident prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So a
-//! block is never evicted before its children, and the cache has no hole at any time. A block of the request that is being
+//! resident prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So
+//! a block is never evicted before its children, and the cache has no hole at any time. A block of the request that is being
 //! admitted is never evicted: see [`PrefixCache::admit`].
 //!
 //! # Windows and states
 //!
 //! The cache of a model with [windows or states](super::attention) also keeps *side blocks*. A side block is a block of the
-//! windows or states, kept beside a block of full attention. As in vLLM, both kinds of blocks share one pool. A request keeps
-//! side blocks before the end of its prompt. If full attention has more of the prompt than the request can reuse, the request
-//! also keeps side blocks at the end of that matched part, because another prompt branches off there. A request releases its side
-//! blocks while it decodes. So the side blocks are evicted before the blocks of full attention that the request used. A block
-//! that is computed again replaces its old copy. vLLM would keep the old copy until it has aged.
+//! windows or states, kept beside a block of full attention. As in vLLM, both kinds of blocks share one pool.
 //!
-//! 1. A block that has a side block is resident, and was last used no earlier than the side block. So the side block is evicted
-//!    first.
+//! - A request keeps side blocks just before the end of its prompt.
+//! - If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at the end of the
+//!   matched blocks, because another prompt branches off there.
+//! - A request releases its side blocks while it decodes. So its side blocks are evicted before its blocks of full attention.
+//! - A block that is computed again replaces its old copy. vLLM would keep the old copy until it has aged.
+//!
+//! Invariant 1: A block that has a side block is resident, and was last used no earlier than the side block. So the side block
+//! is evicted first.
 //!
 //! A block costs O(log n) for the ordered set of evictable entries, and O(1) otherwise.
 

@@ -1,19 +1,19 @@
-//! A simulated fleet on a real daemon, over a real NATS server: what `replay` and `demo` run.
+//! A simulated fleet on a real daemon, over a real NATS server. `kvatlas replay` and `kvatlas demo` run it.
 //!
 //! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each request, a router asks the daemon which
 //! workers hold leading blocks of the prompt, and picks a worker. The worker admits the prompt to its bounded
 //! [cache](PrefixCache), and publishes events about the blocks that were stored and removed. So the daemon learns no more about
-//! the fleet than a daemon in production. The simulation itself knows what every worker holds, without using the index. So every
-//! reply can be [compared](difference) with the truth.
+//! the fleet than a daemon in production. The simulation itself knows what every worker holds, without using the index. So
+//! every reply can be [compared](difference) with the truth.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `request`, `trace`, `synthetic` | the requests that arrive |
 //! | `attention`, `cache`, `router`, `fleet` | the fleet that serves them, and the truth about its caches |
 //! | `random_routing` | the hit rate of a router without knowledge |
-//! | `session` | the daemon, in this process or elsewhere |
-//! | `replay`, `check`, `report` | driving, comparing, counting |
-//! | `steady` | a fleet that goes on for ever, to try out deployments |
+//! | `session` | the connection to the daemon, in this process or elsewhere |
+//! | `replay`, `check`, `report` | sending the requests, comparing the replies, counting |
+//! | `steady` | a fleet that runs for ever, to try out deployments |
 //! | `error` | the errors that end a simulation |
 //! | `policies` | whether routing on exact answers pays, in virtual time |
 

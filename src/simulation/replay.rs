@@ -1,9 +1,9 @@
 //! Drives a fleet through requests, with a router that asks a daemon, and checks the daemon's replies.
 //!
-//! Queries run in parallel with each other, and with the events of the requests before them. So a reply of the run may be a few
-//! events old, as in any fleet. But one task serves the requests in their order, one after the other, and the truth is the result
-//! of that task. At a checkpoint no query is under way, and the daemon has applied every event: then a reply must be exactly the
-//! truth. With a checkpoint after each request, the whole run is the same for the same seed.
+//! Queries run in parallel with each other, and with the events of earlier requests. So a reply may lag a few events behind, as
+//! in any fleet. One task serves the requests in order, one after the other; the blocks that its workers then hold are the
+//! *truth*. At a checkpoint no query is under way, and the daemon has applied every event. So replies at a checkpoint must
+//! equal the truth. With a checkpoint after each request, the whole run is the same for the same seed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroUsize;

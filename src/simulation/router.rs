@@ -1,9 +1,10 @@
 //! Router of the simulated fleet: chooses the worker for a request.
 //!
-//! The router wants the first token soon, and the others fast. A worker computes the prompts' blocks one after the other. So a
-//! first token waits for the worker's backlog, and for the blocks that the worker does not hold. All running requests get slower
-//! with the number of blocks that they attend to. The cost of a worker is the sum of three times: the backlog, the missing
-//! blocks, and the slowdown. Dynamo's router computes the cost in the same way. The worker with the least cost is chosen.
+//! The router wants the first token of an answer soon, and the later tokens fast. A worker computes prompts one after the
+//! other. So the first token waits for the worker's backlog, and for the blocks of the prompt that the worker does not hold.
+//! Later tokens get slower with the number of blocks that the worker's running requests attend to. The cost of a worker is the
+//! sum of three times: the backlog, the missing blocks, and the slowdown. Dynamo's router computes the cost in the same way.
+//! The worker with the least cost is chosen.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,7 +1,7 @@
 //! A synthetic load: many conversations of several turns on top of a few shared system prompts.
 //!
-//! The prompt of every turn begins with the whole conversation before. The worker that served the previous turn holds nearly the
-//! whole prompt, and any worker holds the system prompt. So a router must tell the workers apart.
+//! The prompt of every turn begins with the whole conversation so far. The worker that served the previous turn holds nearly
+//! the whole prompt, and any worker holds the system prompt. So a router must tell the workers apart.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,4 @@
-//! Finding the tokens of a vocabulary that may come next, as a mask or in logits.
+//! Search for the tokens of a vocabulary that may come next. The result is a mask, or is written into logits.
 
 use super::error::{LogitsError, MaskError};
 use super::mask::{Logits, TokenMask};
@@ -20,8 +20,8 @@ impl TokenTrie {
         Ok(())
     }
 
-    /// Adds the same tokens as [`allow`](Self::allow), for a recogniser that is a table, in less time. `state` is the
-    /// table's state after the text so far.
+    /// Adds the same tokens as [`allow`](Self::allow), but takes less time. It needs a recogniser that is a table. `state` is
+    /// the table's state after the text so far.
     ///
     /// # Errors
     ///

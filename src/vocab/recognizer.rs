@@ -1,4 +1,4 @@
-//! Recognisers, which tell a trie the bytes that may come next.
+//! Recognisers. A recogniser tells a trie which bytes may come next.
 
 /// Recogniser of byte sequences, with a stack that has one entry for each byte.
 ///

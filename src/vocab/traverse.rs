@@ -23,11 +23,10 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
     recognizer.traversal_finished();
 }
 
-/// Returns the first run of neighbouring roots that are allowed, as a range of nodes. Also returns the roots after
-/// it.
+/// Returns the first run of neighbouring roots that are allowed, as a range of nodes, and the roots after that run.
 ///
-/// The roots are the widest part of the trie, with the longest skips. A walk over the nodes, from one rejected root
-/// to the next, waits at each step for the load of the next node. A walk over this list does not wait.
+/// The roots are the widest level of the trie. In the array of nodes, one root is far from the next. So a walk from node to
+/// node would wait for a load at each rejected root. A walk over the list `roots` does not wait.
 fn next_run(roots: &[Root], mut is_allowed: impl FnMut(u8) -> bool) -> Option<(Range<usize>, &[Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;
     let (start, rest) = roots.get(first..)?.split_first()?;

@@ -1,13 +1,13 @@
-//! Event planes of Dynamo, read from the records of its discovery. The records say which publishers there are, over what
-//! they publish, and which model a component serves.
+//! Event planes of Dynamo, read from the records of its discovery. The records say which publishers there are, over what they
+//! publish, and which model a component serves.
 //!
 //! | key | what the record says |
 //! |---|---|
 //! | `v1/event_channels/SCOPE/topic/kv-events/PUBLISHER` | the publisher's address on ZeroMQ, or its subject on NATS |
 //! | `v1/mdc/NAMESPACE/COMPONENT/ENDPOINT/INSTANCE` | the model of the endpoint, and the size of its blocks |
 //!
-//! On ZeroMQ each publisher is a plane (a source of events) of its own, and is gone with its record. On NATS all publishers
-//! of an endpoint share one subject.
+//! On ZeroMQ each publisher is a plane (a source of events) of its own. It counts as gone when its record is gone. On NATS all
+//! publishers of an endpoint share one subject.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Engines in files: in one file, or in all `*.toml` of a folder, in the form of `--engines-file`.
 //!
 //! Files are polled rather than watched. This works with every file system, and with a ConfigMap, whose files are links to a
-//! folder that is replaced as a whole. A file that cannot be used changes nothing.
+//! folder that is replaced as a whole. If a file cannot be used, the known engines stay.
 
 use std::fs::{self, Metadata};
 use std::io;

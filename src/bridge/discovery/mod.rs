@@ -1,11 +1,15 @@
 //! Discovery: finds engines by DNS, in files that are watched, as pods of Kubernetes, and in the records of Dynamo.
 //!
-//! A source yields the whole set of engines that it knows, once at first and then after each change. One function,
-//! [`Bridge::replace`], applies the difference. A new engine is followed, a changed one (also in its identity) begins anew,
-//! and an engine that is gone is forgotten immediately. A source that cannot look just now yields nothing, and the engines
-//! that it has known stay.
+//! A source reports the whole set of engines that it knows, once at first and then after each change. One function,
+//! [`Bridge::replace`], compares the set with the source's last one:
 //!
-//! | source | knows | is asked |
+//! - A new engine is followed.
+//! - An engine whose settings or identity have changed is followed anew, from the beginning.
+//! - An engine that is gone is forgotten immediately.
+//!
+//! A source that cannot look just now reports nothing, and the engines that it has known stay.
+//!
+//! | source | known engines | how the source is read |
 //! |---|---|---|
 //! | `dns:NAME[:PORT]` | addresses and ports | every few seconds |
 //! | `file:PATH` | what the file says | every second whether it has changed |
@@ -14,7 +18,7 @@
 //! | `dynamo:PLACE` | publishers of Dynamo's event planes | every second |
 //! | `endpointslices:SERVICE` | the endpoints of a Service: names, addresses, UIDs | by a watch |
 //!
-//! Each source has a file of its own. It reports to the bridge by `reports.rs`, and makes engines of addresses by `found.rs`.
+//! Each source has a file of its own. All sources report through `reports.rs`, and use `found.rs` to make engines of addresses.
 
 mod dns;
 mod dynamo;
@@ -43,7 +47,7 @@ pub use spec::{Discover, DiscoverError};
 /// Pause before engines that were refused are tried again: the obstacle may be gone by then.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Pauses between two looks at sources that cannot tell of changes.
+/// Pauses between two readings of sources that do not report changes by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiscoverOptions {
     /// Pause between two questions to DNS.
@@ -93,7 +97,7 @@ impl Bridge {
     }
 }
 
-/// Keeps the bridge's engines of a source equal to those that the source knows, for ever.
+/// Keeps the bridge following exactly the engines that a source knows, for ever.
 async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
     let mut is_refused = false;
     loop {

@@ -1,4 +1,4 @@
-//! Reports of sources: the engines that each knows, and what is wrong with it.
+//! Reports of sources: the engines that each source knows, and the trouble that keeps it from looking.
 
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock};

@@ -206,7 +206,7 @@ impl DynamoPlace {
         Ok(place)
     }
 
-    /// Tells whether publishers of a scope are looked for. A scope is a text such as `namespace/n/component/c/endpoint/e`.
+    /// Returns whether publishers of a scope are looked for. A scope is a text such as `namespace/n/component/c/endpoint/e`.
     pub(super) fn is_meant(&self, scope: &str) -> bool {
         self.component
             .as_ref()

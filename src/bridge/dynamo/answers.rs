@@ -1,8 +1,8 @@
-//! Answers of a worker to a question for its events, and the questions that lead to its whole state.
+//! Reads a worker's whole state, from the worker's answers to questions for its events.
 //!
-//! A dump is an answer with everything that the worker has. It is not of one moment: it has all events up to its number, and
-//! may have some later ones. So each dump is followed by a question from its number on. Only the dump and the second answer
-//! together are a state: the state after the last event of the second answer.
+//! A *dump* is an answer with everything that the worker has. A dump has all events up to the number that it names, and may
+//! have some later events. So after each dump, the bridge asks for the events from that number on. The dump and this second
+//! answer together give the worker's state after the last event of the second answer.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -55,7 +55,7 @@ pub(super) struct DecodedEvents {
     pub(super) last: u64,
 }
 
-/// Everything that is missing of a worker's state.
+/// Part of a worker's state that the bridge did not know, read from the worker's answers.
 #[derive(Debug)]
 pub(in super::super) struct Caught {
     _room: Room,

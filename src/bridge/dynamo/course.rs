@@ -26,7 +26,7 @@ const QUIET_INTERVALS: u32 = 5;
 /// Maximum number of intervals ([`Pace`]) between two questions for everything, after answers that left a doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
-/// Intervals at which workers are asked.
+/// Intervals at which the bridge asks workers for their events.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     /// Pause after a worker's message before the worker is asked whether it has sent more.
@@ -57,13 +57,14 @@ impl Pace {
         self.interval * (QUIET_INTERVALS + 1) + self.silent_after
     }
 
-    /// Returns the time from which a connection that is made now counts as heard, even if no message has come over it.
+    /// Returns the time from which a connection that is made now counts as heard (as one that brings messages), even if no
+    /// message has come over it.
     pub(super) fn settled_at(&self) -> Instant {
         Instant::now() + self.interval
     }
 }
 
-/// Course of a worker's events: how far they are known.
+/// Course of one worker: how far the bridge knows the worker's events, and the messages that wait for missing events.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) record: SourceRecord,
@@ -71,9 +72,10 @@ pub(super) struct Course {
     pub(super) due: Option<u64>,
     /// Largest event number that a message or an answer has named; `None` before the first.
     heard: Option<u64>,
-    /// Whether all events below the next number are applied, and none beyond it has come.
+    /// Whether all known events of the worker are applied, without a gap.
     pub(super) is_whole: bool,
-    /// Whether a message has come since the connection was made, which shows that the connection is heard.
+    /// Whether a message has come since the connection was made. Only then does the connection count as *heard*, that is, as
+    /// one that brings the worker's messages.
     pub(super) is_heard: bool,
     /// Messages that wait until the events before them have come.
     pub(super) waiting: Vec<Bytes>,
@@ -174,14 +176,14 @@ impl Course {
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))
     }
 
-    /// Notes that the last question has made the course whole.
+    /// Notes that all known events are applied after the last question.
     pub(super) fn is_healed(&mut self, pace: &Pace) {
         (self.is_whole, self.failures, self.trouble) = (true, 0, None);
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval * QUIET_INTERVALS;
     }
 
-    /// Notes that the last question has not made the course whole, for the reason `trouble`.
+    /// Notes that the last question failed, or that events are missing after it. `trouble` says why.
     pub(super) fn has_failed(&mut self, trouble: String, pace: &Pace) {
         self.fail(trouble, pace.backoff);
     }

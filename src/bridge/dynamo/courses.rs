@@ -1,10 +1,15 @@
-//! Courses: follows those workers of an event plane that the bridge can ask for events. It asks for the events that it has missed
-//! because of a hole, a doubt or a late start.
+//! Courses of the workers of an event plane that the bridge can ask for events. A *course* says how far the bridge knows the
+//! events of one worker (see `course`). This module updates the courses from the plane's messages and from the workers'
+//! answers.
 //!
-//! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages
-//! wait. That ends once an answer and the waiting messages together reach the last number that was heard of. A silent worker
-//! is asked now and then: the answer shows that it lives, and brings the newest events if they were lost. A worker whose
-//! record is taken away is gone.
+//! The bridge asks a worker for events if some are missing, if the known ones are in doubt, or if it began to listen late.
+//!
+//! - A worker is exact while its event numbers continue without a gap.
+//! - After a gap, the worker is out of sight, and its messages wait. It is in sight again once all events up to the highest
+//!   number that the bridge has heard of are applied, from an answer and from the waiting messages.
+//! - A silent worker is asked from time to time. Its answer shows that it lives, and brings the newest events if they were
+//!   lost.
+//! - A worker whose record is removed from Dynamo's discovery is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,7 +41,7 @@ pub(in super::super) struct PlaneAddress {
 }
 
 impl PlaneAddress {
-    /// Tells whether a publisher publishes at this address.
+    /// Returns whether a publisher publishes at this address.
     fn has(&self, records: &Records, publisher: u64, record: &SourceRecord) -> bool {
         match self.endpoint.starts_with("nats://") {
             true => record.subject == self.topic,
@@ -67,7 +72,7 @@ pub(super) struct Courses {
     gone: BTreeSet<u64>,
     questions: u64,
     waiting_bytes: usize,
-    /// Time from which a connection counts as heard even if no message has come over it.
+    /// Time from which the connection counts as heard (as one that brings messages), even if no message has come over it.
     settled_at: Instant,
 }
 
@@ -274,8 +279,9 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either may be outdated, so
-    /// that the worker's holder is out of sight and the message is left out. Returns whether there is such a record.
+    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either the message or the
+    /// record may be outdated. So the worker's holder goes out of sight, and the message is left out. Returns whether there is
+    /// such a record.
     pub(super) async fn contradict_course(
         &mut self,
         worker: &WorkerName,
@@ -368,9 +374,11 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Decides after an answer whether a worker is in sight again. `goes_on` tells whether the answer continued the known events
-    /// without a gap. `proves` tells whether a complete answer puts the worker in sight. That needs a connection that was heard
-    /// when the question was asked, and no stall since.
+    /// Decides after an answer whether a worker is in sight again.
+    ///
+    /// - `goes_on` says whether the answer continued the known events without a gap.
+    /// - `proves` says whether a complete answer puts the worker in sight. This needs two things: no stall since the question,
+    ///   and a connection that was heard (had brought a message) when the question was asked.
     async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
         let pace = &self.courses.pace;
         let Some(course) = self.courses.all.get_mut(&publisher) else {

@@ -1,4 +1,4 @@
-//! Open questions to workers, which run beside the subscription to their event plane.
+//! Open questions to workers of an event plane. Their answers are awaited beside the subscription to the plane.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// News for a plane that does not come over its subscription.
+/// News for a plane that does not come over its subscription: changed records, or an answer of a worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.
     Records(Arc<Records>),

@@ -1,10 +1,18 @@
 //! Dynamo's event plane: router events of many workers, over NATS or ZeroMQ.
 //!
-//! Each message is an envelope with its publisher and the publisher's count. A worker with a record in Dynamo's discovery is
-//! asked for missing events, which its own event numbers show (`courses`). The other workers cannot be asked again. For them, a
-//! publisher's count without a hole proves that nothing is missing. A hole puts the publisher's workers in doubt until they
-//! clear. So does a count that runs backwards, which shows another process. If a publisher was heard late, its earlier messages
-//! are missing. The plane carries no heartbeats. So a message shows that its workers were alive when it came, and nothing later.
+//! Each message is an envelope with the number of its publisher, and its number in that publisher's count. There are two kinds
+//! of workers:
+//!
+//! - A worker with a record in Dynamo's discovery is asked for missing events, which its own event numbers show (`courses`).
+//! - Other workers cannot be asked. For them, a publisher's count without a hole proves that no message is missing.
+//!
+//! Three events put the workers of the second kind in doubt until they clear:
+//!
+//! - The count has a hole.
+//! - The count runs backwards, or begins anew. Another process may then have the same publisher number.
+//! - The first message that the bridge hears of a publisher does not have the number 0, so earlier messages are missing.
+//!
+//! The plane carries no heartbeats. So a message shows only that its workers were alive when it came.
 //!
 //! | file | content |
 //! |---|---|

@@ -5,8 +5,8 @@
 //! | `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER` | the worker, its rank, and its `recovery_target` |
 //! | `v1/event_channels/SCOPE/topic/TOPIC/PUBLISHER` | the address on ZeroMQ |
 //!
-//! etcd holds the records under leases. A folder has one file for each record, whose name is the percent-encoded rest of the
-//! key. The record's process touches the file every few seconds.
+//! In etcd, the records have leases. In a folder, each record is a file. Its folder and its percent-encoded name are the two
+//! parts of the key. The process to which a record belongs touches the file every few seconds.
 
 use std::collections::BTreeMap;
 use std::io;

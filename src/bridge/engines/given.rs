@@ -51,7 +51,7 @@ impl Given {
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
     }
 
-    /// Tells whether a source gives an engine of this name.
+    /// Returns whether a source gives an engine of this name.
     pub(super) fn has(&self, engine: &GivenEngine) -> bool {
         self.0.values().any(|set| match engine {
             GivenEngine::Publisher(engine) => set.publishers.contains_key(&engine.key),

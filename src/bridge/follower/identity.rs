@@ -1,9 +1,12 @@
-//! Identity: whether another process at an engine's sockets still counts as that engine.
+//! Identity: decides whether another process at an engine's sockets still counts as that engine.
 //!
-//! If an engine has been out of sight for long, its address may belong to another engine, and daemons have removed the old
-//! engine's holder by then. The same bytes under the same numbers show that it is the same process. Another process is followed,
-//! but in doubt until it clears. In two cases the process is not in doubt. Either a source that found the engine by an identity
-//! vouches for the process, or the engine's name is nothing but its address.
+//! If an engine has been out of sight for long, its address may belong to another engine. Daemons have removed the old engine's
+//! holder by then.
+//!
+//! - A process that gives the same bytes under the same numbers as before is the same process.
+//! - Any other process is followed, but in doubt until it clears.
+//! - The other process is not in doubt if a source that found the engine by an identity vouches for it.
+//! - It is also not in doubt if the engine's name is nothing but its address.
 
 use std::time::Duration;
 

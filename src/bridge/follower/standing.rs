@@ -1,6 +1,6 @@
 //! States of a follower, and the changes that lead from one state to another.
 //!
-//! State of the connection, by what is learnt of its batches:
+//! State of the connection. A row is the state before a change, a column is the change, and a cell is the state after it:
 //!
 //! | | `Reconnected` | `Contradicted` | `Continued` | `Checked` | `Agreed` |
 //! |---|---|---|---|---|---|
@@ -8,7 +8,7 @@
 //! | `Verified` | `Unverified` | `Unverified` | `Verified` | `Verified` | `Proven` |
 //! | `Proven` | `Unverified` | `Unverified` | `Proven` | `Verified` | `Proven` |
 //!
-//! State of the replay socket, by what comes of a question:
+//! State of the replay socket. The changes are a question that begins, and the results of questions:
 //!
 //! | | `Asked` | `Unanswered` | `Contradicted` | `Agreed` |
 //! |---|---|---|---|---|
@@ -16,8 +16,8 @@
 //! | `Silent` | `Believed` | `Silent` | `Contradicting` | `Believed` |
 //! | `Contradicting` | `Believed` | `Contradicting` | `Contradicting` | `Believed` |
 //!
-//! State of the batches that only the replay socket has, by what is found; `Overdue` is a look after more than the time that
-//! is allowed:
+//! State of the batches that the replay socket has: whether they are also published on the connection. `Published` and
+//! `Unpublished` are the findings of looks. `Overdue` is the finding `Unpublished` after the allowed time:
 //!
 //! | | `Published` | `Unpublished` | `Overdue` |
 //! |---|---|---|---|
@@ -43,13 +43,13 @@ pub(super) enum ConnectionState {
 pub(super) enum ConnectionChange {
     /// The connection is new.
     Reconnected,
-    /// The replay socket has other batches than the connection.
+    /// The replay socket and the connection have given different bytes under the same number.
     Contradicted,
     /// A batch of the connection was taken, so that later batches continue the applied batches.
     Continued,
     /// The replay socket has given all batches that were missing.
     Checked,
-    /// The replay socket has the same bytes as the connection.
+    /// The replay socket has given a batch with the same number and bytes as a batch that was published on the connection.
     Agreed,
 }
 
@@ -89,7 +89,8 @@ pub(super) enum ReplayState {
     Believed,
     /// The socket does not answer.
     Silent(Useless),
-    /// The socket contradicts the published batches. It has to agree with them before it is believed again.
+    /// The socket contradicts the published batches, or keeps no batches. It has to agree with a published batch before it is
+    /// believed again. Exception: if no batch is applied at the next connection, the socket is asked for everything.
     Contradicting(Useless),
 }
 
@@ -98,11 +99,11 @@ pub(super) enum ReplayState {
 pub(super) enum ReplayChange {
     /// The socket is about to be asked for everything. The answer decides the next state.
     Asked,
-    /// The socket did not answer, too often in a row.
+    /// The socket has left too many consecutive questions unanswered.
     Unanswered(Useless),
-    /// The socket has other batches than the engine publishes.
+    /// The socket has given other batches than the engine has published on the connection, or keeps no batches.
     Contradicted(Useless),
-    /// The socket has the batches that the engine publishes.
+    /// The socket has given a batch with the same number and bytes as a batch that the engine has published.
     Agreed,
 }
 

@@ -1,13 +1,14 @@
-//! Trust in a replay socket that contradicts the published batches: whether the socket belongs to the same engine.
+//! Trust in a replay socket: decides whether a socket that contradicts the published batches belongs to the same engine.
 //!
-//! | contradiction comes from | reaction |
+//! | origin of the contradiction | reaction |
 //! |---|---|
-//! | the socket, unbroken connection | it is asked for the last published batch; if it lacks that batch, the next batch decides |
-//! | a batch that is published | the socket is asked for that batch |
-//! | a socket that has no batch at all | it is asked again, as the batch may be on its way; then it counts as keeping nothing |
+//! | an answer, on an unbroken connection | the socket is asked for the last published batch; else the next one decides |
+//! | a published batch | the socket is asked for that batch |
+//! | a socket without any batch | the socket is asked again, as the batch may be on its way; later it counts as useless |
 //!
-//! If the socket has the batch with the same bytes, both are a new process, and everything is taken from the socket. Otherwise
-//! the engine is followed without the socket. The socket is asked again after later batches, with growing pauses.
+//! If the socket has the batch that it is asked for, with the same bytes, socket and connection belong to one new process. The
+//! bridge then takes all batches from the socket. Otherwise the engine is followed without the socket. The socket is asked
+//! again after later batches, with growing pauses.
 
 use std::time::Instant;
 
@@ -40,9 +41,10 @@ impl Follower {
         }
     }
 
-    /// Stops believing the replay socket, which contradicts the batches published on the connection. `heard` is one of these
-    /// batches; without it, the next batch has to come. All blocks from both are dropped. The socket has to agree with the
-    /// connection before it is believed again.
+    /// Stops believing the replay socket, which contradicts the batches published on the connection. All blocks are dropped,
+    /// from the socket and from the connection. Then the connection is followed from the published batch `heard` on, or else
+    /// from the next published batch. The bridge believes the socket again once the socket has the same bytes as a published
+    /// batch.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
         // Only a count that was heard from its first batch is certain.
@@ -95,8 +97,8 @@ impl Follower {
         self.note_replay(ReplayChange::Contradicted(useless));
     }
 
-    /// Asks a replay socket that is not believed for `heard`, which was just published. If the socket has the same bytes, it is
-    /// of the same process, and everything is taken from it.
+    /// Asks a replay socket that is not believed for the batch `heard`, which was just published. If the socket has the same
+    /// bytes, it belongs to the same process, and all batches are taken from it.
     pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
         match self.agrees(HeardBatch::new(heard.seq, &heard.payload)).await {
             Ok(true) => self.take_all().await,

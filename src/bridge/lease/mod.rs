@@ -71,7 +71,7 @@ pub(super) struct LeaseShare {
     turn: watch::Receiver<Option<u64>>,
 }
 
-/// Turns of a bridge, in which it reports a holder to daemons.
+/// Turns of a bridge. A turn is a period in which the bridge reports a holder to daemons.
 #[derive(Debug, Clone)]
 pub(super) struct Turns(Option<watch::Receiver<Option<u64>>>);
 

@@ -1,5 +1,5 @@
-//! Table of the lease as one bridge knows it: which bridge speaks for which holder, that is, reports it to daemons. It does
-//! no I/O, and callers pass the time.
+//! Table of the lease, as one bridge knows it. It says which bridge speaks for which holder, that is, reports the holder to
+//! daemons. It does no I/O, and callers pass the time.
 //!
 //! | event or state | time |
 //! |---|---|
@@ -7,12 +7,13 @@
 //! | a bridge's term, for which it may speak | [`Times::term`] from the sending of the last own beat that it has heard |
 //! | other bridges count a bridge as alive | [`Times::silence`] from its last beat that they have heard |
 //! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
-//! | the same, if the bridge was the last to speak | [`Times::listen`] from the first own beat that it has heard |
+//! | such a bridge only listens, if it was the last to speak | [`Times::listen`] from the first own beat that it has heard |
 //!
-//! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls
-//! silent before another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge
-//! that begins to speak takes an epoch above all that it has heard of, and daemons drop messages of a lower epoch. If two
-//! bridges both speak, the one with the lower epoch falls silent when it hears of the other.
+//! A bridge's term is shorter than the silence of its beats that other bridges wait for, and begins earlier. So a bridge that
+//! is cut off from NATS, or stands still, stops speaking before another begins. This order is not certain, because clocks and
+//! messages may be late. Epochs keep answers right even then. A bridge that begins to speak takes an epoch above all that it
+//! has heard of, and daemons drop messages of a lower epoch. If two bridges both speak, the one with the lower epoch stops when
+//! it hears of the other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -43,7 +44,8 @@ pub struct Times {
     pub listen: Duration,
     /// Extra time that a bridge waits for each bridge that comes before it in the order of speaking.
     pub step: Duration,
-    /// Time for which another bridge has to see a holder better, before the bridge that speaks leaves the holder to it.
+    /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder gives way
+    /// to it.
     pub worse: Duration,
 }
 

@@ -26,7 +26,7 @@ pub struct RepublishAddress {
 }
 
 impl RepublishAddress {
-    /// Tells whether the address is a range, from which each engine gets ports when it comes.
+    /// Returns whether the address is a range, from which each engine gets ports when it comes.
     pub fn is_range(&self) -> bool {
         self.pairs.is_some()
     }
@@ -176,7 +176,7 @@ impl Addresses {
         }
     }
 
-    /// Tells whether engines without an address of their own get one by their order.
+    /// Returns whether engines without an address of their own get one by their order.
     pub(super) fn is_by_order(&self) -> bool {
         self.base.is_some()
     }

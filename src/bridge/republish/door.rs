@@ -1,4 +1,4 @@
-//! Door: the sockets that routers connect to, with bounds on each client.
+//! Door: the two sockets of an engine that routers connect to. The memory and the time that each client can take are bounded.
 
 use std::io;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Pause before a port that is taken is tried again.
 const BIND_PAUSE: Duration = Duration::from_secs(1);
-/// Bytes that are sent in one piece.
+/// Maximum number of bytes that are sent in one piece.
 const PIECE_BYTES: usize = 64 << 10;
 /// The number that ends a replay: −1.
 const END: u64 = u64::MAX;
@@ -190,7 +190,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), ConnectionEnd
     }
 }
 
-/// Tells whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
+/// Returns whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
 fn is_subscription(received: &MessageOrCommand) -> bool {
     match received {
         MessageOrCommand::Message(frames) => frames.as_slice() == [&[1][..]],
@@ -248,8 +248,8 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     send(client, &bytes).await
 }
 
-/// Returns a state for an answer from number `start` on. Each event list of a state takes one number, so the last number is
-/// raised if fewer numbers are left. A state whose number is below `start` is returned unchanged.
+/// Returns a state for an answer whose first number is `start`. Each event list of a state takes one number. If the state has
+/// more lists than numbers are left, the last number is raised. A state whose number is below `start` is returned unchanged.
 async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     let state = stream.state().await;
     let last = last_number(start, &state);

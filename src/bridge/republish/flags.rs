@@ -42,7 +42,7 @@ impl RouterQuestion {
     }
 }
 
-/// Tells whether the text is a host as it stands in an endpoint: a name, an address, or an address of IPv6 in brackets.
+/// Returns whether the text is a host as it stands in an endpoint: a name, an address, or an address of IPv6 in brackets.
 fn is_host(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:[]".contains(&byte);
     !text.is_empty() && text.bytes().all(is_plain)
@@ -93,7 +93,7 @@ fn url_of(address: &Address) -> String {
     }
 }
 
-/// Tells whether a shell takes the URL for one plain word even without quotes.
+/// Returns whether a shell takes the URL for one plain word even without quotes.
 fn is_word(url: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/[]%~@".contains(&byte);
     url.bytes().all(is_plain)

@@ -7,23 +7,25 @@
 //! ```
 //!
 //! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on
-//! always gives one whole state. Batch N clears and has all blocks; the later numbers are empty batches, up to the last that
-//! was published. So no history is kept, and every answer is whole. The promises:
+//! always gives one whole state. Batch N clears and then stores all blocks. The later numbers, up to the last that was
+//! published, are empty batches. So no history is kept, and every answer is whole. The promises:
 //!
-//! 1. A router that connects is sent number 0, which clears, and then the last number. It takes the first for a restart and
-//!    the second for a gap, and asks for a replay. So nothing of an earlier bridge is left in it.
-//! 2. A router that asks at the first batch that it hears gets everything, however much came before. An empty batch each
-//!    second gives it the occasion to ask.
-//! 3. If published batches may be wrong, numbers begin anew in the same way, and every router asks again. The same happens
-//!    after every [`NUMBERS_MAX`] numbers.
-//! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in
-//!    bytes and time, and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
+//! 1. A router that connects is first sent batch 0, which clears, and then a batch with the last number. The router treats
+//!    batch 0 as a restart and the next batch as a gap, so it asks for a replay. So it keeps no block that an earlier bridge
+//!    reported.
+//! 2. A router that asks for a replay at the first batch that it hears gets all blocks, however many batches came before. An
+//!    empty batch is sent every second, so that such a router can ask even if the engine is silent.
+//! 3. If published batches may be wrong, their numbers begin anew in the same way, and every router asks again. The same
+//!    happens after every [`NUMBERS_MAX`] numbers.
+//! 4. Clients cannot harm the bridge. The size of their messages and the number of clients are bounded. So are the bytes of the
+//!    messages that wait for a client, and their waiting time. Each connection that is ended for such a bound is counted
+//!    (`door`).
 //! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse
-//!    connections, and end those that they have when another one begins to speak. A bridge that has just begun offers
+//!    connections, and end those that they have when another bridge begins to speak. A bridge that has just begun offers
 //!    nothing. A router may take the stream of one bridge and the replays of another, but only while both believe that they
 //!    speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
 //!
-//! An engine has its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`,
+//! An engine gets its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`,
 //! `places`).
 
 mod addresses;

@@ -1,8 +1,8 @@
 //! Places of engines in a range of ports. Each place is a pair of ports, counted from the beginning of the range.
 //!
-//! An engine keeps its place as long as the table is kept. Unused places are given first. After that, a new engine takes over a
-//! place whose engine is no longer followed: of several, the one that was given longest ago. A router may still have the ports of
-//! an engine that is gone. As long as the range is wide enough, no other engine appears at those ports.
+//! An engine keeps its place as long as the table is kept. A new engine gets an unused place. If there is none, it takes over
+//! the place of an engine that is no longer followed; of several, the place that was given longest ago. A router may still
+//! connect to the ports of an engine that is gone. If the range is wide enough, no other engine appears at those ports.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ impl PortPlaces {
         self.places.iter().position(|place| place.engine == engine)
     }
 
-    /// Tells whether this place is the engine's.
+    /// Returns whether this place belongs to the engine.
     pub(super) fn is_of(&self, place: usize, engine: &str) -> bool {
         self.places.get(place).is_some_and(|place| place.engine == engine)
     }

@@ -193,7 +193,7 @@ fn is_never_bound(host: &str) -> bool {
     host.parse().is_ok_and(is_local) || host.eq_ignore_ascii_case("localhost")
 }
 
-/// Tells whether a host means all addresses of a machine.
+/// Returns whether a host means all addresses of a machine.
 fn is_any(host: &str) -> bool {
     matches!(host, "*" | "::" | "0.0.0.0" | "")
 }

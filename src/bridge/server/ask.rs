@@ -19,7 +19,7 @@ const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
 const MODELS_PATH: &str = "/v1/models";
 
-/// Error that stands in for a server's description of its engine.
+/// Reason why the bridge has no description of an engine from its server.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The connection, or HTTP on it, failed.
@@ -47,13 +47,13 @@ pub(super) enum AskError {
     /// The connection, or gRPC on it, failed.
     #[error(transparent)]
     Grpc(#[from] GrpcError),
-    /// The server neither hands on events, nor tells the sockets of publishers.
+    /// The server neither sends events, nor tells the sockets of publishers.
     #[error(
         "neither SubscribeKvEvents nor vLLM's GetKvEventSources is served: start the engine with --kv-events-config, or name its sockets, \
          NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
     )]
     NoEvents,
-    /// The server hands on events, and does not tell its model.
+    /// The server sends events, but does not tell its model.
     #[error("the server does not tell its model: say which one the engine has, with model=NAME or --model")]
     Untold,
     /// The server's answer does not allow the engine to be followed.

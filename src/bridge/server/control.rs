@@ -1,11 +1,11 @@
-//! Questions to an engine's server over gRPC: whether the server hands on events itself, or else which publishers it has, and which model
-//! it serves.
+//! Questions to an engine's server over gRPC: whether the server sends events itself, or else which publishers it has, and
+//! which model it serves.
 //!
 //! | server | question | answer |
 //! |---|---|---|
-//! | a server that hands on events | `SubscribeKvEvents` after a batch nobody has seen | refusing the number shows the method |
+//! | a server that sends events | `SubscribeKvEvents` after an unseen batch | a refusal of the number: the method exists |
 //! | the same | `GetModelInfo`, and of vLLM's `GetServerInfo` | the model, and the block size |
-//! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, its publisher's sockets and topic; none where events are off |
+//! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, the publisher's sockets and topic; none if off |
 //! | the same | `GetModelInfo`, `GetServerInfo` | the model; the block size, and a name of the process |
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ use super::ask::{AskError, Described};
 
 const SOURCES_PATH: &str = "/vllm.Control/GetKvEventSources";
 
-/// Formats whose servers may hand on events.
+/// Formats whose servers may send events themselves.
 const SERVICED: [Format; 4] = [Format::Vllm, Format::Sglang, Format::TokenSpeed, Format::TensorRt];
 
 /// Asks a server over gRPC and returns the engine as the server describes it. `patience` bounds the time to connect.
@@ -84,7 +84,7 @@ fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, G
     }
 }
 
-/// Returns the publisher of a server that hands on events itself: its one stream over gRPC. Also returns the number of ranks, if
+/// Returns the publisher of a server that sends events itself: its one stream over gRPC. Also returns the number of ranks, if
 /// the server tells it.
 async fn serviced(
     channel: &Channel,
@@ -112,7 +112,7 @@ async fn serviced(
     Ok((publishers, number(told.data_parallel_size)))
 }
 
-/// Returns the model of a server that hands on events itself. If a model is `given`, the server need not tell its own.
+/// Returns the model of a server that sends events itself. If a model is `given`, the server need not tell its own.
 async fn serviced_model(channel: &Channel, format: Format, given: Option<&str>) -> Result<String, AskError> {
     let named = |served: String, loaded: String| if served.is_empty() { loaded } else { served };
     let of_servicer = |model: ServicedModel| named(model.served_model_name, model.model_path);

@@ -1,4 +1,4 @@
-//! A server that is asked, as it is shared by its own task, the tasks of its publishers, and the bridge.
+//! Handle of an engine's server, which the bridge asks. The server's own task, its publishers' tasks and the bridge share it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ pub(crate) struct ServerProgress {
     pub(crate) trouble: Option<String>,
 }
 
-/// The state that the task of a server shares with those of its publishers.
+/// State that the task of a server shares with the tasks of its publishers.
 #[derive(Debug)]
 pub(super) struct SharedServerState {
     /// Number of questions to the server that tasks have requested so far.
@@ -91,7 +91,7 @@ impl OriginServer {
         *self.handle.shared.ranks.lock()
     }
 
-    /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine
+    /// Returns whether another process at this address counts as the same engine. It does if the source that found the engine
     /// confirms its identity, or if the engine's name is nothing but its address.
     pub(crate) fn vouches(&self) -> bool {
         let server = &self.handle.server;
@@ -166,12 +166,12 @@ impl ServerHandle {
         *self.shared.found_labels.lock() = server.discovered.labels.clone();
     }
 
-    /// Tells whether the server is in trouble.
+    /// Returns whether an error or a wait keeps the server's engine from being followed (see [`ServerProgress::trouble`]).
     pub(crate) fn is_troubled(&self) -> bool {
         self.shared.progress.lock().trouble.is_some()
     }
 
-    /// Tells whether both handles are of one server.
+    /// Returns whether both handles are of one server.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }

@@ -1,21 +1,21 @@
-//! Engines that are named by the address of their server. The bridge asks the server for the rest, and asks again after each
-//! broken connection.
+//! Engines that are named by the address of their server. The bridge asks the server which publishers the engine has, and asks
+//! again after each broken connection.
 //!
 //! ```text
 //!                     ┌───────── asks ─────────┐
-//! engine's server ◀───┤ ServerTask             │ registers, and ends to follow, by the difference to what was told before
+//! engine's server ◀───┤ ServerTask             │ follows the reported publishers, and drops those that are no longer reported
 //!                     └──▲────────────────┬────┘
 //!              «ask it»  │                ▼ «it has told the same»
 //!                     EngineTask of each rank: connects, waits for that, and only then believes what comes
 //! ```
 //!
-//! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either hands on events itself, or tells of ZeroMQ
-//! publishers, too.
+//! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either sends events itself, or tells of ZeroMQ publishers,
+//! too.
 //!
-//! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection
-//! is believed before the server has shown that it is the same engine. The same engine means the same model, topics, block
-//! size and sockets. Two engines may be alike in all of these. Only the source that found the engines can tell them apart,
-//! so the source is asked, too.
+//! An answer counts for the connections that were open when the question was sent. So nothing that comes over a new connection
+//! is believed before the server has shown that it belongs to the same engine, that is, has the same model, topics, block size
+//! and sockets. Two engines may be alike in all of these. Only the source that found the engines can tell them apart, so the
+//! bridge asks the source, too.
 //!
 //! | file | subject |
 //! |---|---|

@@ -7,11 +7,11 @@
 //! | key `SET.registered.DIGEST` | an engine that was registered or unregistered over HTTP; see `shared` |
 //! | key `SET.ports` | the ports at which engines are republished; see `places` |
 //!
-//! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Among other bridges, a set belongs
-//! to the bridge that opened it last, and writes of all others are refused (fenced). A file that is written late in spite of that
-//! does no harm, because no file makes a holder exact.
+//! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Among other bridges, a set
+//! belongs to the bridge that opened it last, and writes of all others are refused (fenced). A write that comes late all the
+//! same does no harm, because no file makes a holder exact.
 //!
-//! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails
+//! While JetStream cannot be reached, reading waits until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails
 //! immediately.
 
 use std::collections::BTreeMap;
@@ -330,7 +330,7 @@ impl Storage for Bucket {
     }
 }
 
-/// A file that is being written: collected here, and sent as a whole by its renaming.
+/// File that is being written. Its bytes are collected here, and sent as a whole when the file is renamed.
 #[derive(Debug, Clone, Default)]
 struct Draft(Arc<Mutex<Vec<u8>>>);
 
@@ -351,7 +351,7 @@ impl StorageFile for Draft {
     }
 }
 
-/// An object that is being read. The client compares its digest at the end.
+/// Reader of an object. At the end, the client library checks the object's digest.
 struct ObjectReader {
     object: Object,
     runtime: Handle,

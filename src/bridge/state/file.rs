@@ -7,8 +7,8 @@
 //! └──────────┴─────────┴──────┴───────────────────────┴──────────────────────┘
 //! ```
 //!
-//! Numbers are little-endian. A file is written under another name first, so that a crash of the process leaves the file
-//! before. It is not synced to the disk: a crash of the machine may damage it, and a damaged file is refused.
+//! Numbers are little-endian. A file is written under a temporary name, and then renamed. So a crash of the process leaves the
+//! previous file. The file is not synced to the disk: a crash of the machine may damage it, and a damaged file is refused.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
@@ -53,7 +53,7 @@ pub(super) enum FileError {
     Unwritable(#[from] rmp_serde::encode::Error),
 }
 
-/// A writer that computes the checksum of the bytes that pass, and fails beyond a bound.
+/// Writer that computes the checksum of the written bytes. It fails if they exceed a bound.
 struct Checked<W> {
     inner: W,
     hasher: Xxh3,

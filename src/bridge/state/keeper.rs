@@ -98,7 +98,7 @@ impl Keeper {
         }));
     }
 
-    /// Tells whether the last written file contains all `changes` so far.
+    /// Returns whether the last written file contains all `changes` so far.
     fn contains(&self, changes: u64) -> bool {
         self.written.load(Ordering::Acquire) == changes
     }

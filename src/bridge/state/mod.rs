@@ -1,18 +1,18 @@
-//! State that a bridge keeps on disk or in JetStream. The next bridge continues from there, however this bridge ended.
+//! State that a bridge keeps on disk or in JetStream. The next bridge continues from that state, even if this bridge crashed.
 //!
 //! | file | content |
 //! |---|---|
-//! | `NAMESPACE.WORKER.RANK.engine` | of one engine: the translator, and the last batches that were applied, by number and digest |
+//! | `NAMESPACE.WORKER.RANK.engine` | one engine: its translator, and the numbers and digests of its last applied batches |
 //! | `registered` | the engines that were registered over HTTP |
 //! | `ports` | the ports at which engines are republished |
 //! | `.lock` | name of the process that uses the directory |
 //!
 //! In JetStream (`bucket`) files of engines are objects, and registrations (`shared`) and ports (`places`) are keys.
 //!
-//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content,
-//! in doubt, and asks the engine's replay socket for later batches. The doubt ends when the replay has shown that it is the
-//! same process, and has given the rest. So no file makes a holder exact. A file that is lost, outdated or of another
-//! process costs no more than having none.
+//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content, in
+//! doubt, and asks the engine's replay socket for later batches. The doubt ends when the replay has shown that the engine's
+//! process is the same, and has given the later batches. So no file makes a holder exact. A file that is lost, outdated or of
+//! another process costs no more than having none.
 
 mod bucket;
 mod file;

@@ -1,9 +1,9 @@
-//! Registrations over HTTP that bridges share: each is a key of JetStream. Every bridge of the set watches the keys, and so
-//! follows what was registered with another one.
+//! Registrations over HTTP that bridges share. Each registration is a key of JetStream. Every bridge of the set watches the
+//! keys, and so follows the engines that were registered with another bridge.
 //!
-//! A registration has reached JetStream a moment after the client's answer. While JetStream is away, registrations wait, and
-//! are written when it is back. An engine that was unregistered keeps its key for [`FORGOTTEN_AFTER`], so that a bridge
-//! which was away learns of it.
+//! The client gets its answer a moment before its registration reaches JetStream. While JetStream cannot be reached,
+//! registrations wait, and are written later. An engine that was unregistered keeps its key for [`FORGOTTEN_AFTER`]. So a
+//! bridge that was away learns that the engine was unregistered.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -177,7 +177,7 @@ impl SharedRegistrations {
         Ok(())
     }
 
-    /// Tells whether an entry is older than what this bridge has written, or is about to write.
+    /// Returns whether an entry is older than what this bridge has written, or is about to write.
     fn is_outdated(&self, entry: &Entry, written: &mut BTreeMap<String, u64>) -> bool {
         if self.noted.lock().contains_key(&entry.key) {
             return true;

@@ -7,8 +7,12 @@
 //!
 //! A message is the frames up to the first one without the flag MORE. A command is a frame of its own, with the flag COMMAND.
 //!
-//! Libraries reserve as much memory as a frame announces, connect again unseen, and queue messages by number, not by bytes. Here announcements
-//! are checked first ([`MessageLimits`]), memory grows only with what arrives, and the end of a connection is its end.
+//! ZeroMQ libraries reserve as much memory as a frame announces. They also reconnect without telling the caller, and bound
+//! their queues by the number of messages, not by bytes. This module does the opposite:
+//!
+//! - It checks the announced sizes first ([`MessageLimits`]).
+//! - Its memory grows only with the bytes that arrive.
+//! - It never reconnects: a broken connection ends.
 
 mod connection;
 mod decoder;

@@ -119,8 +119,9 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking if the daemon does not know the
-/// namespace yet, and fails on any other error. Sets `lacking` to the last answer without the probe.
+/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while the daemon does not
+/// know the namespace, and fails on any other error. If the last answer lacked shards, sets `incomplete` to the list of its
+/// shards.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,

@@ -1,6 +1,6 @@
 //! Checks of namespaces: whether all daemons hash a namespace in the same way, and whether its publishers are in order.
 //!
-//! If daemons hash a namespace differently, the answers of some daemons have no holders, although these answers are called exact.
+//! If daemons hash a namespace differently, some of them find no holders, and still call their empty answers exact.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::report::Check;
 use crate::cli::refused::{PublisherRefusal, reason_of};
 use crate::cli::text::counted;
 
-/// Settings that decide how a daemon hashes a namespace, from its route `/index`.
+/// Settings that decide how a daemon hashes a namespace, from the daemon's route `/index`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Hashed {
     namespace: String,

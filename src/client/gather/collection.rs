@@ -40,8 +40,8 @@ impl<T> Collection<T> {
         }
     }
 
-    /// Adds a reply of `bytes`. Returns whether collecting ends, because the reply's division is complete or there is no room for
-    /// the reply. If a shard replies twice, its first reply is kept.
+    /// Adds a reply of `bytes`. If a shard replies twice, its first reply is kept. Returns whether collecting ends. It ends if
+    /// all shards of the reply's division have replied, or if there is no room for the reply.
     pub(super) fn add(&mut self, shard: Shard, reply: T, bytes: usize) -> bool {
         let replies = self.divisions.entry(shard.count()).or_default();
         if let Entry::Vacant(place) = replies.entry(shard.index()) {

@@ -3,9 +3,9 @@
 //! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the
 //! limit. This is exact: the best `limit` holders of all shards are among the best `limit` holders of each.
 //!
-//! A shard that does not know a namespace has no workers of it. If another shard knows the namespace, the error of the first
-//! shard counts as an answer without holders. Any other error is about the request and is the same on every shard, so it becomes
-//! the answer.
+//! A shard that does not know a namespace has no workers of it, and answers with an error. If another shard knows the
+//! namespace, that error counts as an answer without holders. Any other error is about the request and is the same on every
+//! shard, so it becomes the answer.
 
 use kvatlas_core::wire::{
     ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,

@@ -3,12 +3,12 @@
 //! A request on the shards' subjects ([`Subjects::of_shards`](kvatlas_core::wire::Subjects::of_shards)) reaches one daemon of
 //! every shard, because each shard is a queue group of its own. Each reply says in the header
 //! [`SHARD_HEADER`](kvatlas_core::wire::SHARD_HEADER) which shard it comes from, and how many shards there are. So the first
-//! reply tells how many replies to wait for. The gathering ends when all shards of one division have answered, or when the time
-//! is up; the answer then names the shards that are missing.
+//! reply tells how many replies to wait for. The gathering ends when all shards have answered. It also ends when the time is
+//! up, and the answer then names the missing shards.
 //!
-//! A division is a way to divide the workers into shards, named by its number of shards. While that number is being changed,
-//! daemons of the old and of the new division answer. The first division that is complete becomes the answer. So queries are
-//! answered all the time, if the old daemons stop only when the new daemons are ready.
+//! A *division* is a way to divide the workers into shards, named by its number of shards. While operators change that number,
+//! daemons of the old and of the new division answer. The answer comes from the first division whose shards have all answered.
+//! So queries are answered all the time, if the old daemons stop only when the new daemons are ready.
 
 mod collection;
 mod gatherer;

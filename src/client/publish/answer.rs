@@ -23,8 +23,11 @@ impl Outbox {
         self.missing(request).is_none()
     }
 
-    /// Returns the batches that a daemon lacks, from the ring. `None` if the daemon asks for the full state or knows another
-    /// epoch. `None`, too, if the ring no longer has all these batches, or if one exceeds the server's present limit.
+    /// Returns the batches that a daemon lacks, from the ring. Returns `None` in these cases:
+    ///
+    /// - The daemon asks for the full state, or knows another epoch.
+    /// - The ring no longer has all these batches.
+    /// - One of these batches exceeds the server's present limit.
     fn missing(&self, request: &ResyncRequest) -> Option<Vec<Vec<u8>>> {
         let ResyncRequest { cursor, full, .. } = *request;
         if full || cursor.epoch != self.cursor.epoch {

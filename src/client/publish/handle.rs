@@ -92,7 +92,7 @@ pub struct HolderPublisher {
 }
 
 impl HolderPublisher {
-    /// Starts a publisher, on a task of the current tokio runtime. A bare [`Client`](async_nats::Client) will do for `nats`, too.
+    /// Starts a publisher, on a task of the current tokio runtime. `nats` may also be a bare [`Client`](async_nats::Client).
     ///
     /// # Errors
     ///

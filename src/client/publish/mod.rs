@@ -2,9 +2,10 @@
 //!
 //! A [`HolderPublisher`] numbers batches without a gap within an epoch. To replace batches that are lost on the way, it keeps a
 //! *ring* of the last batches, and a *block table* of all blocks that the holder has. A daemon that misses batches asks the
-//! publisher (see [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). The publisher gives the daemon the missing batches from
-//! the ring, or the full state from the table. A relay that knows all of the holder's blocks itself can lend them instead of the
-//! table ([`FullState`]). Heartbeats show daemons that no batch was lost, and that the holder lives.
+//! publisher (see [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). The publisher gives the daemon the missing batches
+//! from the ring, or the full state from the table. A relay that knows all of the holder's blocks itself can lend them to the
+//! publisher, which then keeps no table ([`FullState`]). Heartbeats show daemons that no batch was lost, and that the holder
+//! lives.
 //!
 //! ```text
 //! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject
@@ -18,8 +19,8 @@
 //!
 //! A NATS server that gives no right to publish takes the bytes, drops the batch, and says so in an error on the connection. A
 //! [`PublishConnection`] receives that error. Then [`flush`](HolderPublisher::flush) fails, and
-//! [`batches_refused`](PublisherCounters::batches_refused) counts the batch. A bare [`Client`](async_nats::Client) does not pass
-//! the error on.
+//! [`batches_refused`](PublisherCounters::batches_refused) counts the batch. A bare [`Client`](async_nats::Client) does not
+//! pass the error on.
 //!
 //! ```no_run
 //! use kvatlas_core::hash::SequenceHash;

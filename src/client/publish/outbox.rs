@@ -177,8 +177,9 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile, and returns the batches to send immediately: the open batch, which has no room for the profile, and a
-    /// heartbeat that tells the profile. No heartbeat is added if the profile has not changed, or if the holder has left.
+    /// Sets the profile, and returns the batches to send immediately. These are the open batch, which has no room for the
+    /// profile, and a heartbeat that tells the profile. Adds no heartbeat if the profile has not changed, or if the holder has
+    /// left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -186,9 +187,9 @@ impl Outbox {
         rest.into_iter().chain(told).collect()
     }
 
-    /// Returns the time at which the open batch must be sent, in microseconds on the monotonic clock: one delay after the
-    /// previous batch. After a pause, that time has already passed. So events wait for further events only if they come in quick
-    /// succession. `None` if no batch is open.
+    /// Returns the time at which the open batch must be sent, in microseconds on the monotonic clock; `None` if no batch is
+    /// open. The time is one delay after the previous batch. After a pause it has already passed, so an event waits for further
+    /// events only if events come in quick succession.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
 //! Refusals by the NATS server that concern a publisher.
 //!
-//! NATS answers a message or a subscription that the client has no right to with an error on the connection. The client library
+//! If a client publishes or subscribes without the right to do so, NATS reports an error on the connection. The client library
 //! hands the error to the connection's event callback, and nowhere else. [`Refusals`] receives it there, and each publisher
 //! watches for refusals on its own subjects.
 

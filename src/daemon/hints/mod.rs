@@ -1,10 +1,9 @@
-//! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between
-//! a router's decision and the first event of the engine that shows it. A hint is fulfilled once the index has shown
-//! all its blocks. From then on only the index counts, because the engine may evict the blocks later.
+//! Hints: reports of routers about where they have sent requests, kept for a short time. A hint tells what a holder will soon
+//! have, before the first event of the holder's engine shows it. A hint is fulfilled once the index has shown all its blocks.
+//! From then on only the index counts, because the engine may evict the blocks later.
 //!
-//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for
-//! hints gets them in a list of their own. All memory is bounded. A router that lies makes predictions wrong, and
-//! nothing else.
+//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints
+//! gets them in a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
 
 mod table;
 

@@ -16,7 +16,7 @@ pub enum TokenError {
     /// Reading the file failed.
     #[error("cannot read {setting} {}: {source}", path.display())]
     Read {
-        /// Name of the setting that names the file.
+        /// Name of the setting that gives the path of the token file.
         setting: &'static str,
         /// Path of the file.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum TokenError {
         path.display()
     )]
     NoToken {
-        /// Name of the setting that names the file.
+        /// Name of the setting that gives the path of the token file.
         setting: &'static str,
         /// Path of the file.
         path: PathBuf,

@@ -58,8 +58,8 @@ struct WorkerJson {
     /// worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
-    /// Address for requests of each rank whose address is known. `labels` likewise has only the ranks whose labels are
-    /// known.
+    /// Address to which requests for a rank go, by rank. Only ranks with a known address are listed. In the same way, `labels`
+    /// lists only ranks with known labels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     addresses: BTreeMap<Rank, Address>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

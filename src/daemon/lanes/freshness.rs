@@ -8,11 +8,11 @@
 //! | in the stream, with JetStream | time since which the daemon knows of messages that it has not read |
 //! | in the broker, the network or the socket | time at which the last *pulse* was sent that has come back |
 //!
-//! The pulse is a message that the daemon sends to itself on the connection of the events. When the pulse comes back, everything
-//! that the broker had sent before has been handed to the lanes.
+//! The pulse is a message that the daemon sends to itself on the connection of the events. When the pulse comes back,
+//! everything that the broker had sent before has been handed to the lanes.
 //!
-//! The pulse also tells a daemon that was stopped, or a machine that was suspended, that the daemon has not read its
-//! sockets for a while.
+//! After the daemon was stopped, or its machine suspended, a late pulse shows that the daemon has not read its sockets for a
+//! while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

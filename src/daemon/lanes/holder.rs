@@ -360,8 +360,8 @@ impl Holder {
         }
     }
 
-    /// Notes that the publisher is alive. A message that cannot be applied is a sign of life, too. Otherwise the holder
-    /// would count as gone, and no answer would list it.
+    /// Notes that the publisher is alive. A message that cannot be applied is a sign of life, too. If such messages did not
+    /// count, the holder would count as gone, and no answer would list it.
     pub(super) fn hear(&mut self, clocks: JobClocks) {
         self.heard_us = clocks.listening_us;
         self.writer.status().recover(DegradedReason::Stale);

@@ -151,10 +151,10 @@ pub(crate) struct RestoreJob {
 /// Content of a snapshot's frame, for a holder of the worker.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Begin of a holder. If the holder was not in doubt, it counts as confirmed in this generation of the stream.
+    /// Beginning of a holder. If the holder was not in doubt, it counts as confirmed in this generation of the stream.
     Holder(HolderFrame, StreamGeneration),
-    /// Begin of a holder whose blocks were stored under other settings than the namespace has now. No blocks of this
-    /// holder follow.
+    /// Beginning of a holder whose blocks were stored under other settings than the namespace has now. No blocks of this holder
+    /// follow.
     Refused(HolderFrame),
     /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),

@@ -1,17 +1,17 @@
 //! The queue in front of a lane: bounded in bytes, fair by the time that the lane spends on each worker.
 //!
-//! Each worker has a *line* of jobs. The jobs of a line are done in order. The lane next serves the line on which it
-//! has spent the least time: fair queueing by virtual time. A line that was empty begins with the virtual time of the
-//! line whose turn it is, so idle workers save up no credit. A worker that needs more than its share of time is
-//! therefore served last. It delays the others by one *turn* at most: one job, or a few small ones.
+//! Each worker has a *line* of jobs. The jobs of a line are done in order. The lane next serves the line on which it has spent
+//! the least time: fair queueing by virtual time. A line that was empty begins with the virtual time of the line whose turn it
+//! is, so idle workers save up no credit. A worker that needs more than its share of time is therefore served last. It delays
+//! the others by one *turn* at most: one job, or a few small ones.
 //!
-//! A full queue drops messages of core NATS. If the line of the arriving job would have more than an even share of the
-//! room, that job is dropped. Otherwise the newest jobs of the longest line are dropped. All messages of a job are
-//! dropped together. A *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's
-//! holders are put in doubt. Messages of JetStream are not dropped: they wait for room.
+//! A full queue drops messages of core NATS. If the arriving job would give its line more than an even share of the room, that
+//! job is dropped. Otherwise the newest jobs of the longest line are dropped. All messages of a job are dropped together. A
+//! *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's holders are put in doubt.
+//! Messages of JetStream are not dropped: they wait for room.
 //!
-//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a
-//! control job that no job overtakes. The jobs between two control jobs are an *era*.
+//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a control job
+//! that no job overtakes. The jobs between two control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;

@@ -12,11 +12,11 @@ type TierBlockName = (Tier, u64);
 /// Maximum number of blocks in one event of the holder's dump.
 const EVENT_BLOCKS_MAX: usize = 4096;
 
-/// Removes the holder's blocks that `state` does not have. If `state` is stored then, the holder has exactly the blocks
-/// of `state`.
+/// Removes the holder's blocks that `state` does not have. After `state` has been stored as well, the holder has exactly the
+/// blocks of `state`.
 ///
-/// Queries find the common blocks all the time. A holder that was cleared first would look empty until its last block
-/// is stored. So the holder is cleared only if blocks have no names, or if events wait for a parent.
+/// Blocks that `state` has are not removed, so queries find them all the time. If the holder were cleared first, it would look
+/// empty until its last block is stored. So it is cleared only if a block has no name, or if events wait for a parent.
 pub(super) fn remove_surplus<'a>(
     writer: &mut HolderWriter,
     state: impl Iterator<Item = (Tier, &'a Event)>,

@@ -1,8 +1,8 @@
-//! Record of the last fifteen minutes, for a page that is opened now: overall rates, and for each namespace the answers
-//! that were not exact.
+//! Record of the last fifteen minutes, for pages that are opened later. It has overall rates and, for each namespace, the
+//! number of answers that were not exact.
 //!
-//! The daemon reads its metrics every few seconds, whether or not a page is open. The number of points, the number of
-//! namespaces, and the share of one core's time for readings are bounded.
+//! The daemon reads its metrics every few seconds, whether or not a page is open. Three things are bounded: the number of
+//! points, the number of namespaces, and the share of one core's time for readings.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

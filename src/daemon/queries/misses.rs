@@ -71,8 +71,8 @@ fn is_time(in_a_row: u64) -> bool {
     in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
 }
 
-/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. A gateway does
-/// not know the block size or the holders, so it always returns only the name.
+/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. In a gateway, returns
+/// only the name, because a gateway knows neither block sizes nor holders.
 fn described(source: &Source, name: &NamespaceName) -> Option<String> {
     let Source::Here(index) = source else {
         return Some(name.to_string());

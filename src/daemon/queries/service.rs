@@ -72,7 +72,7 @@ struct RequestInProgress {
     room: Option<OwnedSemaphorePermit>,
 }
 
-/// Large request, with its share of the room.
+/// Large request, with the room (memory) that is reserved for it.
 struct Large {
     asked: Asked,
     message: Message,

@@ -1,8 +1,8 @@
 //! Searches that see each batch either whole or not at all.
 //!
-//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is
-//! repeated until no batch was applied during it, as with a seqlock. The repetitions are bounded in number and time. If
-//! the bound is reached, holders with a batch that was applied during the last search are *changing*.
+//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated
+//! until no batch was applied during it, as with a seqlock. The repetitions are bounded in number and time. If the bound is
+//! reached, a holder is called *changing* if a batch of it was applied during the last search.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Slots: the bound on the number of publishers that answer at the same time.
 //!
-//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence, its
-//! slot goes to another publisher. When its answer begins, it waits for a slot again. So publishers that never answer
-//! do not delay the others.
+//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence, the
+//! publisher's slot goes to another publisher. If an answer begins later, the attempt waits for a slot again. So publishers
+//! that never answer do not delay the others.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -86,7 +86,7 @@ pub(crate) struct JetStreamSource {
     pub(super) attached: watch::Sender<bool>,
     /// Whether the stream has been read up to its end once.
     pub(super) caught_up: watch::Sender<bool>,
-    /// Number of the last message that the stream is known to have, if the next message did not come in time.
+    /// Number of the last message that the stream is known to have, if the next message did not come in time; else `None`.
     pub(super) not_come: Option<u64>,
     pub(super) metrics: StreamMetrics,
     /// Tracer that opens spans. `None` if no collector is configured.
@@ -107,7 +107,7 @@ struct Attached {
     /// Number that the consumer gives to the next message that it delivers.
     delivery: u64,
     unread: Unread,
-    /// Number of the last message that had been read at the last look for the next message.
+    /// Number of the last message that had been read when the source last looked for the next message.
     looked_at: Option<u64>,
     /// Generation of the stream at the last look at whether every publisher is known.
     looked_in: Option<StreamGeneration>,

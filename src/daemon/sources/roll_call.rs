@@ -1,8 +1,8 @@
 //! The roll call: the time after the start of a subscription in which every publisher sends at least one message.
 //!
-//! Core NATS keeps no message from before a subscription. So answers lack the workers from which nothing has come yet.
-//! Publishers send something every second. So once a subscription has existed for longer than a second, every publisher
-//! is known, and answers lack no worker.
+//! Core NATS keeps no message from before a subscription. So answers lack the workers from which nothing has come yet. Every
+//! publisher sends something every second. So after a little more than a second, every publisher is known, and answers lack no
+//! worker.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Readiness as a set of latches: one latch for each precondition of serving.
+//! Readiness as a set of latches. A latch is a flag for one precondition of serving; it is set when the precondition is met.
 
 use kvatlas_core::worded;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -162,9 +162,11 @@ impl ReadinessReport {
         self.bits & DRAINING != 0
     }
 
-    /// Returns the unset latch that an operator should look at first. That is [`Latch::Connected`] if it is unset and a
-    /// connection has trouble. Otherwise it is the first unset latch in the order in which a daemon sets latches. `None` if the
-    /// daemon is ready or stopping.
+    /// Returns the unset latch that an operator should look at first; `None` if the daemon is ready or stopping. The first of
+    /// these counts:
+    ///
+    /// - [`Latch::Connected`], if it is unset and a connection has trouble;
+    /// - the first unset latch in the order in which a daemon sets latches.
     pub fn awaited(&self) -> Option<Latch> {
         const STARTED: [Latch; Latch::ALL.len()] = [
             Latch::SnapshotLoaded,

@@ -1,13 +1,13 @@
-//! A NATS server of our own, for development and for tests.
+//! A NATS server as a child process, for development and for tests.
 //!
-//! [`EmbeddedBroker`] runs a `nats-server` as a child process on a port of 127.0.0.1. The child lives as long as the
-//! value: dropping the value kills the child. If this process dies without dropping it, even by SIGKILL, a small shell
-//! process (the watchdog) notices the end of a pipe and kills the child. The watchdog works on every Unix and needs no
-//! `unsafe`. Unlike Linux's parent-death signal, it is not tied to the thread that started the child. On a machine
-//! without `/bin/sh`, such a death leaves the child running.
+//! [`EmbeddedBroker`] runs a `nats-server` on a port of 127.0.0.1. The child lives as long as the value: dropping the value
+//! kills the child. If this process dies without dropping it, even by SIGKILL, a small shell process (the watchdog) notices the
+//! end of a pipe and kills the child. The watchdog works on every Unix and needs no `unsafe`. Unlike Linux's parent-death
+//! signal, it is not tied to the thread that started the child. On a machine without `/bin/sh` there is no watchdog, and such a
+//! death leaves the child running.
 //!
-//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, which still has a
-//! broker to drain to.
+//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, which still has a broker to
+//! drain to.
 
 use std::fs::File;
 use std::io;

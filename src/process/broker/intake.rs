@@ -1,11 +1,11 @@
 //! Back-pressure by bytes: a bound on the bytes that a connection has received and the daemon has not taken yet.
 //!
-//! The client library buffers the messages of a subscription. It bounds their number, not their size. The daemon takes messages
-//! without waiting, so the buffer usually has few of them. But a client that publishes faster than a busy machine takes the
-//! messages could fill the memory.
+//! The client library buffers the messages of a subscription, and bounds their number, not their size. The daemon takes
+//! messages without waiting, so the buffer is usually short. But if a client publishes faster than a busy machine takes the
+//! messages, the buffer could fill the memory.
 //!
-//! Beyond the bound, the connection ends. The loss is noticed like that of any broken connection. The next connection is made
-//! when the waiting bytes take at most half of the bound. Until then, the server cannot send anything.
+//! If more bytes wait than the bound allows, the connection ends. The lost messages are noticed as after any broken connection.
+//! The next connection is made when at most half of the bound is waiting. Until then, the server cannot send anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

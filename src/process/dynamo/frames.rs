@@ -43,7 +43,7 @@ impl Lengths {
         })
     }
 
-    /// Tells whether the parts match the checksum. A checksum of 0 matches all parts.
+    /// Returns whether the parts match the checksum. A checksum of 0 matches all parts.
     pub fn is_sum_of(&self, header: &[u8], body: &[u8]) -> bool {
         let mut summed = Xxh3::new();
         summed.update(header);

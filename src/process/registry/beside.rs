@@ -1,5 +1,5 @@
-//! Facts about an engine's blocks that the engine's events do not tell. They depend on the engine's configuration, and are given
-//! in flags, files and registrations.
+//! Facts about an engine's blocks that the engine's events do not tell. They depend on the engine's configuration. Flags, files
+//! and registrations give them.
 
 use std::collections::BTreeMap;
 

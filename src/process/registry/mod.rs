@@ -1,5 +1,5 @@
-//! The registry of engines: the types that describe an engine, its server and its state, and the interface of the party
-//! that follows engines. The bridge implements the interface; the HTTP listener and the page use it.
+//! The registry of engines. It has the types that describe an engine, its server and its state, and the interface of the
+//! component that follows engines. The bridge implements the interface; the HTTP listener and the page use it.
 
 mod beside;
 
@@ -120,7 +120,7 @@ pub enum Connection {
     Drain,
 }
 
-/// Tells whether an address names a server that speaks gRPC.
+/// Returns whether an address names a server that speaks gRPC.
 fn is_grpc(address: &str) -> bool {
     address.starts_with("grpc://") || address.starts_with("grpcs://")
 }
@@ -225,13 +225,13 @@ pub enum GivenEngine {
 }
 
 impl GivenEngine {
-    /// Tells whether a text begins like the URL of a server.
+    /// Returns whether a text begins like the URL of a server.
     pub fn is_url(text: &str) -> bool {
         text.starts_with("http://") || text.starts_with("https://") || is_grpc(text)
     }
 
-    /// Tells whether an endpoint of an engine with this format is a server that is asked for its publishers. False for
-    /// TensorRT-LLM's HTTP server, which is asked for events instead.
+    /// Returns whether an endpoint of an engine with this format is a server that the bridge asks for publishers. Returns false
+    /// for TensorRT-LLM's HTTP server, which is asked for events instead.
     pub fn is_server(endpoint: &str, format: Format) -> bool {
         match format {
             Format::Vllm | Format::Sglang => Self::is_url(endpoint),
@@ -300,7 +300,7 @@ pub struct ServerState {
     /// Keys of the server's publishers that are followed, in the order of their ranks; empty until the server has named its
     /// publishers.
     pub engines: Vec<EngineKey>,
-    /// Trouble with the server; `None` while nothing is wrong.
+    /// Text that says why the server's engine is not followed; `None` while nothing is wrong.
     pub last_error: Option<String>,
 }
 

@@ -15,18 +15,18 @@
 //!
 //! # The model
 //!
-//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when the prompt's
-//! turn comes. The first token follows one `token_us` later. Then the answer is decoded beside other work, and the prompt's
-//! blocks count as in flight until the answer ends. A prompt's blocks enter the cache when they are computed, and evict the least
-//! recently used leaves.
+//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when the
+//! prompt's turn comes. The first token follows one `token_us` later. Then the answer is decoded beside other work, and the
+//! prompt's blocks count as in flight until the answer ends. A prompt's blocks enter the cache when they are computed, and
+//! evict the least recently used leaves.
 //!
-//! With windows or states (`attention`) a request can reuse less than full attention has. An index knows both depths. The
-//! policies that go by matched blocks treat every block that full attention has as reusable, as most routers do.
+//! With windows or states (`attention`), a request can reuse fewer blocks than full attention has. An index knows both numbers.
+//! The policies that go by matched blocks treat every block that full attention has as reusable, as most routers do.
 //!
-//! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or with its
-//! heartbeat. From then on the index is as if no event had been lost. A router without an answer treats no block as cached. A
-//! router that guesses receives no events. It assumes that a worker has the prompts that were sent there, in a cache of the right
-//! size. No guess can be better.
+//! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or with
+//! its heartbeat. The index then receives the lost changes, too. A router without an answer treats no block as cached. A router
+//! that guesses receives no events. It assumes that a worker still has the prompts that this router sent there, in a cache of
+//! the real size. No guess can be better.
 
 mod knowledge;
 mod outcome;

@@ -1,4 +1,5 @@
-//! The clock of a run: plans happenings in virtual time, and carries them out in order.
+//! The clock of a run. A *happening* is an event that the run has planned for a point in virtual time. The clock carries out
+//! the happenings in order of time.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Decoders of a `tokenizer.json`, applied to one token's text.
 //!
-//! A decoder is a sequence of steps. A step is supported only if its result for a token does not depend on
-//! neighbouring tokens, except at the ends of the whole text. A file with any other step is refused: a mask from a
-//! wrong text would allow forbidden tokens.
+//! A decoder is a sequence of steps. A step is supported only if its result for a token does not depend on neighbouring tokens,
+//! except at the ends of the whole text. A file with any other step is refused, because the bytes of its tokens might be wrong.
+//! Masks would then allow forbidden tokens.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -35,7 +35,7 @@ impl TokenizerComponent {
     }
 }
 
-/// One step of a decoder.
+/// One step of a decoder, which turns the text of a token into another text or into bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DecoderStep {
     /// Turns a text in the alphabet of GPT-2 into bytes. A text with any other character stays as it is.

@@ -1,8 +1,10 @@
 //! Hugging Face's `tokenizer.json`.
 //!
-//! The bytes of a token, also of an added one, are the result of the file's decoder for the token's text. A file
-//! without a decoder is in the alphabet of GPT-2 if its pre-tokeniser is `ByteLevel`. Otherwise `▁` is a blank, as in
-//! SentencePiece, and `<0x0A>` is a byte if the model falls back to bytes.
+//! The file's decoder turns the text of a token, also of an added one, into its bytes. A file without a decoder is read in one
+//! of two ways:
+//!
+//! - If its pre-tokeniser is `ByteLevel`, its texts are in the alphabet of GPT-2.
+//! - Otherwise `▁` is a blank, as in SentencePiece, and a text such as `<0x0A>` is a byte if the model falls back to bytes.
 
 use std::collections::{BTreeMap, HashMap};
 

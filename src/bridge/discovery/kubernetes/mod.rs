@@ -3,15 +3,15 @@
 //! | source | engines are | file |
 //! |---|---|---|
 //! | `kubernetes:SELECTOR` | pods with these labels | `pods` |
-//! | `inferencepool:NAME` | the pods of an InferencePool, at each of its ports, whatever its selector is by now | `pool` |
+//! | `inferencepool:NAME` | the pods that an InferencePool's present selector matches, at each of the pool's ports | `pool` |
 //! | `endpointslices:SERVICE` | the endpoints of a Service, ready or not | `slices` |
 //!
-//! An engine has its pod's name and address, and the pod's UID as its identity. It is gone as soon as its pod is being
-//! deleted: no request should go there any more. Pods that are not ready are asked all the same, as nobody knows how long a
-//! model loads.
+//! An engine has its pod's name and address, and the pod's UID as its identity. It counts as gone as soon as its pod is being
+//! deleted, because no request should go there any more. Pods that are not ready are asked, too, because nobody knows how long
+//! a model loads.
 //!
-//! A watch may be late, so that another pod already has the address. So the API is asked about an engine after each new
-//! connection to it. Nothing that comes over the connection is believed before the answer.
+//! News from a watch may be late, and another pod may already have the address. So after each new connection to an engine, the
+//! bridge asks the API about that engine. Nothing that comes over the connection is believed before the answer.
 
 mod pods;
 mod pool;
@@ -234,7 +234,7 @@ struct KnownObjects<T> {
     known: BTreeMap<String, (Option<String>, T)>,
     /// Objects of a list that is not complete yet; `None` outside of a list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
-    /// Whether a complete list has been received.
+    /// Whether the API has sent a complete list of the objects.
     is_complete: bool,
 }
 

@@ -65,7 +65,7 @@ pub(super) fn declared(containers: &[Container]) -> ServerPort {
     })
 }
 
-/// Tells whether containers declare port `number` under the name `grpc`.
+/// Returns whether containers declare port `number` under the name `grpc`.
 pub(super) fn is_grpc(containers: &[Container], number: u16) -> bool {
     let mut ports = containers
         .iter()

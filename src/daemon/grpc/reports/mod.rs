@@ -1,8 +1,8 @@
 //! Workers' blocks that are reported over gRPC, in the way of SGLang's bridge.
 //!
-//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these
-//! blocks. But a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. A worker's
-//! answer is the number of leading hashes of a prompt in its set.
+//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks.
+//! But a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. A worker's answer is the
+//! number of leading hashes of a prompt in its set.
 //!
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
@@ -10,11 +10,11 @@
 //!                                 └──── a batch is missing, or there is no room ◀─┘
 //! ```
 //!
-//! - A worker is *awaited* until its snapshot comes. From then on it is *told*: its blocks are known. An awaited worker
-//!   is left out of answers.
-//! - A worker that has been silent for too long is left out as well. Such a silence is ended by the next batch or a
-//!   snapshot only, because only these show that nothing is missing. A repeated batch, or a new list that names the
-//!   worker, restarts the time of a silence that is not yet too long.
+//! - A worker is *awaited* until its snapshot comes. From then on it is *told*: its blocks are known. An awaited worker is left
+//!   out of answers.
+//! - A worker that has been silent for too long is left out as well. Only the next batch or a snapshot ends such a silence,
+//!   because only these show that nothing is missing. A repeated batch, or a new list that names the worker, restarts the time
+//!   of a silence that is not yet too long.
 //! - A batch is applied in one step, and so is a snapshot.
 //! - Memory is bounded. A worker whose blocks do not fit becomes awaited again.
 

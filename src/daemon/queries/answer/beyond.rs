@@ -63,7 +63,8 @@ impl DoubtFacts<'_, '_> {
     }
 }
 
-/// Positions in an answer of the holders that are in doubt about a tier, whether or not that doubt concerns the query.
+/// Holders of an answer that are in doubt about a tier, by their positions in the answer. Such a doubt need not concern the
+/// query.
 #[derive(Debug, Default)]
 pub(super) struct Doubted {
     judged: usize,
