@@ -1,5 +1,5 @@
-//! Outcomes, which routers publish. For one request, an outcome gives the blocks that an answer promised at a holder,
-//! and the tokens that the engine then found in its cache.
+//! Outcomes, which routers publish. An outcome is about one request. It gives the number of blocks that an answer
+//! promised at a holder, and the number of tokens that the engine then found in its cache.
 //!
 //! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
 //! `usage.prompt_tokens_details.cached_tokens`.

@@ -1,4 +1,5 @@
-//! Books of the runs: state that only one writer at a time, the one whose turn it is, reads and changes.
+//! Books of the runs: state that only the writer whose turn it is reads and changes. A turn is the time in which a
+//! thread has the lock of the books.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

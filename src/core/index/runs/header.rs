@@ -1,5 +1,6 @@
-//! Header of a run, in one word: the position where the run begins, its length, whether other runs follow it, and its
-//! change counter. The change counter counts the steps that have changed which blocks of the run holders have.
+//! Header of a run, in one word. It has the position at which the run begins, its length, a bit that tells whether
+//! the run has children, and its change counter. The change counter counts the steps that have changed which blocks
+//! of the run holders have.
 //!
 //! ```text
 //! bit 63    37 36         35    24 23     0

@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A run is an array of the sequence hashes of consecutive blocks; each block is the child of the previous block. A
-//! run follows any block of another run, or begins at position 0. So the place of a block determines its whole
-//! prefix, whatever the hashes are.
+//! run begins at position 0, or branches off a block of another run. In the second case the run *follows* that block,
+//! and is a child of the other run. So the place of a block determines its whole prefix, whatever the hashes are.
 //!
-//! Every field is a word that can be read at any time. When a reader reads it, the run's number may already belong to
-//! another run. Then the reader gets wrong values, but no answer contains them: the documentation of the index
-//! explains why.
+//! Every field is a word that can be read at any time. When a reader reads a field, the run's number may already
+//! belong to another run. Then the reader gets wrong values, but no answer contains them; the documentation of the
+//! index explains why.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};

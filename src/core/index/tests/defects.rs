@@ -1,4 +1,5 @@
-//! Defects of an earlier design of the index, and tiers, holes and attacks on its weak points.
+//! Regression tests for defects of an earlier design of the index. Further tests are about tiers, about holes, and
+//! about attacks on weak points of the design.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
