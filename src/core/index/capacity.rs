@@ -27,8 +27,8 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// Divisor of the capacity. Eviction frees this part of the capacity beyond the necessary blocks, so that not every
-/// event at the bound has to evict.
+/// Divisor of the capacity. The quotient is the number of blocks that eviction frees beyond the necessary ones, so
+/// that not every event at the bound has to evict.
 const SLACK: u64 = 64;
 /// Maximum number of blocks that eviction frees beyond the necessary ones. The bound is small because a storing event
 /// waits for the eviction.

@@ -49,8 +49,8 @@ fn current_version() -> u64 {
 }
 
 impl Outcome {
-    /// Returns the outcome of a request that was sent to the holder `promised` of an answer. The engine found
-    /// `found_tokens` of its `prompt_tokens` in its cache.
+    /// Returns the outcome of a request that was sent to `promised`, a holder listed in an answer. Of the request's
+    /// `prompt_tokens` tokens, the engine found `found_tokens` in its cache.
     pub fn of(promised: &HolderMatch, found_tokens: u32, prompt_tokens: u32) -> Self {
         Self {
             worker: promised.worker.clone(),

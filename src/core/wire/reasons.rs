@@ -10,7 +10,7 @@ use super::query::QueryKey;
 use super::tier::Tier;
 use crate::worded;
 
-/// Whether a text, such as a salt, changes the hashes: it is given and not empty.
+/// Whether a text, such as a salt, changes the hashes, that is, whether it is given and not empty.
 fn is_named(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }

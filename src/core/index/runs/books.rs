@@ -26,8 +26,8 @@ pub(super) struct RunBooks {
     /// Smallest run number that has not been used. Numbering restarts when the index has no runs any more.
     pub(super) next: u32,
     pub(super) births: u32,
-    /// Number of runs that follow each block. The keys are the block's run and its offset in that run. Blocks that no
-    /// run follows have no entry.
+    /// Number of runs that branch off each block. The keys are the block's run and its offset in that run. Blocks
+    /// without such runs have no entry.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
     /// Table from hashes to the places of all blocks; see `places.rs`.

@@ -20,7 +20,7 @@ use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
 use crate::words::copy;
 
-/// Step of tiers whose leading blocks `least` bounds: all tiers.
+/// Step of tiers to which the bound `least` applies: all tiers.
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;

@@ -64,7 +64,7 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Removes an empty run, and returns the run that it followed.
+    /// Removes an empty run, and returns its parent run.
     fn drop_run(&mut self, id: RunId) -> Option<RunId> {
         let state = &mut *self.state;
         let run = self.store.run(id, &self.guard)?;

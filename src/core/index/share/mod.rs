@@ -137,8 +137,8 @@ impl Share {
         end
     }
 
-    /// Records that blocks have been put into a run for this holder. When the share is published, those that the
-    /// holder does not have are trimmed.
+    /// Records that blocks have been put into a run for this holder. If the holder does not have some of these blocks
+    /// when the share is published, they are cut off.
     pub(crate) fn touch(&mut self, run: RunId) {
         if self.touched.last() != Some(&run) {
             self.touched.push(run);
