@@ -40,9 +40,9 @@
 //!
 //! 1. A block keeps its place as long as some holder has the block. Blocks are cut off a run, or the run's number is
 //!    reused, only if no holder has any of these blocks. (`tests::differential`)
-//! 2. So if a holder has the block at a place during a whole search, everything that the search reads about this
-//!    place is true at each instant of the search. That holds even if the search reads different places at different
-//!    instants. (`tests::interleaved`)
+//! 2. So suppose that a holder has the block at a place during a whole search. Then everything that the search reads
+//!    about this place is true at each instant of the search. That holds even if the search reads different places at
+//!    different instants. (`tests::interleaved`)
 //! 3. A table moves no entry while readers can reach the table. Instead the whole table is replaced by a copy with
 //!    all remaining entries (copy on write). So a search finds every run that exists during the whole search. A run
 //!    is marked as followed as long as readers can find a child of it. The mark is set before the first child can be
