@@ -54,8 +54,8 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the start and end of a stretch that contains the block at `offset` and neighbours whose names are `names`
-/// in order. The neighbours are either all after the block or all before it. `names` begins after the block's own
+/// Returns the start and end of a stretch: the block at `offset`, and those of its neighbours that have `names`, in
+/// order. The neighbours are either all after the block or all before it. `names` does not contain the block's own
 /// name. `after` and `before` are the names of the blocks on the two sides.
 fn along(
     offset: u16,
