@@ -1,8 +1,8 @@
 //! Guard under which readers look at data that writers may replace.
 //!
-//! This is epoch-based reclamation: what a writer takes out is freed when every guard held at that moment is gone. This
-//! holds only among guards of one collector, and `crossbeam_epoch` lets safe code make further collectors. Every
-//! [`Guard`] belongs to the collector of the process, because only this module makes guards.
+//! This is epoch-based reclamation: memory that a writer takes out is freed when every guard held at that moment is
+//! gone. That is safe only if all guards belong to one collector, but `crossbeam_epoch` lets safe code make further
+//! collectors. Only this module makes a [`Guard`], so every guard belongs to the collector of the process.
 
 use crossbeam_epoch::{Guard as Pinned, Shared};
 
@@ -52,7 +52,7 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// The same as of [`Self::defer`].
+    /// The conditions of [`Self::defer`].
     #[allow(unsafe_code, reason = "the one way to free what readers may still look at")]
     pub(crate) unsafe fn defer_destroy<T>(&self, old: Shared<'_, T>) {
         // SAFETY: the caller's promise; `crossbeam_epoch` asks for no other.

@@ -1,7 +1,8 @@
 //! The form into which all engines' payloads are decoded.
 //!
-//! A batch is made once and filled again and again. Events refer to spans of lists that all events share. Once the lists have
-//! grown, decoding a block or an event allocates nothing.
+//! One batch is made once and filled with one payload after another. All its events share lists of hashes, tokens and
+//! objects, and each event refers to spans of these lists. Once the lists have grown, decoding a block or an event allocates
+//! nothing.
 
 use std::fmt::Write;
 

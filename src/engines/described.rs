@@ -6,8 +6,8 @@
 //! | vLLM's own front end | `vllm.Control` | [`EventSources`], [`ServerInfo`], [`ModelInfo`] |
 //! | servicers of SMG | as `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
 //!
-//! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a method `GetKvEventSources`, too,
-//! whose answer has another field 2. OpenEngine is another service, and is not asked.
+//! Fields that kvatlas does not need are not declared, and are skipped. The service OpenEngine has a method
+//! `GetKvEventSources`, too. Its answer has a different field 2. kvatlas does not ask OpenEngine.
 
 /// A request without fields.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]

@@ -1,4 +1,4 @@
-//! Facts about an engine's groups of layers that its events don't tell and its configuration states.
+//! Facts about an engine's groups of layers. The engine's events don't tell these facts, but its configuration states them.
 
 use serde::{Deserialize, Serialize};
 

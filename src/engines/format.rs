@@ -18,7 +18,7 @@ worded! {
         Dynamo => "dynamo",
         /// TensorRT-LLM's event list.
         TensorRt => "tensorrt-llm",
-        /// TokenSpeed's events, which its server hands on over gRPC only.
+        /// TokenSpeed's events, which its server passes on over gRPC only.
         TokenSpeed => "tokenspeed",
     }
 }
@@ -35,10 +35,10 @@ impl Format {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
 
-    /// Whether a stored block on the device proves that all blocks before it are there, too, in groups of full attention. In
-    /// vLLM, the request that computes a block holds the blocks before it. SGLang's trees evict leaves first, and load a block
-    /// together with all blocks before it. TensorRT-LLM proves less: the parent of a new block may be an equal block that is on
-    /// the host. The scenarios `evidence` of tests/engines compare each event with the caches.
+    /// Whether a stored block on the device proves that all blocks before it are on the device, too. This is about groups of
+    /// full attention. In vLLM, the request that computes a block holds the blocks before it. SGLang's trees evict leaves
+    /// first, and load a block together with all blocks before it. TensorRT-LLM proves less: the parent of a new block may be
+    /// an equal block that is on the host. The scenarios `evidence` of tests/engines compare each event with the caches.
     #[cfg(feature = "translate")]
     pub(crate) fn proves_ancestors(self) -> bool {
         matches!(self, Self::Vllm | Self::Sglang)

@@ -7,8 +7,8 @@
 //!   index of their own.
 //!
 //! A part of a batch that doesn't become an event is counted with a [`Reason`]. Some reasons leave the holder's state in
-//! doubt ([`Reason::degrades`]). With the other reasons the index knows less than the engine has, by design. The index never
-//! knows more than the engine has.
+//! doubt ([`Reason::degrades`]). With the other reasons the index lists fewer blocks than the engine has, by design. The
+//! index never lists a block that the engine doesn't have.
 //!
 //! `deploy/engines.md` lists formats, versions, and the inputs of a block hash.
 

@@ -1,4 +1,4 @@
-//! Frames of `SubscribeKvEvents`: the gRPC stream by which servers of vLLM, SGLang, TokenSpeed and TensorRT-LLM hand on
+//! Frames of `SubscribeKvEvents`, a gRPC stream. By this stream, servers of vLLM, SGLang, TokenSpeed and TensorRT-LLM pass on
 //! their engines' KV events.
 //!
 //! The messages are those of the package `smg.grpc.common`. Fields that kvatlas does not need are not declared, and are

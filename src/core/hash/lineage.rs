@@ -146,7 +146,7 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// The same as of [`PositionalLineageHash::from_u128`].
+    /// The errors of [`PositionalLineageHash::from_u128`].
     pub fn from_be_bytes(bytes: [u8; 16]) -> Result<Self, LineageError> {
         Self::from_u128(u128::from_be_bytes(bytes))
     }

@@ -53,8 +53,8 @@ where
         }
     }
 
-    /// Returns the map for the position of `key`, and makes the map if there is none. Neither looks for `key` nor
-    /// inserts it.
+    /// Returns the map for the position of `key`, and makes the map if there is none. Does not look up or insert
+    /// `key`.
     ///
     /// A map that stays empty is removed only by a later [`PositionalRadixTree::remove`] at its position; it does not
     /// count in [`PositionalRadixTree::len`]. Insert only keys of that position: any other key is not found again.

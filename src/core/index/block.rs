@@ -1,4 +1,4 @@
-//! Masks of the sequence-hash bits that lineage hashes keep.
+//! Masks that select the bits of a sequence hash that a lineage hash contains.
 
 use crate::hash::{Position, PositionalLineageHash};
 

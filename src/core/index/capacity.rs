@@ -3,17 +3,17 @@
 //!
 //! # Shares
 //!
-//! A worker's share is an equal part of the capacity. If holders have blocks in common and hold more in sum than the
-//! capacity, the share is an equal part of that sum. All ranks of a worker count as one.
+//! A worker's share is the capacity divided by the number of workers that hold blocks. All ranks of a worker count as
+//! one. A block that several holders have in common counts once for each of them. If this sum over all holders is
+//! above the capacity, the share is the sum, and not the capacity, divided by that number.
 //!
-//! If a worker has much more than its share, its blocks are evicted first. A block that a worker within its share
-//! also holds is spared. So a worker that stores without end loses its own blocks, even if another worker stored
-//! last.
+//! A worker with much more than its share is *greedy*. Blocks that only greedy workers hold are evicted first. So a
+//! worker that stores without end loses its own blocks, even if other workers' blocks were used longer ago.
 //!
 //! # How blocks are taken
 //!
-//! The evicting thread takes the blocks from one holder after another, each under the holder's own lock. So the
-//! holder's state and the entries that queries see change in one step.
+//! The evicting thread takes the blocks from one holder after another, each under that holder's own lock. So a
+//! holder's state and the holder's entries, which queries read, change in one step.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Weak;
@@ -27,8 +27,8 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// Divisor of the capacity. Eviction frees this part of the capacity beyond the necessary blocks, so that not every
-/// event at the bound has to evict.
+/// Divisor of the capacity. The quotient is the number of blocks that eviction frees beyond the necessary ones, so
+/// that not every event at the bound has to evict.
 const SLACK: u64 = 64;
 /// Maximum number of blocks that eviction frees beyond the necessary ones. The bound is small because a storing event
 /// waits for the eviction.
@@ -49,11 +49,11 @@ pub(super) struct Greedy {
 }
 
 impl IndexShared {
-    /// Evicts blocks if this index, or all indexes together, have too many. `stored` is the number of blocks that the
-    /// last event stored. The caller must not hold the turn at the runs.
+    /// Evicts blocks if this index has too many, or if all indexes together have too many. `stored` is the number of
+    /// blocks that the last event stored. The caller must not have a turn at the runs.
     ///
-    /// A writer makes room only for about as many blocks as it has stored. So a writer that stores little does not
-    /// wait for the blocks of a writer that stores much.
+    /// The maximum number of evicted blocks is in proportion to `stored`. So a writer that stores few blocks does not
+    /// wait for the eviction that another writer's many blocks require.
     pub(crate) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;

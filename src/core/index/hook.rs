@@ -1,5 +1,5 @@
-//! Hooks for tests. A test can run its own code at certain points of a search, and can count the turns that end.
-//! Outside of tests the hooks do nothing.
+//! Hooks for tests. A test can run its own code at certain points of a search. A test can also count how often a
+//! writer ends its turn at the runs. Outside of tests the hooks do nothing.
 
 /// Marks a point just before a search looks at something that writers change.
 #[inline]

@@ -2,64 +2,75 @@
 //!
 //! # Model
 //!
-//! A block is identified by its whole prefix. The *runs* are a radix tree of blocks (`runs`): a run is like an edge,
-//! an array of consecutive blocks. A block's place in the tree determines every block before it. A holder has some
-//! blocks of the tree, in tiers (`share`). A holder's share of a run is a short list of intervals. A hole or a second
-//! tier splits an interval.
+//! A block is identified by its whole prefix. The blocks of all holders form a radix tree. A *run* is like an edge of
+//! this tree: an array of consecutive blocks (`runs`). A run that branches off a block of another run is a *child* of
+//! that run. A block's *place* is its run and its offset in the run. The place determines every block before the
+//! block.
+//!
+//! A holder has some blocks of the tree, each in one or more tiers. A holder's *share* of a run is a short list of
+//! intervals (`share`). A hole or a second tier splits an interval.
 //!
 //! The index knows blocks by sequence and lineage hashes only. Before an event reaches the index, `crate::names`
-//! translates the engine's own names, for each holder separately. It also fills in anything that the event leaves
-//! open.
+//! translates the engine's own names into hashes, for each holder separately. It also finds the hashes and places
+//! that the event does not give.
 //!
 //! A block of a holder is either *resumable* or *barred*. A request cannot resume after a barred block, although full
 //! attention has the block. Usually all blocks are resumable. Bars are kept beside the holders' entries
 //! (`runs::bars`), and change in the same steps.
 //!
-//! A block of a holder *counts* if the holder has all blocks before it: the blocks that count are a hole-free prefix.
-//! A search (`search`) goes from position 0 on through the runs along the query. It keeps the holders that have
-//! enough leading blocks of each run.
+//! A block of a holder *counts* if the holder has all blocks before it. So the blocks that count are a hole-free
+//! prefix. A search (`search`) follows the query from run to run, beginning at position 0. After each run it keeps
+//! only the holders that have all blocks of the run that agree with the query.
 //!
-//! Two blocks of the same hash under different parents are different blocks. By the hash contract, a hash stands for
-//! its whole prefix. A search for given hashes relies on that only while it is known to be true of all blocks. Two
-//! conditions must hold. First, no two blocks have the same hash ([`IndexSizes::chain_conflicts`]), which a table of
-//! all hashes shows. Second, no holder has hashes outside the contract's chain
-//! ([`PositionalIndexer::foreign_holders`]). Otherwise the search compares every hash.
+//! Two blocks with the same hash under different parents are different blocks. By the hash contract there are no such
+//! blocks, because a hash stands for its whole prefix. If a query gives hashes, a search compares only a few of them
+//! while two conditions hold:
+//!
+//! - No two blocks have the same hash, which a table of all hashes shows ([`IndexSizes::chain_conflicts`] is 0).
+//! - No holder has hashes outside the contract's chain ([`PositionalIndexer::foreign_holders`] is 0).
+//!
+//! Otherwise the search compares every hash.
 //!
 //! # What a query sees during writes
 //!
-//! A holder changes in steps. If no step changes a run that a search looks at while it runs, the search is exact for
-//! all holders. The rules, each with the tests that check it:
+//! A *turn* at the runs is the time in which one thread has the lock that is needed to change them. A *step* is a
+//! change of one holder's blocks that is made within a turn; an answer contains it wholly or not at all. If no step
+//! changes a run that a search reads during the search, the answer is exact for all holders. The rules, each with the
+//! tests that check it:
 //!
-//! 1. A block keeps its place as long as some holder has the block. A run is cut, or its number reused, only where no
-//!    holder has a block. (`tests::differential`)
-//! 2. So if a holder has a place during a whole search, everything that the search reads about the place is true at
-//!    each instant. That holds even if the search reads other places at other instants. (`tests::interleaved`)
-//! 3. Tables move no entry while they can be read. A table is replaced as a whole, by a table with all entries that
-//!    are still there (copy on write). So a search finds every run that exists during the whole search. A run is
-//!    marked as followed as long as readers can find a run after it. The mark is set before the first such run can be
-//!    found, and cleared after the last. So after a run without the mark, a search looks nothing up. A Bloom filter
-//!    contains the runs at position 0. The bit of such a run is set before the run can be found, and cleared after
-//!    the run can no longer be found. (`tests::concurrency`, `tests/loom`, `runs::store`, `runs::heads`)
+//! 1. A block keeps its place as long as some holder has the block. Blocks are cut off a run, or the run's number is
+//!    reused, only if no holder has any of these blocks. (`tests::differential`)
+//! 2. So suppose that a holder has the block at a place during a whole search. Then everything that the search reads
+//!    about this place is true at each instant of the search. That holds even if the search reads different places at
+//!    different instants. (`tests::interleaved`)
+//! 3. A table moves no entry while readers can reach the table. Instead the whole table is replaced by a copy with
+//!    all remaining entries (copy on write). So a search finds every run that exists during the whole search. A run
+//!    is marked as followed as long as readers can find a child of it. The mark is set before the first child can be
+//!    found, and cleared after no child can be found. So a search looks for no child of a run without the mark. A
+//!    Bloom filter contains the runs at position 0. The bit of such a run is set before the run can be found, and
+//!    cleared after the run can no longer be found. (`tests::concurrency`, `tests/loom`, `runs::store`,
+//!    `runs::heads`)
 //! 4. Each run has a change counter, a seqlock. A step raises the counters of the runs that it changes, once before
-//!    its first change can be seen and once after its last. Steps take turns. So a search can tell whether the
-//!    holders' shares of a run stayed the same since its first look at the run. A run's summary of all its holders
-//!    changes in the same steps. (`runs::header`, `runs::roster`, `tests::interleaved`, `tests/loom`)
-//! 5. A step about runs that a search has not looked at changes nothing that the search has read. If the search has
-//!    found a next block, it has looked at that block's run. If it has found no next block, the holder lacked that
-//!    block at some instant of the look. Otherwise the block would have been found (2, 3). So the answer is the
-//!    holder's state at an instant of the search. (`tests::interleaved`, `tests::concurrency`)
-//! 6. If a step about a run that a search has looked at is made during the search, the search is repeated. After some
-//!    tries the search takes a turn at the runs, during which no step can be made. (`tests::concurrency`)
-//! 7. Locks are taken in one order: eviction, a holder's state, the runs. A thread that has the runs never waits for
-//!    a holder. (No test looks at the order. A wrong one can hang `tests::eviction`, where writers and eviction run
-//!    together.)
+//!    its first change can be seen and once after its last. Only one step is made at a time. So a search can tell
+//!    whether the holders' shares of a run have stayed the same since the search first read the run. A run's summary
+//!    of all its holders changes in the same steps. (`runs::header`, `runs::roster`, `tests::interleaved`,
+//!    `tests/loom`)
+//! 5. A step that changes only runs that a search has not read changes nothing that the search's answer rests on. If
+//!    the search found the next block of its query, it has read that block's run. If it did not find the next block,
+//!    the holder lacked this block at some instant of the look-up; otherwise the search would have found it (2, 3).
+//!    So the answer is the holder's state at an instant of the search. (`tests::interleaved`, `tests::concurrency`)
+//! 6. If a step changes a run that the search has already read, the search is repeated. After some tries the search
+//!    takes a turn at the runs, during which no other thread can make a step. (`tests::concurrency`)
+//! 7. Locks are taken in one order: eviction, a holder's state, the runs. A thread that has a turn at the runs never
+//!    waits for a holder's lock. (No test looks at the order. A wrong one can hang `tests::eviction`, where writers
+//!    and eviction run together.)
 //! 8. A long event is made in several steps, and each step publishes what is done so far. So nobody waits for the
 //!    whole event. (`tests::defects`)
-//! 9. Fingerprints of prompts that a run keeps are bound to the hashes that the run had. If the run has different
-//!    hashes now, its fingerprints match no prompt. (`tests::known`)
-//! 10. While a holder's thread does work on the holder's own state (hashing, names), other writers have turns at the
-//!    runs. They do not cut off blocks that the holder has added to the runs but not published yet.
-//!    (`tests::interleaved`)
+//! 9. A run keeps fingerprints of prompts that have agreed with it. Each fingerprint is bound to the hashes that the
+//!    run had then. If the run has other hashes now, the fingerprint matches no prompt. (`tests::known`)
+//! 10. While a holder's thread works on only the holder's own state (hashing, names), other writers have turns at the
+//!     runs. These writers do not cut off blocks that the holder has added to the runs but not published yet.
+//!     (`tests::interleaved`)
 //!
 //! # Rooms and files
 //!

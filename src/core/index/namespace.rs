@@ -280,9 +280,9 @@ impl Namespaces {
         }
     }
 
-    /// Returns the reason why the namespace called `name` was refused to a batch. `None` if no batch asked for the
-    /// namespace, or if the namespace could be made by now. Once 1,024 names have been refused, every other name
-    /// counts as possibly refused.
+    /// Returns the reason why the namespace called `name` could not be made when a batch came for it. `None` if no
+    /// such batch came, or if the namespace could be made by now. At most 1,024 refused names are remembered. Once
+    /// there are so many, every other name counts as possibly refused.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
         let now = self.refuses(name, &self.current.read());
         let refused = self.refused.read();

@@ -1,4 +1,4 @@
-//! Usage: how much of a capacity one index, or several indexes together, have used.
+//! Usage: the used part of a capacity. The capacity bounds one index, or several indexes together.
 
 use crossbeam_utils::atomic::AtomicCell;
 

@@ -1,4 +1,5 @@
-//! Names of one block, each with the tiers that hold the block under that name.
+//! Names of one block, each with the tiers that hold the block under that name. An engine may store a block under
+//! several names.
 
 use smallvec::SmallVec;
 

@@ -1,9 +1,11 @@
-//! Parents that events gave by position and sequence hash although the holder does not have them.
+//! Claimed parents: parents that an event gave by position and sequence hash, although the holder does not have them.
 //!
 //! If an engine uses its own names, the hash that it gives for such a parent may be one of these names. Then the
-//! children are orphans of a block that does not exist. Until a block of that name is stored, no query finds the
-//! children, and no answer is wrong. After that, queries should find the children after that block. The orphans are
-//! enough to recognise such names, also after a restart.
+//! event's blocks become orphans whose parent does not exist. No query finds these orphans. That is right as long as
+//! the holder has no block of that name. Once such a block is stored, queries should find the orphans after it, but
+//! they do not: the holder is then in doubt
+//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). The orphans are enough to recognise
+//! such names, also after a restart.
 
 use crate::index::block::is_fragment_of;
 
@@ -12,8 +14,9 @@ use super::resolve::Resolved;
 use super::state::HolderState;
 
 impl HolderState {
-    /// Number of an event's blocks whose name an orphan gave as its parent's sequence hash. If that name were a
-    /// sequence hash, the orphan's parent would be another block at the same position.
+    /// Number of an event's blocks whose name equals the sequence hash that was given for an orphan's parent. Such a
+    /// block is at the position of that parent, but has another sequence hash. So it is unclear which block the
+    /// parent is.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

@@ -1,14 +1,15 @@
-//! Further names of the blocks of one column: all names after the first of each block that has several names.
+//! Further names of the blocks of one run. If a block has several names, all names after its first name are further
+//! names.
 //!
-//! Names are kept in groups of 32 blocks, and a group without further names takes no memory. So a change moves the
-//! names of at most one group, and a second name takes little more memory than its own bytes.
+//! Further names are kept in groups, one for each 32 blocks. A group without further names takes no memory. So a
+//! second name takes little more memory than its own bytes, and a change moves the names of at most one group.
 
 use super::alias::{Alias, Aliases, NAMES_MAX};
 
 /// Number of blocks in a group of names.
 const GROUP: u16 = 32;
 
-/// Further names of all blocks of a column.
+/// Further names of all blocks of one run.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Groups of names, in the order of their numbers.
@@ -94,7 +95,8 @@ impl Copies {
         }
     }
 
-    /// Replaces the names of a block. Of the first name, only the tiers are stored here.
+    /// Replaces the names of a block. Stores the further names, and the tiers of the first name. The first name
+    /// itself is stored elsewhere.
     pub(super) fn set(&mut self, offset: u16, names: &[Alias]) {
         let (first, rest) = names
             .split_first()

@@ -1,4 +1,4 @@
-//! Dumps: a holder's blocks as events that rebuild them in an empty index.
+//! Dumps: events that rebuild a holder's blocks in an empty index.
 
 use std::ops::Range;
 
@@ -62,8 +62,8 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// Returns events for the first of these blocks of a run, and for the following blocks with the same attributes.
-    /// Attributes count as the same if they differ only in which blocks are resumable.
+    /// Returns events for the first of these blocks of a run, and for the blocks after it that have the same
+    /// attributes. The blocks may differ in whether they are resumable.
     fn events(
         &self,
         run: RunId,

@@ -1,8 +1,8 @@
 //! Finding a holder's blocks by name, sequence hash or lineage hash.
 //!
-//! Each name is in exactly one of three tables; the form of its block decides which. Names of blocks with the form
-//! `Hash` are in the runs' table of hashes. Names of blocks with the forms `Own` and `Many` are in the holder's
-//! table. Names of blocks without a place are among the orphans.
+//! Each name is in exactly one of three tables. The form of a block tells how the engine names the block, and so
+//! decides the table. Names of blocks with the form `Hash` are in the runs' table of hashes. Names of blocks with the
+//! forms `Own` and `Many` are in the holder's table. Names of blocks without a place are among the orphans.
 
 use smallvec::SmallVec;
 
@@ -101,8 +101,8 @@ impl HolderState {
 
     /// Finds the block that an event names as a parent, and returns where its children begin. The event gives the
     /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
-    /// event gives it. It matters if hashes are not a chain, because then blocks of that name can be at other
-    /// positions.
+    /// event gives it. It is needed if hashes are not a chain, because then several blocks at different positions can
+    /// have that name or hash.
     pub(super) fn find_parent(
         &self,
         name: u64,

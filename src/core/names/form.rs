@@ -1,6 +1,6 @@
-//! Notes that a holder stores with its blocks: how the engine names a block, and whether its whole hash is known. A
-//! block named by its whole hash has the note 0. So blocks of publishers that use the contract's hashes need no
-//! notes.
+//! Notes that a holder stores with its blocks. A note tells how the engine names a block, and whether the block's
+//! whole hash is known. A block that is named by its whole hash has the note 0. So blocks of publishers that use the
+//! contract's hashes need no notes.
 
 use crate::index::share::Attributes;
 

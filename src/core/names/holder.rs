@@ -1,4 +1,4 @@
-//! One holder, shared by its lane and threads that evict blocks.
+//! One holder, shared by the lane that applies its events and by threads that evict blocks.
 
 use std::sync::Arc;
 

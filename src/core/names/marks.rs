@@ -1,4 +1,5 @@
-//! Marks: which blocks of a stored event are resumable. They begin with the next block to store.
+//! Marks: they tell which blocks of a stored event are resumable, from the next block to store on. A request can
+//! continue after a resumable block. A block that is not resumable is *barred*.
 
 use crate::wire::Resumable;
 

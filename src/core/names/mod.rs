@@ -1,19 +1,26 @@
-//! The translator before the index: it turns the events of one holder into changes of the holder's share of the
-//! index.
+//! Translates the events of one holder into changes of the holder's blocks in the index.
 //!
-//! The index knows blocks by sequence and lineage hashes. Events may give blocks in other ways: by the engine's own
-//! names, by several names for one block, after parents that have not arrived, or only by content. The translator
-//! resolves all this, for each holder separately. For a publisher that uses the contract's hashes, the translator
-//! stores nothing: its blocks are in the holder's share of the index ([`Share`](crate::index::share::Share)) and
-//! nowhere else.
+//! The index knows blocks by sequence and lineage hashes. An event may give blocks in other ways:
+//!
+//! - by the engine's own names, of which one block can have several;
+//! - after a parent that has not arrived;
+//! - only by content.
+//!
+//! This module finds the hashes and places of such blocks, for each holder separately. If a publisher uses the
+//! contract's hashes, this module stores nothing: the blocks are in the holder's share of the index
+//! ([`Share`](crate::index::share::Share)) and nowhere else.
 //!
 //! A block that the holder has is in one of two places:
 //!
 //! - among the runs, at a [`Spot`](crate::index::runs::Spot) that determines its whole prefix.
-//! - among the orphans, while the holder has never had its parent.
+//! - among the orphans. An *orphan* is a block whose parent the holder has never had, so the block's place is
+//!   unknown.
 //!
-//! The holder's lane and the threads that evict blocks take turns at the holder, under a lock. Each file uses only
-//! the files above it:
+//! A *waiting event* is a stored event that is kept until its parent arrives. A *turn* is the time in which one
+//! thread has the locks of the holder and of the runs. The holder's lane, which applies the events, and the threads
+//! that evict blocks change the holder only in turns. A long event takes several turns.
+//!
+//! Each file uses only the files above it:
 //!
 //! | file | what |
 //! |---|---|

@@ -1,5 +1,6 @@
-//! Giving names to blocks, and taking names away. A block is held as long as it has a name with a tier, or has tiers
-//! without a name.
+//! Giving names to blocks, and taking names away. Each name of a block has the tiers that hold the block under that
+//! name. A block is held as long as it has a name with a tier. A block without a name is held as long as it has a
+//! tier.
 
 use crate::index::runs::{RunId, RunWriter, Spot};
 use crate::index::share::tier_bit;
@@ -26,9 +27,9 @@ impl HolderState {
         }
     }
 
-    /// Gives a further name with `tiers` to a block that has a place. If the block already has `name`, adds `tiers`
-    /// to that name. If `name` is `None`, the block's first name gets the tiers; a block without a name gets them
-    /// without a name. Returns `false` if the block has too many names.
+    /// Adds `tiers` under `name` to a block that has a place. If the block does not have the name, adds the name too.
+    /// If `name` is `None`, adds the tiers to the block's first name. If the block has no name either, adds the tiers
+    /// to the block itself. Returns `false` if the block has too many names.
     pub(super) fn name_again(
         &mut self,
         spot: Spot,

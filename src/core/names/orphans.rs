@@ -1,5 +1,5 @@
-//! Orphans: blocks whose parent the holder has never had. Their place in the runs is not known yet, so they are
-//! stored only with the holder.
+//! Orphans: blocks whose parent the holder has never had. An orphan's place in the runs is not known yet. So orphans
+//! are stored with the holder, and not in the runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -81,8 +81,8 @@ fn hash_of(key: Key) -> (u64, Key) {
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     blocks: BTreeMap<Key, Orphan>,
-    /// Keys of orphans, by the bits of the sequence hash that every position keeps. Orphans whose hash is one of
-    /// their names are not included.
+    /// Keys of orphans, by the bits of the sequence hash that a lineage hash keeps at every position. Orphans that
+    /// have their hash as a name are not included.
     by_hash: BTreeSet<(u64, Key)>,
     /// Keys of orphans, by name. The keys are stored as bytes, which need no padding.
     by_name: SplitMap<u64, [u8; 16]>,

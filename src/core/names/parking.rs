@@ -1,4 +1,5 @@
-//! Parking: keeping stored events whose parent has not arrived yet.
+//! Parking: stored events are kept (parked) while they wait for a parent that has not arrived yet. Removals that may
+//! mean blocks of these waiting events are remembered, too.
 
 use std::collections::{HashMap, HashSet};
 
@@ -89,13 +90,13 @@ pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
 /// Maximum number of removals of one holder that are remembered while events wait.
 pub(crate) const UNPLACED_MAX: usize = 65_536;
 
-/// Removed block that the holder does not have under the given name. It may be a block of a waiting event, whose
-/// place is not known yet.
+/// Sequence or lineage hash by which an event has removed a block. It is remembered while events wait, because a
+/// waiting event may have the block. The two can be compared only when the waiting event's parent has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unplaced {
-    /// Block given by its sequence hash.
+    /// Removal by sequence hash.
     Hash(u64),
-    /// Block given by its lineage hash.
+    /// Removal by lineage hash.
     Key(PositionalLineageHash),
 }
 
@@ -133,9 +134,8 @@ impl Parking {
         std::mem::take(self).events
     }
 
-    /// Parks `stored` until `parent` arrives. Returns the number of blocks, of older events or of `stored`, that had
-    /// to be dropped to stay within the bounds. Blocks that were removed while they waited are not lost and do not
-    /// count.
+    /// Parks `stored` until `parent` arrives. To stay within the bounds, drops older events or `stored` itself.
+    /// Returns the number of dropped blocks, not counting blocks that were removed while they waited.
     pub(crate) fn park(
         &mut self,
         parent: u64,
@@ -188,8 +188,9 @@ impl Parking {
         dropped.map(|event| event.remaining.len()).sum()
     }
 
-    /// Records the removal of a block that the holder does not have. If a waiting event has the block, the block must
-    /// not be stored with that event. Returns the number of blocks that had to be dropped to stay within the bounds.
+    /// Records a removal by sequence or lineage hash, if any event is waiting. If a waiting event has the removed
+    /// block, the block will not be stored with that event. Returns the number of blocks that had to be dropped to
+    /// stay within the bounds.
     pub(crate) fn note_unplaced(&mut self, removed: Unplaced, tier: Tier) -> usize {
         let Some(oldest) = self.events.first().map(|event| event.stamp) else {
             return 0;
@@ -225,9 +226,9 @@ impl Parking {
             && !hash.is_some_and(is_removed)
     }
 
-    /// Marks blocks of waiting events as resumable or not. If `blocks` has lineage hashes, they may mean blocks of
-    /// waiting events that give sequence hashes, which cannot be known yet. So in that case such waiting events are
-    /// dropped. Returns the number of dropped blocks.
+    /// Marks blocks of waiting events as resumable or not. If a waiting event gives its blocks by sequence hashes,
+    /// their lineage hashes are not known yet. So if `blocks` has lineage hashes, such waiting events are dropped.
+    /// Returns the number of dropped blocks.
     pub(crate) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) -> usize {
         if self.events.is_empty() {
             return 0;

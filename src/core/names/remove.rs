@@ -20,8 +20,8 @@ use super::state::{HolderState, Work};
 /// of that name.
 pub(super) type Other = (u64, bool);
 
-/// Removes from `others` each hash that the same event mentions earlier and that was then removed as a name. `names`
-/// are all hashes of the event. Returns the number of hashes taken out.
+/// Removes repeated hashes from `others`. A hash is repeated if the event gave it earlier, too, and removed a block
+/// of that name then. `names` are all hashes of the event. Returns the number of hashes taken out.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
         // None was a name.
@@ -54,8 +54,8 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the start and end of a stretch that contains the block at `offset` and neighbours whose names are `names`
-/// in order. The neighbours are either all after the block or all before it. `names` begins after the block's own
+/// Returns the start and end of a stretch: the block at `offset`, and those of its neighbours that have `names`, in
+/// order. The neighbours are either all after the block or all before it. `names` does not contain the block's own
 /// name. `after` and `before` are the names of the blocks on the two sides.
 fn along(
     offset: u16,
@@ -213,8 +213,8 @@ impl HolderState {
     }
 
     /// Removes blocks by sequence hashes, each block under all its names, as a removal by lineage hash does. If a
-    /// hash names a block of a waiting event, it means only that block: the block will not be stored with the event,
-    /// and held blocks stay.
+    /// hash is the name of a block of a waiting event, it means only that block. Then the block will not be stored
+    /// with its event, and no held block is removed.
     pub(super) fn remove_hashes(&mut self, hashes: &[Other], work: &mut Work<'_>) {
         let unplaced = hashes.iter().filter(|(_, waits)| !waits);
         self.note_unplaced(unplaced.map(|(hash, _)| Unplaced::Hash(*hash)), work);

@@ -1,4 +1,4 @@
-//! Resolving a stored event: finding the places of its blocks in the index's chain, and the engine's names for them.
+//! Resolving a stored event: finding the positions, hashes and names of its blocks, and the place of their parent.
 
 use std::borrow::Cow;
 

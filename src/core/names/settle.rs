@@ -11,8 +11,8 @@ use super::form::{self, Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
-/// Number of adopting steps after which other writers have a turn. A step gives one orphan its place, or finds that
-/// no more orphans wait for a block.
+/// Number of steps in which orphans are given places before other writers have a turn. A step gives one orphan its
+/// place, or finds that no more orphans wait for a block.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {

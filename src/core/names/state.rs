@@ -80,9 +80,9 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which changes only this holder's state, on `blocks` blocks. If there are many blocks, other
-    /// writers have turns at the runs meanwhile. Blocks that the holder has put into the runs are kept until they can
-    /// be published.
+    /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks,
+    /// other writers have turns at the runs meanwhile. They do not cut off blocks that the holder has put into the
+    /// runs and not published yet.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,

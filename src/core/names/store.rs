@@ -65,8 +65,9 @@ impl HolderState {
         false
     }
 
-    /// Handles blocks for a full holder that lacks the first of them. Blocks that the holder already has are stored
-    /// again; all others are rejected. If the holder has no orphans, all blocks are rejected.
+    /// Handles the blocks of a sequence if the holder is full and does not have the first of them. Blocks that the
+    /// holder already has are stored again; all others are rejected. If the holder has no orphans, all blocks are
+    /// rejected.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());

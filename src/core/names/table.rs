@@ -1,8 +1,8 @@
-//! Table of the engine's names for a holder's blocks. It has only names that are not the sequence hash of their
-//! block.
+//! Table of the engine's names for a holder's blocks. A name that equals its block's sequence hash is not in the
+//! table.
 //!
-//! A map gives the place of each name. The names themselves are stored in a column for each run: the first name of
-//! each block in an array, and further names in [`Copies`].
+//! A map leads from each name to the place of its block. The names themselves are stored in columns, one for each
+//! run. A column has an array with the first name of each block, and further names in [`Copies`].
 
 use crate::index::runs::{RunId, Spot};
 use crate::name_map::NameMap;

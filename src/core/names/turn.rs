@@ -1,4 +1,5 @@
-//! A lane's turn at its holder: applying one event.
+//! Applying one event to a holder, in one or more turns. In a turn, the lane has the locks of the holder and of the
+//! runs. Between two turns of a long event, other writers have turns, and blocks may be evicted.
 
 use bytemuck::TransparentWrapper;
 use parking_lot::MutexGuard;
@@ -120,8 +121,8 @@ impl HolderTurn<'_> {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Leaves out the blocks of an event, because the index has no room for blocks before them. If another block has
-    /// a name that the engine gives to one of these blocks, removes the name from that other block.
+    /// Leaves out the blocks of an event, because the index has no room for blocks before them. The engine's names
+    /// now mean these blocks. So if another block has one of the names, removes the name from that block.
     fn leave_out(&mut self, stored: &StoredBlocks) {
         self.work.reject_full(stored.names.len());
         self.in_turns(&names_in(stored), |turn, names| {
@@ -202,9 +203,9 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Returns the event in the form in which it can wait. `None` if its content does not fit its blocks. Waiting
-    /// events are bounded in blocks. So the content is reduced to what the blocks need: their block hashes, or
-    /// nothing if the engine's hashes are the keys.
+    /// Returns the event in the form in which it can wait. `None` if its content does not fit its blocks. The content
+    /// is reduced to the block hashes, or to nothing if the engine's hashes are the keys. So the bound on the blocks
+    /// of waiting events also bounds their content.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.index.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;

@@ -1,5 +1,6 @@
-//! Regular holders in walks: preparing a holder for a walk, and restoring the runs that a walk has met as blocks of a
-//! holder.
+//! Regular holders in walks. A holder is regular if it has each block together with all blocks before it, in one
+//! tier, under its sequence hash. This file prepares a holder for a walk. It also gives a holder the blocks of runs
+//! that an earlier walk has met.
 
 use std::sync::Arc;
 

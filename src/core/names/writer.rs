@@ -1,4 +1,4 @@
-//! Applying events to one holder.
+//! The writer of one holder, by which a lane applies events to the holder.
 
 use std::sync::Arc;
 

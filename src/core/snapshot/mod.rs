@@ -1,8 +1,8 @@
-//! The snapshot file format: the blocks of a whole index as `dump_events` gives them, in compact form.
+//! The snapshot file format. A snapshot has the blocks of a whole index, in compact form.
 //!
-//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get a holder's blocks as events. A
-//! snapshot holds the same for all holders. It also holds each holder's cursor: its epoch and the number of its last
-//! applied batch. `kvatlas snapshot export` prints a file as JSON lines.
+//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get one holder's blocks, as events.
+//! A snapshot has the same blocks for all holders. It also has each holder's cursor: the holder's epoch and the
+//! number of its last applied batch. `kvatlas snapshot export` prints a file as JSON lines.
 //!
 //! # Layout
 //!

@@ -98,8 +98,9 @@ impl HolderStatus {
         }
     }
 
-    /// Makes a change, and raises the change counter before and after it. The first count ensures that a reader who
-    /// sees the change also sees a new count. The second count makes a reader who read in between read again.
+    /// Makes a change, and raises the change counter before and after it. Because of the first raise, a reader that
+    /// sees the change also sees a new count. Because of the second, a reader that read during the change sees that
+    /// it must read again.
     fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let changed = change();

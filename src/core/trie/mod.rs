@@ -10,8 +10,8 @@
 //!   subtree. It is 1 if a sibling comes next, and one more for each ancestor that ends there too. After the last
 //!   node it leads back to the roots.
 //!
-//! The root in the drawing is not stored. A trie is the forest of the root's children, and so is every subtree
-//! without its root.
+//! The root in the drawing is not stored: the array has the root's children with their subtrees. In the same way, the
+//! children of any node form a forest with their subtrees.
 //!
 //! ```text
 //!                (ε)                        depth 0, not stored

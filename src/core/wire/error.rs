@@ -1,4 +1,4 @@
-//! The errors of a payload, and the mapping from errors to error replies.
+//! Errors in a payload, and the mapping from these errors to error replies.
 
 use crate::hash::{LineageError, Position, PositionError};
 use crate::worded;

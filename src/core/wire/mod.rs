@@ -16,13 +16,17 @@
 //! | `PREFIX.v1.hint.NAMESPACE` | router | one [`HintReport`]; a [`ReportReply`], if the message names a subject for it |
 //! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
 //!
-//! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards'
-//! subjects only, so no request is answered twice. Every reply of a sharded daemon has the header [`SHARD_HEADER`].
+//! Daemons without a shard, and gateways, answer on the subjects without `shards`. Sharded daemons answer only on the
+//! subjects with `shards`. So no request is answered twice. Every reply of a sharded daemon has the header
+//! [`SHARD_HEADER`].
 //!
-//! Every payload is one MessagePack map with text keys. `v` names the version of the contract and may be left out (it
-//! is 1 then); a decoder rejects a version it does not know and ignores keys it does not know, so that the contract
-//! can grow. A list of hashes is either one `bin` blob (little-endian u64, or 16 bytes big-endian for a lineage hash)
-//! or an array; a list of tokens is a `bin` blob of little-endian u32, or an array.
+//! Every payload is one MessagePack map with text keys. The key `v` gives the version of the contract; if it is
+//! absent, the version is 1. A decoder rejects a version that it does not know. It ignores keys that it does not
+//! know, so that the contract can grow.
+//!
+//! - A list of hashes is an array, or one `bin` blob. In the blob, a hash is a little-endian u64; a lineage hash is
+//!   16 bytes, big-endian.
+//! - A list of tokens is an array, or one `bin` blob of little-endian u32.
 //!
 //! # Compressed chains
 //!
@@ -35,9 +39,10 @@
 //! bounds, query these workers again with positions between them, `matched_blocks` to `matched_blocks_max` − 1. With
 //! all of these positions the bounds meet.
 //!
-//! A sequence hash alone does not tell its parent. If the hash before it is not sent, it is looked up by its position
-//! and its own 64 bits. If hashes are not a chain, having a block proves nothing about the blocks before it. The
-//! lower bound then ends at the first gap in the sent positions, counted from position 0.
+//! A sequence hash alone does not tell its parent. If the query does not send the hash before it, the daemon looks
+//! the block up by its position and the 64 bits of its own hash. If hashes are not a chain, having a block proves
+//! nothing about the blocks before it. The lower bound then ends at the first gap in the sent positions, counted from
+//! position 0.
 //!
 //! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow. A length is checked
 //! against its limit and against the bytes that are left, before memory is taken for it.

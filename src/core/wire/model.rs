@@ -152,7 +152,7 @@ impl fmt::Display for ModelKey {
 ///
 /// # Errors
 ///
-/// The same as of [`ModelKey::namespace`].
+/// The errors of [`ModelKey::namespace`].
 pub fn worker_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     let mut name = String::with_capacity(instance.len() + 8);
     encode(instance, &mut name);
@@ -167,7 +167,7 @@ const POOL_PREFIX: &str = "_p";
 ///
 /// # Errors
 ///
-/// The same as of [`ModelKey::namespace`].
+/// The errors of [`ModelKey::namespace`].
 pub fn pool_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     let mut name = String::from(POOL_PREFIX);
     encode(instance, &mut name);

@@ -1,5 +1,5 @@
-//! Outcomes, which routers publish. For one request, an outcome gives the blocks that an answer promised at a holder,
-//! and the tokens that the engine then found in its cache.
+//! Outcomes, which routers publish. An outcome is about one request. It gives the number of blocks that an answer
+//! promised at a holder, and the number of tokens that the engine then found in its cache.
 //!
 //! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
 //! `usage.prompt_tokens_details.cached_tokens`.
@@ -49,8 +49,8 @@ fn current_version() -> u64 {
 }
 
 impl Outcome {
-    /// Returns the outcome of a request that was sent to the holder `promised` of an answer. The engine found
-    /// `found_tokens` of its `prompt_tokens` in its cache.
+    /// Returns the outcome of a request that was sent to `promised`, a holder listed in an answer. Of the request's
+    /// `prompt_tokens` tokens, the engine found `found_tokens` in its cache.
     pub fn of(promised: &HolderMatch, found_tokens: u32, prompt_tokens: u32) -> Self {
         Self {
             worker: promised.worker.clone(),

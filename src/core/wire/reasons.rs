@@ -10,7 +10,7 @@ use super::query::QueryKey;
 use super::tier::Tier;
 use crate::worded;
 
-/// Whether a text, such as a salt, changes the hashes: it is given and not empty.
+/// Whether a text, such as a salt, changes the hashes, that is, whether it is given and not empty.
 fn is_named(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
@@ -108,8 +108,8 @@ impl DegradedReason {
         is_of_a_form || self.tier().is_some()
     }
 
-    /// Returns the tier in which the holder's blocks are in doubt, for a reason about a tier beyond the device. Such
-    /// a reason does not count for a query whose blocks are all in nearer tiers.
+    /// Returns the tier beyond the device in which the reason puts a holder's blocks in doubt. The reason does not
+    /// count for a query whose blocks are all in nearer tiers. `None` for a reason that is not about one such tier.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),
@@ -119,8 +119,8 @@ impl DegradedReason {
         }
     }
 
-    /// Returns the reason for a doubt about only `tier`. `None` for a tier without such a reason: the device, whose
-    /// blocks have other reasons, and the tiers above [`Tier::EXTERNAL`].
+    /// Returns the reason whose doubt is about a holder's blocks in `tier`, and not about its blocks in nearer tiers.
+    /// `None` for the device, and for tiers above [`Tier::EXTERNAL`], because they have no reason of this kind.
     pub fn of_tier(tier: Tier) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.tier() == Some(tier))
     }

@@ -1,4 +1,5 @@
-//! SGLang's components: the parts of its cache that an event is about. They are full attention, windows and states.
+//! SGLang's components: parts of its cache, one each for full attention, for windows and for states. An event can be about
+//! some of them only.
 //!
 //! With `--enable-kv-events-component-types` the tree of a model with windows or states tells the blocks of each component.
 //! There are two forms:

@@ -1,8 +1,8 @@
 //! Dynamo's router events: `{worker_id, storage_tier, residency_domain, event: {event_id, data, dp_rank}}`, a single event, a
 //! list of events, or either of them in an envelope `{publisher_id, sequence, published_at, topic, payload}`.
 //!
-//! `data` is `"cleared"`, or a map with `stored` or `removed`. Dynamo tells two hashes of each block. `tokens_hash` is the
-//! block hash, which covers images, adapter and salt already. `block_hash` is the engine's name for the block.
+//! `data` is `"cleared"`, or a map with `stored` or `removed`. Each block has two hashes. `tokens_hash` is the block hash,
+//! which covers images, adapter and salt already. `block_hash` is the engine's name for the block.
 
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Tier, Value};
 
@@ -123,7 +123,7 @@ fn open_envelope<'a>(
     Ok(Some(OpenEnvelope { head, payload }))
 }
 
-/// Reads a payload: a blob, or its bytes as a list of numbers, the form that JSON has.
+/// Reads a payload, which is a blob, or a list with one number for each byte. JSON has the second form.
 fn read_payload<'a>(
     reader: &mut Reader<'a>,
     listed: &mut Vec<u8>,

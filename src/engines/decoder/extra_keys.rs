@@ -1,8 +1,8 @@
-//! The extra keys, which make blocks with the same tokens different.
+//! The extra keys of a block. Two blocks with the same tokens and different extra keys are different blocks.
 //!
-//! vLLM lists them for each block, in this order: the adapter's name, images, the salt, digests of prompt embeddings. The
-//! salt is with the first block of a sequence only. An image is a pair of its identifier and an offset; before vLLM 0.19 it
-//! was the identifier alone.
+//! vLLM lists the extra keys of each block in this order: the adapter's name, images, the salt, digests of prompt embeddings.
+//! Only the first block of a sequence has the salt. An image is a pair of its identifier and an offset. Before vLLM 0.19, an
+//! image was its identifier alone.
 
 use kvatlas_core::hash::object_hash;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
@@ -152,8 +152,8 @@ fn digest_head(identifier: &str) -> Option<u64> {
     u64::from_str_radix(head, 16).ok()
 }
 
-/// Whether a bare text, at a place where a salt may stand, is an image. Old versions write images as 64 hexadecimal digits alone.
-/// Dynamo marks its images: all digits after the first 16 are zeros.
+/// Whether a bare text, at a place where a salt may stand, is an image. Old versions write an image as 64 hexadecimal digits,
+/// without an offset. In images of Dynamo, all digits after the first 16 are zeros.
 fn is_image(text: &str, images_are_pairs: bool) -> bool {
     let is_marked = || text.bytes().skip(HASH_DIGITS).all(|byte| byte == b'0');
     digest_head(text).is_some() && (!images_are_pairs || is_marked())

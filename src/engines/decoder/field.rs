@@ -90,7 +90,7 @@ pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> 
     }
 }
 
-/// A text of at most `bytes_max` bytes; `None` for nil and for the empty text, which engines use alike.
+/// A text of at most `bytes_max` bytes; `None` for nil and for the empty text, which mean the same to engines.
 pub(super) fn optional_text<'a>(
     field: &'static str,
     reader: &mut Reader<'a>,

@@ -1,4 +1,4 @@
-//! The engines' names for the places where blocks lie.
+//! Media: the engines' names for the memories in which blocks lie, and the tier of each.
 
 use kvatlas_core::wire::Tier;
 

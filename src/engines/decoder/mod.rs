@@ -35,10 +35,10 @@ use crate::format::Format;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
-/// Why a payload could not be decoded. Nothing of the payload counts, and the holders that it is about are in doubt.
+/// Reason why a payload could not be decoded. No part of the payload is used, and the holders that it is about are in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// The payload's top level is not what the format has there.
+    /// The payload's top level does not have the form that the format requires.
     #[error(transparent)]
     Payload(#[from] DecodeError),
     /// The payload begins like JSON, but is no valid JSON.
@@ -151,7 +151,7 @@ impl Decoder {
 
 /// The outcome for one event that could be read.
 enum Verdict {
-    /// The event is among those of the batch.
+    /// The event was added to the batch.
     Taken,
     /// The event is left out of the batch, for this reason.
     LeftOut(Reason),

@@ -1,4 +1,5 @@
-//! Owners of the objects in Mooncake Store, which models, tenants and shards share.
+//! Owners of objects in Mooncake Store: this file tells to which holder an object belongs. Models, tenants and shards share
+//! one store.
 
 use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey};
 

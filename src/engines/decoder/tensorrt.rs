@@ -8,7 +8,8 @@
 //! | `updated` | a block has moved from one `cache_level` to another |
 //!
 //! Engines with sliding windows have events for each window size. Engines with cache manager V2 have events for each group of
-//! layers (`layer_group_id`). A request reuses the prefix that all these groups have, so each counts as main attention.
+//! layers (`layer_group_id`). A request reuses only a prefix that all these groups have. So each of these groups counts as
+//! main attention: a request needs all its blocks of a prefix.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
@@ -51,7 +52,8 @@ struct EventHead {
 }
 
 impl EventHead {
-    /// The group of layers. Its number is the event's own number for it, else the size of its window; `None` if the event has neither.
+    /// The group of layers. Its number is the event's `layer_group_id`, or else the size of the group's window; `None` if the
+    /// event has neither.
     fn group(&self) -> Group {
         let index = self.layer_group.or(self.window);
         Group {

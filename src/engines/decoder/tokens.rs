@@ -1,4 +1,5 @@
-//! The tokens of a stored event in every form: one by one, in overlapping pairs, with texts among them, with lookahead tokens.
+//! Reading the tokens of a stored event. The tokens can be single numbers or overlapping pairs. There can be texts among
+//! them, and lookahead tokens after them.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};

@@ -1,4 +1,4 @@
-//! Events as vLLM writes them, in lists of a bounded size.
+//! Lists of events in the form that vLLM writes. Each list is small enough for one batch.
 
 use kvatlas_core::hash::{BlockSize, SequenceHash, Token};
 use rmp::encode;

@@ -1,18 +1,21 @@
-//! A copy of the blocks that an engine holds on its device, with their tokens, for routers that keep an index of their own.
+//! Mirrors. A mirror keeps the blocks that an engine holds on its device, with their tokens, for routers that have an index
+//! of their own.
 //!
-//! Such a router follows vLLM's events, and knows nothing of events from before its start. A [`Mirror`] stands beside a
-//! [`Translator`]. It takes the tokens from the engine's events, and the held blocks from the translator's events, so both
-//! always agree. It gives the changes since the last call, or all blocks, as events of vLLM ([`EventList`]). Its promises:
+//! Such a router follows vLLM's events, and has missed all events from before its start. A [`Mirror`] works together with a
+//! [`Translator`]. It takes the blocks' tokens from the engine's events. From the translator's events it learns which blocks
+//! are held, so mirror and translator always agree on that. A mirror gives the changes since the last call, or all blocks, as
+//! events of vLLM ([`EventList`]). Its promises:
 //!
-//! 1. Each block that a router has from the mirror is held on the device by all groups of full attention, as far as the
-//!    translator knows. Test: `mirror::a_router_has_what_the_device_has`.
-//! 2. A router that gets all blocks, at any moment, has the same blocks as a router that got every change since the start.
-//!    Test: the same.
-//! 3. Blocks are called by the contract's sequence hashes, so no two contents share a name.
+//! 1. Each block that a router has learned from the mirror is held on the device by all groups of full attention, as far as
+//!    the translator knows. Test: `mirror::a_router_has_what_the_device_has`.
+//! 2. A router that is given all blocks at some moment knows the same blocks as a router that was given every change since
+//!    the start. Test: the same.
+//! 3. The events name blocks by the contract's sequence hashes, so two blocks with different content have different names.
 //! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. Blocks without room are left out and counted. A router then knows
 //!    less, but nothing wrong. Test: `mirror::a_full_mirror_takes_no_more`.
-//! 5. After a doubt only blocks that are stored from then on count as held, with the blocks before them if
-//!    [`MirrorSettings::proves_ancestors`] is set. Test: `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
+//! 5. Once events may have been lost, only blocks that are stored from then on count as held. If
+//!    [`MirrorSettings::proves_ancestors`] is set, the blocks before them count, too. Test:
+//!    `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
 
 mod list;
 mod nodes;
@@ -181,8 +184,8 @@ impl Mirror {
         }
     }
 
-    /// The block before a stored event's first block, if there is one, and the seed of the sequence. `None` if the event's
-    /// blocks are left out.
+    /// The slot of the block before a stored event's first block, if there is one, and the seed of the sequence. `None` if
+    /// the event's blocks are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -240,9 +243,9 @@ impl Mirror {
         }
     }
 
-    /// Marks each block that the batch has stored as held, if the translator holds it. This is needed because the translator
-    /// emits no event for a block that it held before. If the engine proves ancestors, also marks the doubted blocks before an
-    /// event's first block.
+    /// Marks each block that the batch stores as held, if the translator holds it. This is needed because the translator
+    /// emits no event for a block that it held before. If [`MirrorSettings::proves_ancestors`] is set, also marks the doubted
+    /// blocks before an event's first block as held.
     fn confirm(&mut self, translator: &Translator) {
         for NamedSlot { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);

@@ -1,4 +1,5 @@
-//! The blocks of a mirror: a forest in a slab, with the tokens of each block.
+//! The blocks of a mirror, with the tokens of each block. They form a forest, whose nodes are in one array (a slab) with
+//! reused places.
 
 use std::hash::BuildHasher;
 

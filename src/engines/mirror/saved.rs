@@ -63,8 +63,8 @@ impl Mirror {
         saved
     }
 
-    /// A mirror with the blocks of `saved`. Blocks that were held count as held again once the engine is in sight
-    /// ([`Self::regain_sight`]). Blocks without room are left out.
+    /// Makes a mirror with the blocks of `saved`. The blocks that were held count as held again only after
+    /// [`Self::regain_sight`]. Blocks without room are left out.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Tiers beyond the device: blocks that are told only by name, without their keys, before their parents, in chunks; and
-//! doubts of one tier.
+//! Tiers beyond the device. Their events can give blocks only by name, without salts and objects, before their parents, or in
+//! chunks. Some of these events leave one tier in doubt.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! The bounds on the memory for payloads. Small payloads that claim to be large cost nothing, and large payloads cost a
-//! multiple of their size. Decoding a block allocates nothing.
+//! The bounds on the memory that payloads take. A small payload that claims to be large takes none. A large payload takes at
+//! most a fixed multiple of its size. Decoding a block allocates nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

@@ -1,4 +1,5 @@
-//! SGLang's components: the blocks that they hold, and the prefix that a request reuses then.
+//! SGLang's components (full attention, windows, states): the blocks that each holds, and the prefix that a request reuses
+//! then.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +47,7 @@ impl Followed {
         !self.translator.hides_groups()
     }
 
-    /// Positions in tokens at which blocks end: of all blocks held on the device, and of those among them that are resumable.
+    /// Positions in tokens at which blocks on the device end: first of all held blocks, then of only the resumable blocks.
     fn blocks(&self) -> (BTreeSet<u32>, BTreeSet<u32>) {
         let chain = contract_chain(&tokens(0, 400), SIZE, None, None);
         let held = self.naive.blocks(0);

@@ -1,4 +1,4 @@
-//! Doubts: where they begin among the events, and what ends them.
+//! Doubts about a holder's blocks: the place among the events at which a doubt begins, and the events that end it.
 
 use kvatlas_core::hash::{BlockSize, HashSeed};
 use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings, Untold};

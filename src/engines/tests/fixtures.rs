@@ -95,7 +95,7 @@ fn tier_of(word: &Value) -> Option<u8> {
     })
 }
 
-/// The rank of an event, or else of its batch.
+/// The rank of an event. If the event has no rank, the rank of its batch.
 fn rank_of(batch: &EngineBatch, event: &EngineEvent) -> Option<u64> {
     event.rank.or(batch.rank).map(u64::from)
 }

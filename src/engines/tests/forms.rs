@@ -1,4 +1,5 @@
-//! Forms that other versions write: names and tokens as text, long payloads, arrays without room for salts and adapters.
+//! Forms of payloads that other versions of the engines write: names and tokens as text, long payloads, arrays without fields
+//! for salts and adapters.
 
 use kvatlas_core::hash::{HashSeed, block_hash_with, next_sequence_hash, object_hash};
 use kvatlas_engines::{

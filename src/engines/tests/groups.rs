@@ -1,5 +1,5 @@
-//! A translator against a brute-force model of an engine with several groups of layers: the prefix that a request could reuse
-//! after every step.
+//! A translator, compared with a brute-force model of an engine with several groups of layers. After every step, both must
+//! give the same prefix that a request could reuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -115,8 +115,8 @@ struct Cache {
     groups: Vec<Group>,
     /// Groups of layers that have had an event.
     known: BTreeSet<usize>,
-    /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which small
-    /// blocks those blocks consist of.
+    /// Whether a group with small blocks had its first event after other blocks were stored. Then it is unknown which small
+    /// blocks the earlier blocks consist of.
     is_late: bool,
     /// The copies of each block of each group, by its name.
     copies: BTreeMap<(usize, u64), u32>,

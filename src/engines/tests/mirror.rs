@@ -1,4 +1,4 @@
-//! Mirrors against an engine by brute force, and a router that follows vLLM's events.
+//! Mirrors, compared with a brute-force model of an engine, and with a model of a router that follows vLLM's events.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! The memory of a mirror's blocks, as an allocator counts it.
+//! The memory that a mirror gives for its blocks, compared with the memory that an allocator counts.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

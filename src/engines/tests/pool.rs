@@ -1,4 +1,5 @@
-//! Objects of Mooncake Store: their owners, and their blocks.
+//! Objects of Mooncake Store: the holder to which each object belongs, and the blocks that events about the object store or
+//! remove.
 
 use std::collections::BTreeSet;
 

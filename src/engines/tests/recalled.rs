@@ -1,4 +1,5 @@
-//! Names from before batches were lost: the blocks that come back, and the moment when they do.
+//! Names that the translator learned before batches were lost. The tests check which blocks count as held again, and after
+//! which event.
 
 use std::collections::BTreeSet;
 

@@ -156,10 +156,11 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
 struct Hybrid {
     name: &'static str,
     block_size: u32,
-    /// Whether the server hands on full attention's blocks. It then leaves out the other groups' blocks without saying so.
+    /// Whether the server passes on the events about full attention's blocks. Then it leaves out the other groups' blocks
+    /// without saying so.
     has_main: bool,
-    /// Names that the engine's own pool held in the end, in the group that the server hands on: their number, and the exclusive
-    /// or of all of them.
+    /// Names that the engine's own pool held in the end, in the group whose events the server passes on: their number, and
+    /// the exclusive or of all of them.
     held: (usize, u64),
 }
 

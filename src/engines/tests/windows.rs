@@ -1,4 +1,4 @@
-//! Windows and states, one rule at a time: the blocks that are resumable, and the events that leave that unknown.
+//! Windows and states, one rule at a time: which blocks are resumable, and after which events that is unknown.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Knowledge about an engine's adapters.
+//! Numbers of an engine's adapters, and whether the blocks of adapters are certain.
 
 use std::collections::HashMap;
 

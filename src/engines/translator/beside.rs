@@ -1,4 +1,5 @@
-//! Questions that a mirror asks a translator, whose held blocks it follows.
+//! Questions that a mirror asks a translator. A mirror keeps the tokens of the blocks that the translator holds on the
+//! device.
 
 use kvatlas_core::hash::SequenceHash;
 

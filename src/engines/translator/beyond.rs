@@ -1,13 +1,14 @@
 //! Tiers beyond the device: host, disk, remote storage. Their events often come from another component than the device's
 //! events, and tell less:
 //!
-//! - An event may tell only a block's name. The device's events tell, or have told, which block has that name.
-//! - Events tell only tokens, and leave out salts and objects, by which blocks differ, too. So the known block of a name takes
-//!   precedence over the event's tokens.
+//! - An event may give only a block's name. Then the device's events, earlier or later ones, tell which block has that name.
+//! - An event with content gives only tokens. It leaves out salts and multimodal objects, by which blocks differ, too. So if
+//!   the block of a name is known, the name decides, and not the event's tokens.
 //! - Children may come before their parents, within a batch.
-//! - One event, or one name, may stand for a chunk of several blocks, which can be loaded only as a whole.
+//! - One event, or one name, may stand for a *chunk*: several blocks that can be loaded only together.
 //!
-//! An event that can't be placed could only add blocks to its own tier. So it leaves that tier in doubt and no other.
+//! To *place* an event is to find the blocks that its names stand for. An event that can't be placed would only have added
+//! blocks to its own tier. So only that tier is in doubt after such an event.
 
 mod saved;
 
@@ -31,20 +32,24 @@ use super::{HashMode, StoredStart, Translator};
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// For each tier, a multiple of the number of blocks in a chunk. It is the greatest common divisor of the counts that events
-    /// have shown; 0 before the first chunk.
+    /// For each tier, the greatest common divisor of the numbers of blocks that events have shown; 0 before the first chunk.
+    /// It is a multiple of the number of blocks in a chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
     /// Whether a stored event about a tier beyond the device has come.
     is_used: bool,
+<<<<<<< HEAD
     /// Whether such an event has told the kind of its group, as events of a connector with a pool do.
     has_kinds: bool,
     /// Whether a block was told by its name alone.
+=======
+    /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk.
+>>>>>>> wordse
     has_ends: bool,
     /// Whether a name stands for several blocks, that is, for a chunk.
     has_parts: bool,
-    /// Whether some blocks have salts. The field `has_objects` tells the same for objects.
+    /// Whether some blocks have salts. The field `has_objects` tells the same for multimodal objects.
     has_salts: bool,
     has_objects: bool,
     /// The blocks of the event that is being placed.
@@ -90,12 +95,16 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
+<<<<<<< HEAD
     /// Whether a connector with a pool may tell of these tiers: one that clears the pool without saying so.
     pub(super) fn may_have_pool(&self) -> bool {
         self.has_kinds
     }
 
     /// Notes whether a stored event has a salt or objects.
+=======
+    /// Notes whether a stored event has a salt or multimodal objects.
+>>>>>>> wordse
     pub(super) fn note_keys(&mut self, stored: &EngineStored) {
         self.has_salts |= stored.cache_salt.is_some();
         self.has_objects |= !stored.objects.is_empty();
@@ -114,8 +123,8 @@ impl Beyond {
         }
     }
 
-    /// Notes that the engine has cleared the tiers up to `up_to`. A farther tier may still hold blocks, so it is in doubt if
-    /// `held` is set for it.
+    /// Notes that the engine has cleared the tiers up to `up_to`. `held` tells for each tier whether it had blocks. A tier
+    /// farther than `up_to` may still hold its blocks, so it is in doubt if it had any.
     pub(super) fn clear(&mut self, mut held: [bool; TIERS], up_to: Tier) {
         for stored in &self.late.stored {
             if let Some(held) = TierIndex::of(stored.tier).and_then(|tier| held.get_mut(tier.place())) {
@@ -436,8 +445,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Refuses content by which a block cannot be told from others: a connector's events tell the tokens, but leave out salts,
-    /// objects and lookahead tokens.
+    /// Refuses content that does not tell which of several blocks is meant. A KV connector's events give the tokens, but
+    /// leave out salts, multimodal objects and lookahead tokens.
     fn check_untold(&self, stored: &EngineStored, is_first_unknown: bool) -> Result<(), Reason> {
         if !self.settings.has_connector || stored.cache_salt.is_some() || !stored.objects.is_empty() {
             return Ok(());

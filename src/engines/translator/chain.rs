@@ -1,4 +1,5 @@
-//! The blocks that a holder's names stand for: each once, by its sequence hash.
+//! The blocks that a holder's names stand for. Each block is kept once, even if several names stand for it, and is found by
+//! its sequence hash.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;

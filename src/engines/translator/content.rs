@@ -1,4 +1,5 @@
-//! Sequence hashes of an event's blocks: computed from their content, or taken from the engine.
+//! Sequence hashes of an event's blocks. They are computed from the blocks' content, or taken from the engine's names of the
+//! blocks.
 
 use kvatlas_core::hash::{
     BlockHash, BlockSize, HashSeed, SchemeChains, SchemeSteps, SequenceHash, block_hash, block_hash_with,
@@ -41,8 +42,8 @@ impl Contents {
         Ok(())
     }
 
-    /// Computes the sequence hashes of the first `count` blocks in the chain of a hash scheme, which continues from `before`.
-    /// `salt` enters the first block's hash.
+    /// Computes the sequence hashes of the first `count` blocks with the steps of a hash scheme. The chain of hashes
+    /// continues from `before`. `salt` enters the first block's hash.
     pub(super) fn compute_in(
         &mut self,
         chains: SchemeSteps<'_>,
@@ -76,9 +77,12 @@ impl Contents {
         Ok(())
     }
 
-    /// Takes the sequence hashes of `count` blocks from the engine's names, which have to be hashes of a scheme. If the
-    /// blocks begin a sequence, the names are compared with hashes that are computed from the tokens. Blocks with an adapter
-    /// or objects are not compared.
+    /// Takes the engine's names of its blocks as the sequence hashes of the event's `count` blocks. The names must be hashes
+    /// of the hash scheme `chains` (see [`SchemeChains`]). If the blocks begin a sequence, the scheme's hashes are computed
+    /// from the tokens and compared with the names. Blocks with an adapter, an image or prompt embeddings are not compared.
+    ///
+    /// Fails with [`Reason::ForeignChain`] if a name differs from the computed hash. Fails with another reason if the event
+    /// has no fitting tokens, or fewer or more names than `count`. The caller then leaves out the event.
     pub(super) fn take_in(
         &mut self,
         chains: &SchemeChains,
@@ -160,7 +164,8 @@ impl Contents {
     }
 }
 
-/// The block hash of each block of a stored event, computed with `seed`, which stands for adapter and salt.
+/// Returns the block hash of each block of a stored event, computed with `seed`. The seed stands for the adapter and the
+/// salt.
 ///
 /// # Errors
 ///
@@ -212,7 +217,7 @@ impl<'a> BlockHashes<'a> {
         })
     }
 
-    /// Returns the objects of the current block, and goes on to the next block.
+    /// Returns the multimodal objects of the current block, and goes on to the next block.
     fn take_objects(&mut self) -> &'a [BlockObject] {
         let count = self
             .objects

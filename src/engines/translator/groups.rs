@@ -1,8 +1,8 @@
-//! Groups of layers: which of them a prefix needs, and the blocks of each.
+//! Groups of layers: the groups that a prefix needs, and the blocks of each group.
 //!
-//! An engine with several kinds of attention keeps a cache for each group of layers. A prefix is held where all groups of
-//! main attention have it. Of sliding windows and state-space layers, a request needs only the prefix's end: see
-//! [`super::windows`].
+//! An engine with several kinds of attention keeps a cache for each group of layers. *Main attention* is all groups of which
+//! a request needs every block of a prefix. A prefix is held in a tier if all groups of main attention have it there. From
+//! sliding windows and state-space layers, a request needs only the end of the prefix: see [`super::windows`].
 
 use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
@@ -198,8 +198,8 @@ impl HolderGroups {
         (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane of a removed event's group; `None` if any lane may be meant. That is so if the event tells no group, or tells
-    /// group 0 and group 0 has no lane.
+    /// The lane of a removed event's group. `None` if the event may be about any lane: it tells no group, or it tells group
+    /// 0, which has no lane.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<GroupLaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -213,8 +213,8 @@ impl HolderGroups {
         }
     }
 
-    /// The lanes in which `name` is looked up: the given `lane`, if there is one. Otherwise the lane without a number if it
-    /// has the name, or else all lanes that have the name.
+    /// The lanes in which `name` is looked up. If a `lane` is given, it is the only one. Otherwise it is the lane without a
+    /// group number if that lane has the name. Otherwise these are all lanes that have the name.
     pub(super) fn lanes_with(
         &self,
         lane: Option<GroupLaneId>,

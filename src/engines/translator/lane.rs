@@ -1,6 +1,7 @@
-//! Lanes: the state of one group of layers, that is, the engine's names, and how many copies each tier has of a block.
+//! Lanes. A lane is the state of one group of layers: the engine's names of blocks, and the number of copies that each tier
+//! has of a block.
 //!
-//! A copy on the device is uncertain if the event that added it may be a mere report of a block that was held before.
+//! A copy on the device is *uncertain* if the event that added it may be a mere report of a block that was held before.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;

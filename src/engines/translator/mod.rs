@@ -1,13 +1,28 @@
 //! Translates an [`EngineBatch`] into events of the contract, for one holder.
 //!
 //! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events name
-//! blocks only by the contract's hashes, so a daemon needs no table of names for the holder. Its promises:
+//! blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
 //!
-//! 1. In each tier, its events add up to the same blocks as the engine's events, copies counted. A block is stored with its first
-//!    copy and removed with its last. Test: `oracle::events_add_up_to_the_cache`.
-//! 2. Its events never tell more than the engine's. An engine's event that contradicts itself or earlier events is left out
-//!    as a whole, and counted. Test: `rules::contradictions_are_left_out`.
-//! 3. The full state equals the sum of its events so far, parents before children. Test: `oracle::events_add_up_to_the_cache`.
+//! Words of this module:
+//!
+//! - *Name*: the engine's number for a block. *Copy*: an engine can store a block several times under one name, and each time
+//!   adds a copy.
+//! - *Group*: layers of a model that share a cache.
+//! - *Main attention*: the groups of which a request needs all blocks of a prefix. *Groups beside main attention*: sliding
+//!   windows and recurrent states, of which a request needs only the last blocks.
+//! - *Lane*: the names and copies of one group of main attention.
+//! - *Report*: a stored event about blocks that the engine held before, which adds no copies.
+//! - *Tiers beyond the device*: host, disk and remote storage.
+//!
+//! The promises of a translator:
+//!
+//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores a block
+//!    when the first copy is added, and removes the block when the last copy goes. Test:
+//!    `oracle::events_add_up_to_the_cache`.
+//! 2. Its events never add a block that the engine's events don't add. An engine's event that contradicts itself or earlier
+//!    events is left out as a whole, and counted. Test: `rules::contradictions_are_left_out`.
+//! 3. The full state that it gives for a resync equals the sum of its events so far, with parents before children. Test:
+//!    `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
 //! 5. A translator that is saved and restored between any two batches emits the same events as one that is not. Tests:
 //!    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
@@ -320,9 +335,9 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether the event may be a mere report of blocks that are held already, without new copies. vLLM reports a request's
-    /// whole prefix as stored again, if the request asks for that. Genuine new copies of a held prefix are rare, unless
-    /// another group of layers lacks it.
+    /// Whether the event may be a mere report of blocks that are held already, without new copies. If a request asks for it,
+    /// vLLM reports the request's whole prefix as stored again. New copies of a held prefix are rare, unless another group of
+    /// layers lacks the prefix.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: GroupLaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
@@ -376,8 +391,8 @@ impl Translator {
         Ok(())
     }
 
-    /// The lane of a stored event's group, that is, the state of one group of main attention. The event may show that a prefix
-    /// needs a group, or no longer needs one. If so, emits the changes to the held blocks.
+    /// The lane of a stored event's group, that is, the state of one group of main attention. The event may show for the
+    /// first time that a group belongs to main attention, or that it does not. If so, emits the changes to the held blocks.
     fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<GroupLaneId, Reason> {
         let stood_in = group.index != Some(STAND_IN) && self.groups.drop_lane(STAND_IN, &mut self.chain);
         let (lane, changes_all) = self.groups.learn(group, &mut self.chain);
@@ -405,7 +420,8 @@ impl Translator {
         }
     }
 
-    /// Computes, or takes from the names, the sequence hashes of the event's blocks.
+    /// Finds the sequence hashes of the event's blocks: computes them from the content, or takes the engine's names of the
+    /// blocks.
     fn compute_chain(
         &mut self,
         batch: &EngineBatch,

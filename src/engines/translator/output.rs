@@ -28,7 +28,7 @@ pub struct Translation {
     pub reasons: ReasonCounts,
     /// Number of finished events in the last part. Later blocks are not added to them, but begin a new event.
     sealed: usize,
-    /// Whether one of the events clears.
+    /// Whether one of the events is [`Event::Cleared`].
     has_cleared: bool,
     /// Empty lists for further events, so that a steady stream takes no new memory.
     spare: Vec<Vec<SequenceHash>>,

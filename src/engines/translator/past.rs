@@ -1,5 +1,5 @@
-//! Blocks that the engine no longer has on the device. Later events may still name them, because a copy beyond the device may be
-//! told only after the device's copy has gone.
+//! Past names: names of blocks that the engine no longer has on the device. Later events may still use these names. The
+//! reason is that an event about a copy on the host, disk or remote storage may come only after the device's copy has gone.
 
 use std::collections::VecDeque;
 

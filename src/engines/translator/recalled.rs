@@ -1,10 +1,13 @@
-//! Names from before batches were lost, and the held blocks that they prove.
+//! Recalled names: names that were known before batches of the engine's events were lost. They help to find blocks that are
+//! still held.
 //!
-//! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. If such an
-//! engine stores a block whose parent is known by name, the parent and all blocks before it are on the device at that
-//! moment. So a prefix whose events were lost is known again with the first block that is stored after it. The number of
-//! copies stays unknown, and so do other held blocks. So the holder stays in doubt. Engines that name blocks by a hash of
-//! all that tells them apart use the same names. So another engine can tell which block a name stands for.
+//! Some engines store a block only while they hold all blocks before it, because the request that computes the block holds
+//! them. Suppose that such an engine stores a block whose parent's name is known. Then the parent and all blocks before it
+//! are on the device at that moment. So a prefix whose events were lost counts as held again as soon as a block is stored
+//! after it. The number of copies stays unknown, and so do the other held blocks. So the holder stays in doubt.
+//!
+//! Some engines name a block by a hash of everything that distinguishes it from other blocks. Such engines use the same name
+//! for the same block. So one engine's names can tell which block another engine's name stands for.
 
 use hashbrown::HashMap;
 
@@ -20,7 +23,7 @@ use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
-/// Maximum number of parents in one batch that are unknown here, so that other engines are asked for them.
+/// Maximum number of unknown parents of one batch that other engines are asked for.
 const STRANGE_MAX: usize = 256;
 
 /// The blocks that names of main attention stood for before batches were lost.
@@ -76,15 +79,16 @@ impl Recalled {
 pub struct NamedBlocks(Vec<(u64, Block)>);
 
 impl Translator {
-    /// Forgets the holder's blocks, as [`Self::reset`] does, but remembers the block of each name. Call it for a holder that is
-    /// in doubt because batches were lost. The names are forgotten, too, if the engine's stored events prove nothing about
-    /// earlier blocks ([`crate::TranslatorSettings::proves_ancestors`]).
+    /// Forgets that the holder has any blocks, as [`Self::reset`] does, but remembers the block of each name. Call it for a
+    /// holder that is in doubt because batches were lost. If the engine's stored events prove nothing about earlier blocks,
+    /// forgets the names, too (see [`crate::TranslatorSettings::proves_ancestors`]).
     pub fn reset_but_names(&mut self) {
         let recalled = self.names_so_far();
         self.reset();
         self.recalled = recalled;
     }
 
+<<<<<<< HEAD
     /// Takes the remembered names, and adds those of the held blocks. Empty if the engine's stored events prove nothing.
     pub(super) fn names_so_far(&mut self) -> Recalled {
         let earlier = std::mem::take(&mut self.recalled);
@@ -100,6 +104,11 @@ impl Translator {
     /// The parents that stored events of the batch name and that are unknown here, because the engine's batches were lost. The
     /// engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a row. Empty
     /// unless the state is in doubt.
+=======
+    /// Returns parents' names in the batch's stored events that this translator does not know, because batches were lost. The
+    /// engine holds these parents, and the translator of another engine may know their names. Returns at most 256 names, none
+    /// twice in a row. Empty unless the state is in doubt.
+>>>>>>> wordse
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
@@ -171,8 +180,8 @@ impl Translator {
         Some(prefix)
     }
 
-    /// Adds `parent` and all blocks before it as held on the device. A stored event of `blocks` blocks that follow `parent`
-    /// proves that they are held. Returns whether `parent` is known now.
+    /// Adds the block named `parent` and all blocks before it as held on the device. The proof is a stored event of `blocks`
+    /// blocks whose parent has this name. Returns whether `parent` is known now.
     pub(super) fn recall(
         &mut self,
         lane: GroupLaneId,

@@ -1,11 +1,16 @@
-//! The end of a step: applies the changes of groups beside main attention, and tells after which blocks a request can now resume
-//! (go on).
+//! The end of a step. A *step* is the translation of one batch. At its end, the translator applies the changes of groups
+//! beside main attention, that is, of windows and states. Then it tells after which blocks a request can now resume.
 //!
-//! A step is one batch of an engine. An event of main attention tells where names stand in a sequence. Events of windows and
-//! states with the same names come before or after it, so they wait for the end of the batch. If a group's blocks are smaller
-//! than main attention's, some names are the group's own. An event that skips no block shows by its parent and its tokens where
-//! such names stand. In an event that skips blocks, some names may be known from main attention. The names just before a known
-//! name then stand for the blocks just before its block.
+//! To apply a change of a window or state, the translator must know the place in a sequence at which each named block ends.
+//! An event of main attention tells the places of the same names. It can come before or after the change, so the change waits
+//! for the end of the batch.
+//!
+//! If a group's blocks are smaller than main attention's, the group has names that main attention does not have. Their places
+//! are found in one of two ways:
+//!
+//! - The event skips no block. Then its parent and its tokens show the places.
+//! - The event skips blocks. Then some of its names may be known from main attention. The names just before a known name
+//!   stand for the blocks just before that name's block.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -39,7 +44,7 @@ pub(super) struct Step {
     gone: Vec<(u64, ChainSlot)>,
     /// The list `gone` as a table by name, made when it is first needed: few steps need it.
     gone_by_name: OnceCell<HashMap<u64, ChainSlot>>,
-    /// Whether a new group has changed the needs of requests, so that every block has to be checked again.
+    /// Whether a new group of layers has changed which blocks a request needs, so that every block has to be checked again.
     has_new_rules: bool,
     /// Lists for the computation, kept for the next step.
     touched: Vec<(Reverse<u32>, ChainSlot)>,
@@ -139,8 +144,9 @@ impl Translator {
         Ok(true)
     }
 
-    /// Postpones a removal from all of SGLang's components to the end of the step. The caller still applies it to main
-    /// attention. Returns true if the caller has nothing left to do: the removal is from windows that have no known blocks.
+    /// Postpones a removal from all of SGLang's components to the end of the step. The caller still applies the removal to
+    /// main attention, unless the call returns true. It returns true if the removal is only from windows that have no known
+    /// blocks.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -338,8 +344,9 @@ impl Translator {
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
-    /// Walks along the tokens of an event that skips no block. Writes to `places` where each of its small blocks ends, as far as
-    /// known. Main attention need not have the contract's blocks in which the small blocks lie.
+    /// Walks along the tokens of an event that skips no block. Writes to `places` the place where each of the event's small
+    /// blocks ends, or `None` if that is not known. Main attention need not have the contract's blocks in which the small
+    /// blocks lie.
     fn walk(
         &self,
         id: WindowId,

@@ -1,8 +1,8 @@
 //! A translator in a form that can be written down, so that the next process continues where this one ends.
 //!
-//! The form keeps only what cannot be computed again: blocks, names and copies, the blocks of groups of layers, doubts.
-//! Everything else (how many names a block has, which block follows which) is computed from that. A form that contradicts
-//! itself is refused, so that it can't make a translator count wrong.
+//! The form has only facts that cannot be computed again: blocks, names, copies, the blocks of groups of layers, and doubts.
+//! Other facts are computed from these, for example the number of a block's names and the order of the blocks. A form that
+//! contradicts itself is refused, because it would make the translator count wrong.
 
 use serde::{Deserialize, Serialize};
 

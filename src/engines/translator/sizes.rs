@@ -26,12 +26,14 @@ impl Sizes {
         self.is_doubted = false;
     }
 
-    /// Judges an event with `blocks` blocks of `told` tokens, for an engine registered with blocks of `size` tokens.
-    /// `follows_unknown` tells that the parent of the blocks is not held.
+    /// Judges an event with `blocks` blocks of `told` tokens each, for an engine registered with blocks of `size` tokens.
+    /// `follows_unknown` tells that no group holds the parent of the blocks.
     ///
-    /// A single smaller block is an incomplete block, at the end of a sequence. Nothing follows an incomplete block. So a smaller
-    /// block after an unknown parent has one of two causes. Either the parent is a smaller block, too, and the engine's blocks
-    /// are smaller than registered. Or the block belongs to another cache than the whole blocks do.
+    /// A single block with fewer than `size` tokens is an incomplete block at the end of a sequence; no block follows it. But
+    /// after an unknown parent, a smaller block can mean one of two things:
+    ///
+    /// - The parent is a smaller block, too, and the engine's blocks are smaller than registered.
+    /// - The block belongs to another cache than the blocks of the registered size.
     pub(super) fn judge(
         &mut self,
         told: u64,

@@ -1,15 +1,18 @@
-//! Small blocks: blocks of a window that are smaller than main attention's. This table knows which small blocks are held, and in
-//! which blocks of the contract they lie.
+//! Small blocks: blocks of a window that are smaller than main attention's. A block of main attention is a block of the
+//! contract, and consists of several small blocks. The table in this file tells which small blocks are held, and in which
+//! blocks of the contract they lie.
 //!
-//! The engine's name of a small block is a hash of the prefix up to the small block's end. All blocks of main attention that
-//! begin with the same tokens share that prefix, whether they come before the small block or after it. So the table knows a small
-//! block by its *spot*, a hash of its content: of the contract's block before the small block, and of the tokens from there on.
-//! Each block of the contract lists its spots that matter. Each spot lists the blocks of the contract that have the spot.
+//! The engine's name of a small block is a hash of the prefix up to the small block's end. Several blocks of the contract can
+//! contain the end of this prefix. Events may tell of these blocks before or after the small block. So the table identifies a
+//! small block by its *spot*. A spot is a hash of the last whole block of the contract in the prefix, and of the tokens after
+//! that block. Each block of the contract lists its spots that matter. Each spot lists the blocks of the contract that have
+//! the spot.
 //!
-//! A request needs `need` small blocks before the end of a block of the contract. A block of the contract consists of `fan` small
-//! blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very last one needs no spot, because it ends
-//! where the block ends. Each of the other small blocks takes 16 bytes here and about 30 in the table of spots. With the windows
-//! of DeepSeek-V4, a block of 256 tokens has 18 such small blocks: about three bytes a token.
+//! To continue after a block of the contract, a request needs the last `need` small blocks up to that block's end. A block of
+//! the contract consists of `fan` small blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very
+//! last one needs no spot, because it ends where the block ends. Each other small block that matters takes 16 bytes here and
+//! about 30 in the table of spots. With the windows of DeepSeek-V4, a block of 256 tokens has 18 such small blocks: about
+//! three bytes a token.
 
 use std::num::NonZeroU64;
 

@@ -1,4 +1,4 @@
-//! The start of a stored event: the place in a sequence where its blocks continue.
+//! The start of a stored event: the place in a sequence at which the event's first block stands.
 
 use kvatlas_core::hash::{HashSeed, SequenceHash};
 use kvatlas_core::wire::Tier;
@@ -11,7 +11,7 @@ use super::block::Block;
 use super::groups::GroupLaneId;
 use super::settings::HashMode;
 
-/// The place where a stored event continues.
+/// The place in a sequence at which a stored event's first block stands.
 pub(super) struct StoredStart {
     pub(super) parent: Option<SequenceHash>,
     pub(super) position: u32,

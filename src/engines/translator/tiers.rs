@@ -1,4 +1,4 @@
-//! Tiers that engines use, as places of an array.
+//! Tiers that engines use, each with its index in arrays that have one element for each tier.
 
 use kvatlas_core::wire::Tier;
 

@@ -1,4 +1,5 @@
-//! The order of a holder's blocks as a forest, for engines with several groups of layers.
+//! A holder's blocks as a forest, which has the parent and the children of each block. It is kept only for engines with
+//! several groups of layers.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;

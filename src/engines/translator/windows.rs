@@ -1,9 +1,11 @@
 //! Groups of layers beside main attention: sliding windows and recurrent states.
 //!
-//! Such a group keeps few blocks of a prefix: only those that a request needs to go on after the prefix. A window of W tokens
-//! needs the ⌈(W − 1) / b⌉ blocks before that place, where b is the size of the group's own blocks. A state is a window of one
-//! block. So each block of the contract has a *run* for each group: the number of the group's blocks that are held without a gap
-//! up to the block's end.
+//! Such a group keeps few blocks of a prefix: only the last ones, which a request needs to continue after the prefix. For a
+//! window of W tokens, a request needs the last ⌈(W − 1) / b⌉ blocks, where b is the size of the group's own blocks. A state
+//! is treated as a window of one block.
+//!
+//! For each group, a block of the contract has a *run*: the number of the group's blocks that are held without a gap up to
+//! the end of that block. A request can continue after the block if the run is long enough.
 //!
 //! The sizes differ: a group's block may span several blocks of the contract (`step` of them). Or a block of the contract has
 //! several of the group's blocks (`fan` of them): these are called small blocks.
@@ -387,9 +389,9 @@ impl Windows {
         }
     }
 
-    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot is that of the contract's
-    /// block at whose end the block `name` ends. It is `None` if copies are left, or if `name` ends inside a block of the
-    /// contract.
+    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot has the block of the
+    /// contract that ends where the block `name` ends. It is `None` if copies are left, or if the block `name` ends inside a
+    /// block of the contract.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {

@@ -15,11 +15,12 @@
 //! The extra texts of a block are the identifiers of its images, in order. For the first block, the salt is appended.
 //!
 //! The last two are the block names in engines' events. SGLang's events name pages, and its router asks by the same
-//! names; vLLM's events name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event
+//! names. vLLM's events name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event
 //! has only 8 bytes. So such a chain cannot be continued from one of its hashes, and the daemon uses the names that
-//! the engine sends. The hashes of an adapter's blocks contain something that the events do not tell: a key with
-//! SGLang, the path of the adapter with vLLM. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs
-//! of tokens.
+//! the engine sends.
+//!
+//! The hashes of blocks with an adapter depend on a fact that the events do not tell: with SGLang a key, with vLLM
+//! the path of the adapter. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs of tokens.
 //!
 //! A chain of a scheme has no block hashes: a step takes the tokens themselves. The tests
 //! `schemes_meet_the_vectors_of_llm_d`, `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`

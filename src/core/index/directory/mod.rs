@@ -1,4 +1,5 @@
-//! The holders of an index: each has a slot, which is a small number. Sets of holders are sets of slots.
+//! The holders of an index. Each holder has a *slot*: a small number that no other holder has at the same time. A set
+//! of holders is stored as a set of slots.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The directory of holders: a table from slots to holders. Each change makes a new version, and queries read a
-//! version without a lock.
+//! The directory of holders: a table from slots to holders. A slot is a holder's number in sets of holders. Each
+//! change makes a new version of the directory, and queries read a version without a lock.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;

@@ -1,14 +1,19 @@
 //! Shares of regular holders, for snapshots: how many leading blocks of each run a holder has. A walk over all runs
 //! reads the shares, and a restore sets them run by run.
 //!
-//! A holder is regular if it meets three conditions. It has all blocks before each of its blocks; all its blocks are
-//! in one tier; each block is named by its sequence hash. Then the holder's numbers of leading blocks describe it
-//! completely. So one walk can read many regular holders, and visits each common block once.
+//! A holder is *regular* if it meets three conditions:
 //!
-//! A walk visits a holder's runs at different instants, while events continue to change the holder. So the walk finds
-//! the holder's blocks from before the walk, changed by some of the later events. If these events are applied again
-//! in order, the result is the holder's present state. That is true as long as only events changed the holder, and
-//! the holder stayed regular. [`WalkedHolder::is_same_as`] checks both.
+//! - It has all blocks before each of its blocks.
+//! - All its blocks are in one tier.
+//! - Each of its blocks is named by the block's sequence hash.
+//!
+//! Then the numbers of the holder's leading blocks in the runs describe the holder completely. So one walk can read
+//! many regular holders, and visits each common block once.
+//!
+//! A walk visits a holder's runs at different instants, while events continue to change the holder. So the result for
+//! a holder contains some of the changes made during the walk, and lacks others. If all events since the start of the
+//! walk are applied again to the result, in order, it becomes the holder's present state. That is true as long as
+//! only events changed the holder, and the holder stayed regular. [`WalkedHolder::is_same_as`] checks both.
 
 use std::sync::Arc;
 
@@ -32,9 +37,9 @@ pub struct WalkedHolder {
 }
 
 impl WalkedHolder {
-    /// Returns the description by which a walk over `index` can look for a regular holder. All blocks of the holder
-    /// are in `tier`. `reshaped`, and the number of the holder's replaced states, show later whether the holder has
-    /// stayed the same.
+    /// Returns the form in which a walk over `index` can look for a regular holder, whose blocks are all in `tier`.
+    /// `reshaped` is the holder's present number of reshaping changes. [`Self::is_same_as`] later compares this
+    /// number to tell whether the holder has stayed the same.
     pub(crate) fn new(
         index: PositionalIndexer,
         record: Arc<HolderRecord>,

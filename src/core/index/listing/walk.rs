@@ -2,10 +2,10 @@
 //!
 //! # Order
 //!
-//! The blocks of an index are a forest, and its runs are a forest, too: a run that branches off a block of another
-//! run is that run's child. A walk meets the runs in depth-first order, each before its children. Of two children,
-//! the child that branches off at a later block comes first. This is the order of a flat trie ([`crate::trie`]) whose
-//! nodes are runs. So a stack is all that a reader needs:
+//! A run is an array of consecutive blocks. A run that branches off a block of another run is that run's *child*. So
+//! the runs of an index form a forest. A walk meets the runs in depth-first order, each before its children. Of two
+//! children, the child that branches off a later block comes first. This is the order of a flat trie
+//! ([`crate::trie`]) whose nodes are runs. So a reader needs nothing but a stack:
 //!
 //! ```text
 //! run 2, from position 0   a b c d e f g      holders: w1 has 7 blocks of it, w2 has 7, w3 has 3
@@ -17,12 +17,18 @@
 //!
 //! # What a walk sees
 //!
-//! The walk first lists all runs, in several short turns. Then it looks at the listed runs one by one, each in a turn
-//! of its own. So neither queries nor lanes wait long for a walk. Each run is met as it was at one instant, but
-//! different runs at different instants. A walk does not meet a run that is made after the list, is removed before
-//! its turn, or follows a removed run. So the blocks that a walk finds for one holder may differ from the holder's
-//! blocks at every single instant. A caller that needs the state of one instant must know the changes made during the
-//! walk.
+//! A *turn* is the time in which one thread has the lock that is needed to change the runs. The walk first lists all
+//! runs, in several short turns. Then it reads the listed runs one by one, each in a turn of its own. So neither
+//! queries nor lanes wait long for a walk.
+//!
+//! A walk reads each run at one instant, but different runs at different instants. It does not meet:
+//!
+//! - a run that was made after the walk had listed the runs;
+//! - a run that was removed before the walk came to it;
+//! - a run below such a removed run.
+//!
+//! So a walk may find a set of blocks for a holder that the holder did not have at any one instant. A caller that
+//! needs the holder's state at one instant must also know the changes made during the walk.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -39,13 +45,13 @@ use crate::index::shared::IndexShared;
 /// Number of runs listed in one turn, which takes some tens of microseconds.
 const RUNS_PER_TURN: u32 = 1024;
 
-/// A run in the list of a walk, with the block that the run follows.
+/// A run in the list of a walk, with the block that the run branches off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedRun {
     parent: Option<Spot>,
     run: RunId,
-    /// Serial number that distinguishes the run from earlier and later runs with the same number. The parent needs no
-    /// such field: a run keeps its number as long as another run follows it.
+    /// Serial number that distinguishes the run from earlier and later runs with the same number. The parent run
+    /// needs no such field, because a run keeps its number as long as it has a child.
     birth: u32,
 }
 
@@ -63,14 +69,14 @@ impl ListedRun {
         self.parent.map(|parent| parent.run)
     }
 
-    /// Returns the offset, within the parent run, of the block that this run follows.
+    /// Returns the offset, within the parent run, of the block that this run branches off.
     fn offset(&self) -> u16 {
         self.parent.map_or(0, |parent| parent.offset)
     }
 }
 
-/// Lists all runs, ordered by parent. Among the runs of one parent, runs that follow later blocks come first. Writers
-/// have turns during the call, so runs that are made or removed meanwhile may be missing.
+/// Lists all runs, ordered by parent run. Of two children of one run, the child that branches off a later block comes
+/// first. Writers have turns during the call, so runs that are made or removed meanwhile may be missing.
 fn list(shared: &IndexShared) -> Vec<ListedRun> {
     let mut runs = Vec::new();
     let mut next = 1;
@@ -96,8 +102,8 @@ pub struct WalkedRun {
     pub depth: usize,
     /// Position of the run's first block.
     pub position: usize,
-    /// Sequence hashes of the blocks, each the child of the block before. The parent of the first block is one
-    /// position before it. It is in the last run that was met with a depth smaller by one.
+    /// Sequence hashes of the blocks, each the child of the block before. The first block's parent is one position
+    /// earlier. The parent lies in the last run that the walk met at a depth smaller by one.
     pub hashes: Vec<SequenceHash>,
     /// Holders, each with the number of the run's leading blocks that it has. Holders with the most blocks come
     /// first.
@@ -180,8 +186,8 @@ fn find(shared: &IndexShared, runs: &[ListedRun], block: PositionalLineageHash) 
     None
 }
 
-/// Returns the places in `runs` of the runs that follow a block of `parent`. If `parent` is `None`, these are the
-/// places of the runs at position 0.
+/// Returns the places in `runs` of the children of the run `parent`. If `parent` is `None`, returns the places of the
+/// runs at position 0.
 fn children(runs: &[ListedRun], parent: Option<RunId>) -> Range<usize> {
     let start = runs.partition_point(|listed| listed.parent_run() < parent);
     start..runs.partition_point(|listed| listed.parent_run() <= parent)
@@ -240,9 +246,9 @@ impl Walk {
         }
     }
 
-    /// Reads a run and makes it the current one. Returns `false` if the run has been removed. Counts only holders in
-    /// `above`, which have all blocks before the run. For the run that the walk begins with, `above` is `None`, and
-    /// the call finds these holders itself.
+    /// Reads a run and makes it the current one. Returns `false` if the run has been removed, or has no block at the
+    /// offset `from` any more. Counts only holders in `above`, which have all blocks before the run. For runs with
+    /// which the walk begins, `above` is `None`, and the call finds these holders itself.
     fn meet(&mut self, listed: ListedRun, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;

@@ -1,4 +1,5 @@
-//! Changing the bars of a run: marks which blocks of a holder are not resumable.
+//! Changing the bars of a run, which mark the blocks of a holder that are not resumable: no request can continue
+//! after them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,14 +1,15 @@
-//! Bars of a run: which of its blocks are not resumable, and for which holders. A request cannot resume behind a
-//! block that is barred for the holder.
+//! Bars of a run: marks that tell which of its blocks are not resumable, and for which holders. At a holder for which
+//! a block is *barred*, a request cannot resume after this block.
 //!
 //! Usually a run has no bars: every block of every holder is resumable. Otherwise the run has one array of bars,
-//! which is copied on write: each change publishes a new array. The array cuts the run into stretches. Within a
-//! stretch, a holder is barred at all blocks or at none. Each stretch has a row:
+//! which is copied on write: each change publishes a new array. The array divides the run into stretches. For each
+//! holder, the blocks of a stretch are either all barred or all resumable. The array has a row for each stretch:
 //!
 //! ```text
-//! word 0: rows, words of a set, sets of an entry, entries     the numbers of the words of 64 slots that sets have
-//! then the entries: a set for each step of tiers, or one set if all steps are alike
-//! then the rows, two a word: the first offset, and the number of the entry
+//! word 0          four numbers: of rows, of words in a set, of sets in an entry, of entries
+//! then            indexes of the words that a set has; each such word has the bits of 64 slots
+//! then entries    a set of barred holders for each step of tiers, or one set if all steps are alike
+//! then rows       two in a word, each with the offset of its first block, and the number of its entry
 //! ```
 //!
 //! Usually the rows refer to few different entries.

@@ -1,4 +1,5 @@
-//! Books of the runs: state that only one writer at a time, the one whose turn it is, reads and changes.
+//! Books of the runs: state that only the writer whose turn it is reads and changes. A turn is the time in which a
+//! thread has the lock of the books.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -25,8 +26,8 @@ pub(super) struct RunBooks {
     /// Smallest run number that has not been used. Numbering restarts when the index has no runs any more.
     pub(super) next: u32,
     pub(super) births: u32,
-    /// Number of runs that follow each block. The keys are the block's run and its offset in that run. Blocks that no
-    /// run follows have no entry.
+    /// Number of runs that branch off each block. The keys are the block's run and its offset in that run. Blocks
+    /// without such runs have no entry.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
     /// Table from hashes to the places of all blocks; see `places.rs`.

@@ -1,5 +1,6 @@
-//! Header of a run, in one word: the position where the run begins, its length, whether other runs follow it, and its
-//! change counter. The change counter counts the steps that have changed which blocks of the run holders have.
+//! Header of a run, in one word. It has the position at which the run begins, its length, a bit that tells whether
+//! the run has children, and its change counter. The change counter counts the steps that have changed which blocks
+//! of the run holders have.
 //!
 //! ```text
 //! bit 63    37 36         35    24 23     0
@@ -56,7 +57,7 @@ impl Header {
         ((self.get() & LEN_MASK) >> LEN_SHIFT) as u16
     }
 
-    /// Whether other runs follow some of the run's blocks.
+    /// Whether the run has children, that is, whether other runs branch off some of its blocks.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.get() & FOLLOWED != 0
@@ -75,7 +76,7 @@ impl Header {
         !is_busy && self.version() == version
     }
 
-    /// Makes the run empty, with its start at `position` and with no run after it. The change counter stays as it is.
+    /// Makes the run empty, with its start at `position` and without children. The change counter stays as it is.
     pub(crate) fn begin_at(&self, position: u32) {
         self.change(!STEPS_MASK, u64::from(position) & START_MASK);
     }

@@ -1,12 +1,13 @@
-//! Hash table that finds the run after a given block that begins with a given hash. Readers use it without a lock.
+//! Hash table of the runs, which readers use without a lock. The key of a run is the block that the run branches off,
+//! together with the hash of the run's first block.
 //!
 //! A slot has a tag of 36 bits, which is a fingerprint of the key, and a run's number. The table consists of parts
 //! that grow separately, so that no growth takes long. Entries never move within an array. So a search finds every
 //! run that is in the table during the whole search.
 //!
-//! A Bloom filter for runs at position 0 supplements the table. It has 131,072 bits and one hash function. If the bit
-//! of a hash is not set, no run at position 0 begins with that hash. The bits usually stay in the processor's caches.
-//! Most queries whose first block no holder has end at this filter.
+//! Beside the table there is a Bloom filter for runs at position 0. It has 131,072 bits and one hash function. If the
+//! bit of a hash is not set, no run at position 0 begins with that hash. The bits usually stay in the processor's
+//! caches. If no holder has a query's first block, the search usually ends at this filter.
 
 use crate::epoch::Guard;
 

@@ -2,7 +2,7 @@
 //! runs and blocks.
 //!
 //! A run is an array of consecutive blocks. It is like an edge of a radix tree, but it is not split where another run
-//! branches off.
+//! branches off. A run that branches off a block *follows* that block, and is a child of that block's run.
 //!
 //! | file | what |
 //! |---|---|
@@ -130,8 +130,8 @@ impl Wanted {
 /// Number of collection steps in one call of [`give_back_memory`]. One step frees a few hundred allocations.
 const COLLECTIONS: usize = 64;
 
-/// Frees memory, of all indexes, that no query can see any more. Changes of an index also free memory, a little at a
-/// time, but after many removals some memory is left. Call this function regularly, outside of lanes and queries, to
+/// Frees memory of all indexes that no query can reach any more. Each change of an index already frees a little of
+/// such memory, but after many removals some is left. Call this function regularly, outside of lanes and queries, to
 /// free the rest.
 pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {

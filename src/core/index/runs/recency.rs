@@ -1,9 +1,9 @@
 //! Recency: how recently runs were used, which decides which blocks are evicted first. Time is counted in ticks of a
 //! clock that advances with the number of blocks stored.
 //!
-//! A run counts as used when a holder gets more of its blocks, or when a search looks at it. When a child run is
-//! removed, its parent becomes at least as recent as the child was. A leaf is the end of a run: the blocks after the
-//! last block that another run follows.
+//! A run counts as used when a holder gets more of its blocks, or when a search reads it. When a child run is
+//! removed, its parent becomes at least as recent as the child was. A *leaf* is the end of a run: the blocks after
+//! the last block that a child branches off.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
@@ -19,9 +19,9 @@ use super::writer::RunWriter;
 /// which the turn stops choosing.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Maximum number of leaves that one turn spares because they are not of greedy workers. If a whole pass over the
-/// queue finds no blocks of greedy workers, some later turns ignore shares: one for every [`SPARED_PER_TURN`] spared
-/// leaves.
+/// Maximum number of leaves that one turn spares because they are not of greedy workers. A greedy worker has much
+/// more than its share of the capacity. If a whole pass over the queue finds no blocks of greedy workers, some later
+/// turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
 /// Number of clock ticks during which as many blocks are stored as the capacity allows in all.
@@ -63,8 +63,8 @@ impl RunWriter<'_> {
     }
 
     /// Returns the leaves that were used longest ago, with at most about `blocks_max` blocks and no more than one
-    /// turn can handle. If `greedy` is given and a turn finds leaves that only these holders have, returns only such
-    /// leaves.
+    /// turn can handle. With `greedy`, returns only leaves that no holder outside `greedy` has, if the turn finds
+    /// any.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();

@@ -1,15 +1,17 @@
 //! Roster of one run: an entry for each holder that has any block of the run.
 //!
-//! The first few entries are stored in the run itself. The other entries are in a list that begins with a summary of
-//! all entries. Usually every holder of a common prompt has all blocks that a query shares with the run. The summary
-//! tells this, so the search reads no entry:
+//! The first few entries are stored in the run itself. The other entries are in a list, which begins with a summary
+//! of all entries. Usually every holder of a run has all of the run's blocks that agree with a query. In this case
+//! the summary is enough, and a search reads no entry. The list consists of:
 //!
 //! ```text
-//! word 0: `words`, `least`     `words` words: a bit for each slot that has an entry     the entries that do not stand in the run
+//! word 0           the numbers `words` and `least`
+//! `words` words    a bit for each slot that has an entry
+//! the rest         the entries that are not stored in the run itself
 //! ```
 //!
-//! `least` is a lower bound: in each entry, the number of leading blocks over all tiers is at least `least`. With
-//! many entries, the bound may be too low. The bits are left out if they would take much memory compared with the
+//! In each entry, the number of leading blocks over all tiers is at least `least`. With many entries, `least` may be
+//! lower than the smallest of these numbers. The bits are left out if they would take much memory compared with the
 //! entries.
 
 use super::entry::RosterEntry;
@@ -18,7 +20,7 @@ use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
 use crate::words::copy;
 
-/// Step of tiers whose leading blocks `least` bounds: all tiers.
+/// Step of tiers to which the bound `least` applies: all tiers.
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;

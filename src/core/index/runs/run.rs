@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A run is an array of the sequence hashes of consecutive blocks; each block is the child of the previous block. A
-//! run follows any block of another run, or begins at position 0. So the place of a block determines its whole
-//! prefix, whatever the hashes are.
+//! run begins at position 0, or branches off a block of another run. In the second case the run *follows* that block,
+//! and is a child of the other run. So the place of a block determines its whole prefix, whatever the hashes are.
 //!
-//! Every field is a word that can be read at any time. When a reader reads it, the run's number may already belong to
-//! another run. Then the reader gets wrong values, but no answer contains them: the documentation of the index
-//! explains why.
+//! Every field is a word that can be read at any time. When a reader reads a field, the run's number may already
+//! belong to another run. Then the reader gets wrong values, but no answer contains them; the documentation of the
+//! index explains why.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -40,7 +40,7 @@ const MARKS: usize = 20;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Run {
-    /// Number of the spot of the block that the run follows; 0 if the run begins at position 0.
+    /// Number of the spot of the block that the run branches off; 0 if the run begins at position 0.
     pub(super) parent: AtomicU64,
     /// Hash of the first block.
     pub(super) first: AtomicU64,
@@ -213,8 +213,8 @@ impl Run {
         self.header.is_still(version)
     }
 
-    /// Whether other runs follow some of the blocks. True from before the first such run can be found until after
-    /// none can be found any more.
+    /// Whether the run has children. Becomes true before readers can find the first child. Becomes false only after
+    /// readers can find no child any more.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.header.is_followed()
@@ -239,7 +239,7 @@ impl Run {
         self.last.load(Ordering::Acquire)
     }
 
-    /// Returns the block that the run follows; `None` at position 0.
+    /// Returns the block that the run branches off; `None` if the run begins at position 0.
     pub(crate) fn parent(&self) -> Option<Spot> {
         let bits = self.parent.load(Ordering::Acquire);
         (bits != 0).then(|| Spot::from_bits(bits))
@@ -283,8 +283,8 @@ impl Run {
         word.is_some_and(|word| word.load(Ordering::Acquire) >> (offset % 64) & 1 == 1)
     }
 
-    /// Whether the run follows `parent` and begins with the `wanted` block. Only the bits that are known of both
-    /// hashes are compared.
+    /// Whether the run branches off the block `parent` and begins with the `wanted` block. Only the bits that are
+    /// known of both hashes are compared.
     #[inline]
     pub(crate) fn is_head(&self, parent: Option<Spot>, position: u32, wanted: Wanted, guard: &Guard) -> bool {
         let parent = parent.map_or(0, Spot::bits);

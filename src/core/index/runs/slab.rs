@@ -1,5 +1,5 @@
-//! Memory of the runs, by run number. A run's memory keeps its address until the slab has no runs at all. Until then
-//! the memory is only reused for other runs.
+//! Slab: the memory of all runs, by run number. The memory of a run keeps its address, even after the run is removed.
+//! It can be reused for another run, and is freed only when the slab has no runs at all.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;

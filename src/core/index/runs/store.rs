@@ -170,8 +170,8 @@ impl RunStore {
         self.is_bounded.then(|| self.tick.load(Ordering::Relaxed))
     }
 
-    /// Returns all runs that follow `parent` and begin with a block whose hash has this fragment. Without `parent`,
-    /// returns such runs at position 0.
+    /// Returns all runs that branch off the block `parent` and begin with a block whose hash has this fragment.
+    /// Without `parent`, returns such runs at position 0.
     pub(crate) fn heads_of<'g>(
         &self,
         parent: Option<Spot>,
@@ -206,8 +206,8 @@ impl RunStore {
         self.slab.get(id, guard)
     }
 
-    /// Returns the run that follows `parent`, or begins at position 0, and whose first block is the `wanted` one. The
-    /// returned version was read before the run was compared.
+    /// Returns the run whose first block is the `wanted` one. The run branches off the block `parent`, or begins at
+    /// position 0 without `parent`. The returned version was read before the run was compared.
     #[inline]
     pub(crate) fn head<'g>(
         &self,

@@ -13,8 +13,8 @@ const TRIM_BLOCKS: usize = 4096;
 const TRIM_RUN: usize = 4;
 
 impl RunWriter<'_> {
-    /// Cuts off the blocks at the end of a run that no holder has and no run follows. If the whole run is removed,
-    /// trims the run before it next.
+    /// Cuts off the blocks at the end of a run that no holder has and that no child branches off. If that removes the
+    /// whole run, trims its parent run next.
     ///
     /// If many blocks are removed, other writers have turns during the call. So before the call, the entries must
     /// show every block that holders have.
@@ -64,7 +64,7 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Removes an empty run, and returns the run that it followed.
+    /// Removes an empty run, and returns its parent run.
     fn drop_run(&mut self, id: RunId) -> Option<RunId> {
         let state = &mut *self.state;
         let run = self.store.run(id, &self.guard)?;

@@ -1,14 +1,15 @@
-//! Usable blocks: how many leading blocks of a chain holders can use, according to the bars of the chain's runs.
+//! Usable blocks: how many leading blocks of a chain a request can reuse at each holder. The bars of the chain's runs
+//! tell which blocks a request cannot resume after.
 
 use super::run::Run;
 use crate::epoch::Guard;
 use crate::index::directory::SlotBits;
 use crate::index::hook::point;
 
-/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use. A holder can use
-/// the blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs of the chain,
-/// beginning with the last. Calls `found` once for each set of holders, with the number of blocks that these holders
-/// can use.
+/// Splits holders of the first `depth` blocks of a chain by their numbers of usable blocks. A holder's usable blocks
+/// are the blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs of the
+/// chain, beginning with the last. Calls `found` once for each set of holders, with the number of usable blocks of
+/// these holders.
 pub(crate) fn split_by_usable<'g, S: SlotBits>(
     path: impl Iterator<Item = &'g Run>,
     depth: u32,

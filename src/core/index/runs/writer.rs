@@ -215,7 +215,8 @@ impl<'s> RunWriter<'s> {
         Some(Spot { run, offset: 0 })
     }
 
-    /// Returns one more than the offset of the last block of `run` that another run follows; 0 if no run follows.
+    /// Returns one more than the offset of the last block of `run` that a child branches off; 0 if the run has no
+    /// child.
     pub(crate) fn attached_end(&self, run: RunId) -> u16 {
         if !self.run(run).is_some_and(Run::is_followed) {
             return 0;

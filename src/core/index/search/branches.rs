@@ -1,9 +1,9 @@
 //! Searches by fragments of hashes, for cases where several children of one block have the same fragment.
 //!
-//! A lineage hash keeps only some bits of a sequence hash, so it cannot distinguish sequence hashes that agree in
-//! these bits. A search by lineage hashes follows all children with the wanted fragment, block by block. Each
-//! holder's depth is the largest depth along any of the branches. By accident, a second such child appears only about
-//! once in 2^51 blocks.
+//! A lineage hash keeps only some bits of a sequence hash, its fragment. So it cannot distinguish sequence hashes
+//! that agree in these bits. A search by lineage hashes follows all children with the wanted fragment, block by
+//! block. Each holder's depth is the largest depth along any of these branches. By accident, two children of a block
+//! have the same fragment only about once in 2^51 blocks.
 
 use smallvec::SmallVec;
 

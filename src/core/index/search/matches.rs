@@ -136,8 +136,8 @@ impl Matches {
         holder.status.reasons_since(replacements, trust)
     }
 
-    /// Returns how many leading blocks a holder has on the device, and how many on device and host together. Each
-    /// count ends before the first block outside these tiers. `None` if the search was not made with
+    /// Returns two counts of a holder's leading blocks: blocks on the device, and blocks on device or host. Each
+    /// count ends before the first block outside its tiers. `None` if the search was not made with
     /// [`TierDepth::Each`](super::TierDepth::Each), or found nothing.
     pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[NearBlocks; 2]> {
         Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))

@@ -4,10 +4,10 @@
 //! the query. Then it reads how many of these blocks each holder has. A holder that lacks some of them drops out. For
 //! the other holders the search goes on to the run that continues with the query's next block.
 //!
-//! By the contract, a sequence hash stands for its whole prefix. So if the query gives its hashes, the search finds
-//! the last block that agrees by bisection, comparing only a few hashes. Marks, which are a byte of every 64th hash
-//! beside the run, tell where to look. The search compares every hash if something contradicts the contract, or could
-//! do so without being noticed. Examples are a hash under two parents, and a holder whose hashes are a foreign chain.
+//! By the contract, a sequence hash stands for its whole prefix. So if the query gives hashes, the search finds the
+//! last block that agrees by bisection, and compares only a few hashes. Marks tell where to look: a mark is one byte
+//! of every 64th hash, stored in the run. The search compares every hash if hashes may not stand for their prefixes:
+//! if a hash has two parents, or if a holder's hashes are not the contract's chain.
 //!
 //! The documentation of the index explains why the answers are exact although the runs are read at different
 //! instants. If a writer changes one of the runs during the search, the search is repeated. After some repetitions

@@ -5,10 +5,11 @@
 //! run that agrees with the query up to some block already has that block's hash. So a search takes the previous hash
 //! of each block from the run, and the computations of a chunk are independent of each other.
 //!
-//! After a run has agreed with 32 blocks for the first time, it keeps a fingerprint of their block hashes
-//! ([`Column::content`]). The next query with these blocks computes that fingerprint instead of 32 sequence hashes.
-//! The fingerprint is mixed with the fingerprints of the run's own hashes, and of the hashes before them. The run may
-//! have other hashes later, or another run may get its number. In both cases the old fingerprint no longer matches.
+//! When 32 blocks of a query agree with a run for the first time, the run keeps a fingerprint of their block hashes
+//! ([`Column::content`]). For the next query with these blocks, the search computes this fingerprint instead of 32
+//! sequence hashes. The fingerprint is mixed with the fingerprints of the run's own hashes, and of the hashes before
+//! them. The run may have other hashes later, or another run may get its number. In both cases the old fingerprint no
+//! longer matches.
 
 use crate::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 
@@ -113,8 +114,8 @@ impl<'a> Rolled<'a> {
     }
 
     /// Returns how many leading blocks of a run agree with the query's blocks from `start` on. Query and run both
-    /// have at least `len` blocks there. `is` tells whether the run's block at an offset can have a given hash; the
-    /// run may know only a fragment of its own hash.
+    /// have at least `len` blocks there. `is` tells whether the run's block at an offset can have a given hash. The
+    /// run may know only a fragment of the block's hash.
     pub(super) fn agreement(
         &mut self,
         column: Column<'_>,

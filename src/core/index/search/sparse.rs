@@ -1,15 +1,15 @@
 //! Compressed chains: a query that gives only blocks at chosen positions. The answer is bounds on the length of the
 //! prefix that each holder holds.
 //!
-//! Only a hole-free prefix of a holder's blocks counts. So a holder that has the block at position p, but not the
-//! block at q, has between p + 1 and q leading blocks. The search compares sets of holders, and finds the first
-//! chosen block that each holder lacks by bisection.
+//! Only a hole-free prefix of a holder's blocks counts. Suppose that a holder has the chosen block at position p, but
+//! lacks the next chosen block, at position q. Then it has between p + 1 and q leading blocks. By bisection over the
+//! chosen blocks, the search finds the first one that each holder lacks.
 //!
 //! Such a search takes a turn at the runs, as writers do. It needs a turn because it finds blocks in the middle of
 //! runs, with a table that can be used only in a turn. So everything that it reads is of one instant.
 //!
-//! A hash under two parents does not identify its prefix. That affects only the chains that contain the hash. For a
-//! query that meets none of these chains, the bounds stay tight.
+//! A hash under two parents does not identify its prefix. Then the bounds may be wider, but only for queries whose
+//! chain contains such a hash.
 
 use std::collections::HashMap;
 

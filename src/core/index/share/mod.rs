@@ -1,8 +1,8 @@
 //! One holder's share of the runs: which blocks of each run the holder has, and in which tiers. Queries see each
 //! change of a share as one step.
 //!
-//! In each run, a holder has intervals of blocks ([`part`]). The entries in the runs' rosters tell readers how far
-//! these intervals reach. The engine's names for blocks are not a part of a share.
+//! In each run, a holder has intervals of blocks ([`part`]). From the entries in the runs' rosters, readers learn how
+//! far these intervals reach. The engine's names for blocks are not a part of a share.
 
 mod part;
 
@@ -137,17 +137,17 @@ impl Share {
         end
     }
 
-    /// Records that blocks have been put into a run for this holder. When the share is published, those that the
-    /// holder does not have are trimmed.
+    /// Records that blocks have been put into a run for this holder. If the holder does not have some of these blocks
+    /// when the share is published, they are cut off.
     pub(crate) fn touch(&mut self, run: RunId) {
         if self.touched.last() != Some(&run) {
             self.touched.push(run);
         }
     }
 
-    /// Returns the runs that must not be cut while other writers have turns during work on `blocks` blocks. In these
-    /// runs the holder has blocks that are not published yet. `None` if other writers get no turns, because the work
-    /// is short or there are too many such runs.
+    /// Returns the runs whose blocks must not be cut off while other writers have turns. The holder is about to work
+    /// on `blocks` blocks, and has unpublished blocks in these runs. `None` if other writers get no turns during the
+    /// work, because the work is short or there are too many such runs.
     pub(crate) fn kept_aside(&self, blocks: usize) -> Option<SmallVec<[RunId; KEPT_RUNS]>> {
         let lets_others = blocks >= ASIDE_BLOCKS && self.touched.len() <= KEPT_RUNS;
         lets_others.then(|| SmallVec::from_slice(&self.touched))

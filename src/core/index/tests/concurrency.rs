@@ -1,9 +1,9 @@
 //! Queries while holders change: every answer is exact at some point between its start and its end.
 //!
-//! Before each event, a writer thread computes with the oracle the depth that each of a few fixed queries will have
-//! after the event. So a reader knows the depths before its query, and the depths after events that were applied
-//! during the query. An event changes a depth block by block and in one direction. So the answer must lie between the
-//! smallest and the largest of these depths.
+//! There are a few fixed queries. Before each event, a writer thread computes with the oracle the depth that each
+//! query will have after the event. So a reader knows the depth before its query began, and the depth after each
+//! event that was applied during the query. An event changes a depth block by block and in one direction. So the
+//! answer must lie between the smallest and the largest of these depths.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 

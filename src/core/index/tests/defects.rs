@@ -1,4 +1,5 @@
-//! Defects of an earlier design of the index, and tiers, holes and attacks on its weak points.
+//! Regression tests for defects of an earlier design of the index. Further tests are about tiers, about holes, and
+//! about attacks on weak points of the design.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -67,7 +68,7 @@ fn first_blocks_that_are_equal_in_most_bits_are_all_found() {
     assert_eq!((index.sizes().bytes, index.sizes().chain_conflicts), (0, 0));
 }
 
-/// Defect 3: a block that moves to another parent takes nothing with it.
+/// Defect 3: if a block moves to another parent, its children do not move with it.
 #[test]
 fn a_block_that_moves_is_credited_in_one_place() {
     let index = new_index();

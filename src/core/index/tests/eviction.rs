@@ -467,8 +467,8 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
     }
 }
 
-/// At each point of an eviction, lets the victim remove its blocks itself. If it still had all blocks at that point,
-/// it has lost nothing to the eviction and is not degraded.
+/// The victim is the holder whose blocks are to be evicted. At each point of the eviction, an event of the victim
+/// removes all its blocks. If the victim had lost no block before that event, it must not be degraded.
 #[test]
 fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
     const CAPACITY: u64 = 100;

@@ -1,5 +1,5 @@
-//! Foreign hashes: hashes that are not the contract's chain. Namespaces keyed by the engine's hashes notice them.
-//! Namespaces that recompute hashes refuse events for which they cannot.
+//! Foreign hashes: hashes that are not the contract's chain. Namespaces keyed by the engine's hashes notice foreign
+//! hashes. Namespaces that recompute hashes refuse events whose hashes they cannot recompute.
 
 use crate::hash::{BlockHash, BlockSize, SequenceHash};
 use crate::wire::{BlockContent, Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};

@@ -1,6 +1,6 @@
-//! Interleaved steps. At each point of a search, a whole step of a writer is made. The answer must be the holders'
-//! state before or after the step, never a mixture. In the same way, whole events of other holders are made at each
-//! point of an event that lets others have turns.
+//! Interleaved steps. At each point of a search, a test makes a whole step of a writer. The answer must be the
+//! holders' state before or after the step, never a mixture. Other tests apply whole events of other holders at each
+//! point at which a long event lets other writers have a turn.
 
 use std::cell::RefCell;
 use std::rc::Rc;

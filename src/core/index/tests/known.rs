@@ -1,5 +1,5 @@
-//! Known prompts: prompts that an earlier query gave. Their answers equal the answers for new prompts, whatever is
-//! kept, evicted or written at the same time.
+//! Known prompts: prompts that an earlier query gave. A query for a known prompt gets the same answer as a query for
+//! a new prompt, whatever is kept, evicted or written at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

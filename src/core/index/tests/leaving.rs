@@ -1,5 +1,5 @@
-//! The first block at which a query and a run differ. It is found by marks of some of the run's hashes, and different
-//! hashes can have equal marks.
+//! Search for the first block at which a query and a run differ. The search compares marks, which are one byte of
+//! some of the run's hashes. So different hashes can have equal marks.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};

@@ -1,4 +1,5 @@
-//! Block names: what an engine calls a block, several names for one block, and how long each name holds it.
+//! Block names: an engine's names for a block, several names for one block, and how long each name keeps the block
+//! held.
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash};
 use crate::wire::{BlockContent, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};

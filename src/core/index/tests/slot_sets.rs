@@ -1,4 +1,4 @@
-//! Sets of holders, compared with plain sets of numbers.
+//! Tests that compare sets of holders with plain sets of slot numbers.
 
 use std::collections::BTreeSet;
 

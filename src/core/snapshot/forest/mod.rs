@@ -17,7 +17,8 @@
 //! the run branches off. The holders with that block are the run's *candidates*. For a run at position 0, all holders
 //! of the forest are candidates.
 //!
-//! A run lists its changes, that is, which candidates lack blocks of it, in the shorter of two forms:
+//! A run lists some of its candidates, in the shorter of two forms. Each entry of the list, called a *change*, tells
+//! how many blocks of the run the candidate lacks:
 //!
 //! - *except*: all candidates have the whole run, except the listed ones;
 //! - *only*: only the listed candidates have blocks of the run.

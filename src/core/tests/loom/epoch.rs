@@ -44,7 +44,7 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// The same as of the product's guard.
+    /// The conditions of the same function of the product's guard.
     #[allow(unsafe_code, reason = "as the product's guard")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce() + 'static) {
         let mut state = STATE.lock().unwrap();

@@ -3,9 +3,10 @@
 //!
 //! - Arrays of words (`words.rs`): a reader keeps the whole array that it has found while writers replace it.
 //! - A run's header and its blocks (`header.rs`): all blocks that the length counts can be read.
-//! - A roster and its summary (`roster.rs`): between two equal versions, both are of the same instant.
-//! - A step against a search: a search sees a batch wholly or not at all, or notices the step.
-//! - The table of runs (`heads.rs`) against its writer.
+//! - A roster and its summary (`roster.rs`): if a run's version is equal before and after a read, the roster and its
+//!   summary are of the same instant.
+//! - A step during a search: the search sees a batch wholly or not at all, or notices the step.
+//! - The table of runs (`heads.rs`): readers use it while its writer changes it.
 
 #![allow(
     dead_code,

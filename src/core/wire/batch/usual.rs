@@ -2,8 +2,8 @@
 //! their usual forms.
 //!
 //! Each key is compared at the place where it is expected, without any look-up. If a batch or an event has another
-//! form, or a mistake, the decoder for all forms reads it again from its beginning. So the result always equals that
-//! decoder's result; the fuzz tests compare the two.
+//! form, or a mistake, the decoder for all forms reads that batch or event again from its beginning. So the result
+//! always equals the result of the decoder for all forms; the fuzz tests compare the two.
 
 use crate::hash::{BlockSize, Position};
 use crate::wire::error::DecodeError;

@@ -1,5 +1,5 @@
-//! Fast paths of the cursor for common values. They read short keys and plain numbers, skip values that nobody asks
-//! for, and read arrays of small numbers.
+//! Fast paths of the payload reader for common values: reading short keys, plain numbers and arrays of small numbers,
+//! and skipping values that are not needed.
 
 use rmp::Marker;
 

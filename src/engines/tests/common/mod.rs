@@ -50,7 +50,7 @@ pub(crate) struct Store {
     pub(crate) salt_key: Option<String>,
     /// Salt in a field of its own.
     pub(crate) cache_salt: Option<String>,
-    /// Identifiers of images, with the number of their block.
+    /// Images of the blocks: for each image the index of its block in the event, from 0, and its identifier.
     pub(crate) images: Vec<(usize, String)>,
     pub(crate) group: Option<(u32, Option<&'static str>)>,
     /// Tokens of the group's window.
