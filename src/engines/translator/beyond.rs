@@ -39,13 +39,9 @@ pub(super) struct Beyond {
     past: Past,
     /// Whether a stored event about a tier beyond the device has come.
     is_used: bool,
-<<<<<<< HEAD
     /// Whether such an event has told the kind of its group, as events of a connector with a pool do.
     has_kinds: bool,
-    /// Whether a block was told by its name alone.
-=======
     /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk.
->>>>>>> wordse
     has_ends: bool,
     /// Whether a name stands for several blocks, that is, for a chunk.
     has_parts: bool,
@@ -95,16 +91,12 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
-<<<<<<< HEAD
     /// Whether a connector with a pool may tell of these tiers: one that clears the pool without saying so.
     pub(super) fn may_have_pool(&self) -> bool {
         self.has_kinds
     }
 
-    /// Notes whether a stored event has a salt or objects.
-=======
     /// Notes whether a stored event has a salt or multimodal objects.
->>>>>>> wordse
     pub(super) fn note_keys(&mut self, stored: &EngineStored) {
         self.has_salts |= stored.cache_salt.is_some();
         self.has_objects |= !stored.objects.is_empty();

@@ -88,7 +88,6 @@ impl Translator {
         self.recalled = recalled;
     }
 
-<<<<<<< HEAD
     /// Takes the remembered names, and adds those of the held blocks. Empty if the engine's stored events prove nothing.
     pub(super) fn names_so_far(&mut self) -> Recalled {
         let earlier = std::mem::take(&mut self.recalled);
@@ -101,14 +100,9 @@ impl Translator {
         Recalled::of(all.take(self.settings.blocks_max))
     }
 
-    /// The parents that stored events of the batch name and that are unknown here, because the engine's batches were lost. The
-    /// engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a row. Empty
-    /// unless the state is in doubt.
-=======
     /// Returns parents' names in the batch's stored events that this translator does not know, because batches were lost. The
     /// engine holds these parents, and the translator of another engine may know their names. Returns at most 256 names, none
     /// twice in a row. Empty unless the state is in doubt.
->>>>>>> wordse
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
