@@ -1,5 +1,5 @@
 #!/bin/sh
-# What deploy/test.sh checks beside the integration tests: the words of doc comments, circles of files, the examples in the documentation,
+# What deploy/test.sh checks beside the integration tests: the words of doc comments, names of types, circles of files, the examples in the documentation,
 # the libraries, and the binary. All of it, whatever fails.
 set -eu
 
@@ -17,8 +17,9 @@ cargo test --config "target.'cfg(all())'.runner = ['sh', '-c', '''$run''', 'run'
     --locked --workspace --no-fail-fast --lib --bins || outcome=1
 if python3 -c '' 2>/dev/null; then
     deploy/lint-words.py || outcome=1
+    deploy/lint-names.py || outcome=1
     deploy/lint-circles.py || outcome=1
 else
-    skip "there is no python3 for deploy/lint-words.py and deploy/lint-circles.py"
+    skip "there is no python3 for deploy/lint-words.py, deploy/lint-names.py and deploy/lint-circles.py"
 fi
 exit "$outcome"
