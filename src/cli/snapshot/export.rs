@@ -239,7 +239,7 @@ mod tests {
             ("snapshot", json!({ "version": 3, "created_us": 5 })),
             (
                 "stream",
-                json!({ "stream": "EVENTS", "created_us": 3, "sequence": 9 }),
+                json!({ "stream": "EVENTS", "created_us": 3, "sequence": 9, "has_all": true }),
             ),
             ("holder", holder_json(&holder("gpu-1"))),
         ] {

@@ -90,6 +90,10 @@ impl Restorer {
                 }
             };
             let cursor = self.cursor_of(&content);
+            if cursor.as_ref().is_some_and(|cursor| !cursor.has_all) {
+                // A new generation, in which the holders are confirmed, but not every publisher is known.
+                self.trust.doubt();
+            }
             // Only a stream proves that nothing is missing behind the snapshot.
             let generation = cursor
                 .as_ref()

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use crate::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSettings, StreamPosition};
 use crate::shared::unbounded;
 use kvatlas_client::unix_time_us;
-use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::index::{Namespaces, Search, TierDepth};
 use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
@@ -231,6 +231,40 @@ async fn only_a_stream_makes_restored_holders_certain_and_only_those_that_were()
         (with.position.get(), other.position.get()),
         (Some(cursor(5)), None)
     );
+}
+
+/// Of a publisher without a holder, the snapshot has nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn not_everybody_is_known_after_a_snapshot_that_was_written_while_batches_were_dropped() {
+    for is_dropped in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::new();
+        world.dispatch(1).await;
+        if is_dropped {
+            let (_, payload) = message(2);
+            let other = EventBatch {
+                block_size: BlockSize::new(32).ok(),
+                ..EventBatch::decode(&payload, &WireLimits::default()).unwrap()
+            };
+            let (worker, generation) = (WorkerName::new("other").unwrap(), world.trust.generation());
+            world
+                .pool
+                .dispatch(&namespace(), worker, &other.encode(), generation)
+                .await
+                .unwrap();
+        }
+        world.pool.drain().await.unwrap();
+        assert_eq!(world.pool.drops_some(), is_dropped);
+        save(&world.snapshotter(folder.path())).await;
+        let restarted = World::new();
+        let restored = restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+        assert_eq!(restored.cursor.unwrap().has_all, !is_dropped);
+        assert_eq!(restarted.trust.is_listed(), !is_dropped);
+        assert!(
+            restarted.holders()[0].3.is_empty(),
+            "the holder is known for certain"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
