@@ -36,7 +36,7 @@ impl Guard {
         self.0.flush();
     }
 
-    /// Runs `free` when every guard held now is gone, on any thread.
+    /// Runs `free`, on any thread, once every guard held at the time of the call is gone.
     ///
     /// # Safety
     ///
@@ -48,7 +48,8 @@ impl Guard {
         unsafe { self.0.defer_unchecked(free) }
     }
 
-    /// Frees `old`, which was made from a [`crossbeam_epoch::Owned`], when every guard held now is gone.
+    /// Frees `old`, which was made from a [`crossbeam_epoch::Owned`], once every guard held at the time of the call is
+    /// gone.
     ///
     /// # Safety
     ///

@@ -53,7 +53,8 @@ fn packed(array: Array) -> *mut AtomicU64 {
     first.map_addr(|address| length << ADDRESS_BITS | address)
 }
 
-/// Returns the length of an array that must have room for `len` words.
+/// Returns the length to allocate for an array of `len` words: `len`, or the next power of two if `len` is [`LONG`] or
+/// more.
 pub(crate) fn rounded(len: usize) -> usize {
     if len < LONG { len } else { len.next_power_of_two() }
 }
@@ -82,7 +83,7 @@ pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
-/// Number of arrays put aside at which a thread interrupts other work to free them.
+/// Number of replaced arrays waiting to be freed at which a thread interrupts other work to free them.
 pub(crate) const GIVEN_BACK: usize = 64;
 
 /// Frees the arrays that were put aside, if there are at least `arrays_min` of them. No reader sees these arrays any

@@ -10,7 +10,7 @@ use super::sequence_entry::SeqEntry;
 
 type HolderNumbers = HashSet<HolderNumber>;
 
-/// Treatment of an entry that has a single prefix, which may differ from the query's prefix.
+/// Treatment of a [`SeqEntry`] that has a single prefix, which may differ from the query's prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
     /// The prefix is assumed to be the query's prefix, without comparing hashes. Holders of another prefix may be

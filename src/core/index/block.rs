@@ -16,7 +16,7 @@ pub(crate) fn is_fragment_of(key: PositionalLineageHash, hash: u64) -> bool {
     (key.current_hash_fragment() ^ hash) & current_mask(Position::from(key).as_u32()) == 0
 }
 
-/// Mask of the bits of a sequence hash that every lineage hash keeps, whatever the position. These bits are the keys of
-/// the table of hashes.
+/// Mask of the bits of a sequence hash that every lineage hash keeps, whatever the position. The table that finds
+/// blocks by hash uses only these bits as keys.
 pub(crate) const COMMON_MASK: u64 =
     u64::MAX >> (64 - PositionalLineageHash::current_fragment_bits(Position::MAX));

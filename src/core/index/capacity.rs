@@ -50,7 +50,7 @@ pub(super) struct Greedy {
 
 impl IndexShared {
     /// Evicts blocks if this index has too many, or if all indexes together have too many. `stored` is the number of
-    /// blocks that the last event stored. The caller must not have a turn at the runs.
+    /// blocks that the last event stored. The caller must not hold the lock of the runs.
     ///
     /// The maximum number of evicted blocks is in proportion to `stored`. So a writer that stores few blocks does not
     /// wait for the eviction that another writer's many blocks require.
@@ -148,7 +148,7 @@ impl IndexShared {
         })
     }
 
-    /// Takes the blocks of `victims` from every holder that has any of them. Takes all blocks of a holder under one
+    /// Removes the blocks in `victims` from every holder that has any of them. Removes all blocks of a holder under one
     /// lock, so the call waits at most once for each holder that is applying an event.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
@@ -162,7 +162,8 @@ impl IndexShared {
 }
 
 impl TotalUsage {
-    /// Evicts blocks of the largest index if all indexes together have too many. The caller must not hold the turn of any index.
+    /// Evicts blocks of the largest index if all indexes together have too many. The caller must not hold the lock of
+    /// any index's runs.
     fn make_room(&self, share: u64) {
         if self.usage.excess_blocks() == 0 {
             return;

@@ -1,5 +1,5 @@
-//! Hooks for tests. A test can run its own code at certain points of a search. A test can also count how often a
-//! writer ends its turn at the runs. Outside of tests the hooks do nothing.
+//! Hooks for tests. A test can run its own code at certain points of a search. A test can also count how often a writer
+//! releases the lock that is needed to change the index's blocks. Outside of tests the hooks do nothing.
 
 /// Marks a point just before a search looks at something that writers change.
 #[inline]
@@ -8,7 +8,7 @@ pub(crate) fn point() {
     super::tests::hook::run();
 }
 
-/// Marks that a writer ends its turn, so that other writers can have theirs.
+/// Marks a point at which a writer releases the lock on the index's blocks, so that other writers can take it.
 #[inline]
 pub(crate) fn turn_ends() {
     #[cfg(test)]

@@ -204,7 +204,7 @@ impl Namespaces {
         gone.map(|(_, namespace)| namespace).collect()
     }
 
-    /// Returns the settings of a new namespace whose first batch tells this block size.
+    /// Returns the settings for a new namespace. `told` is the block size that the namespace's first batch gives.
     pub fn settings_for(&self, told: Option<BlockSize>) -> NamespaceSettings {
         let mut settings = self.defaults;
         if let Some(told) = told.filter(|told| self.takes_sizes && *told != settings.block_size) {

@@ -39,13 +39,15 @@ impl NamespaceSettings {
     }
 }
 
-/// Most workers in the namespace of probes: as many probes may run at once.
+/// Maximum number of workers in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)). So at most this many
+/// probes can run at the same time.
 const PROBING_WORKERS_MAX: usize = 8;
-/// Most blocks of one worker in the namespace of probes.
+/// Maximum number of blocks of one worker in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)).
 const PROBED_BLOCKS_MAX: usize = 16;
-/// Most distinct blocks in the namespace of probes, with the missing blocks before them.
+/// Maximum number of distinct blocks in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)). Missing
+/// blocks before them count, too.
 const PROBED_TOTAL_MAX: u64 = 1024;
-/// Most bytes in the namespace of probes.
+/// Maximum number of bytes that the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)) takes.
 const PROBED_BYTES_MAX: u64 = 4 << 20;
 
 /// Bounds on one index.
@@ -76,8 +78,8 @@ impl Default for IndexLimits {
 }
 
 impl IndexLimits {
-    /// Returns these bounds, lowered to what probes need. The namespace of probes exists beside the limits on
-    /// namespaces, so nobody may keep much in it.
+    /// Returns these bounds, lowered to what the probes of `kvatlas doctor` need. The namespace of probes exists beside
+    /// the limits on namespaces, so nobody may keep much in it.
     pub(super) fn of_probes(self) -> Self {
         let Self {
             parking, capacity, ..
@@ -125,8 +127,8 @@ impl Default for ParkingLimits {
     }
 }
 
-/// Bounds on the size of one index, or of several indexes together. At a bound, leaves are evicted: first those that
-/// were stored or matched longest ago.
+/// Bounds on the size of one index, or of several indexes together. At a bound, leaves (blocks at the ends of chains)
+/// are evicted: first those that were stored or matched longest ago.
 ///
 /// The bytes include the shared runs, the tables that find runs, and the state of each holder. Blocks whose parent is
 /// unknown, and events that wait for their parent, are not evicted. Together they may take an eighth of the capacity,

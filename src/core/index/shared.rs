@@ -1,4 +1,4 @@
-//! State shared by the lanes and queries of one index, and state shared by several indexes.
+//! State shared by queries and lanes (threads that apply events) of one index, and state shared by several indexes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,8 +13,8 @@ use super::share::Evictable;
 use super::usage::Usage;
 use crate::wire::HolderId;
 
-/// State shared by the lanes and queries of one index. The alignment keeps the reference counts, which lanes change
-/// constantly, on another cache line.
+/// State of one index, shared by its queries and lanes (threads that apply events). The alignment keeps the reference
+/// counts, which lanes change constantly, on another cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct IndexShared {
@@ -63,7 +63,8 @@ impl IndexShared {
         self.runs.is_chain() && self.foreign_holders.load() == 0
     }
 
-    /// Gives a slot to the holder that `make` makes. Eviction finds the holder by its slot.
+    /// Registers the holder that `make` makes, under a slot: a small number that no other holder of the index has.
+    /// Eviction finds the holder by its slot.
     pub(crate) fn register<H: Evictable + 'static>(
         &self,
         id: &HolderId,
@@ -76,7 +77,7 @@ impl IndexShared {
         Ok(holder)
     }
 
-    /// Frees the slot of a holder, which must have no blocks.
+    /// Frees the slot of a holder, which is its number in the index. The holder must have no blocks.
     pub(crate) fn release(&self, slot: HolderSlot) {
         self.holders.write().remove(&slot);
         self.slots.release(slot);

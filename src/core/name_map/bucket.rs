@@ -1,7 +1,8 @@
-//! Prints: one word for each bucket of the name map. It has a few bits of each slot's tag, and the bucket's overflow
-//! count. A search reads this word first.
+//! Prints: one word for each bucket of the name map, which a search reads first. The word has a few bits of each slot's
+//! tag (the fingerprint of a name), and the bucket's overflow count.
 
-/// Number of tag bits in a slot's print, which is a short fingerprint. A search compares the prints first.
+/// Number of bits in a slot's print: the lowest bits of its tag, which is the fingerprint of a name. A search compares
+/// the prints first.
 pub(super) const PRINT_BITS: u32 = 7;
 pub(super) const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 
@@ -20,7 +21,7 @@ const TOPS: u64 = LANES << PRINT_BITS;
 const BEHIND_MAX: u64 = 0xff;
 
 impl BucketPrints {
-    /// Returns the print of a slot; 0 if it is empty.
+    /// Returns the print (the lowest bits of the tag) of a slot; 0 if it is empty.
     #[inline]
     pub(super) fn get(self, index: usize) -> u64 {
         self.0 >> (index * 8) & PRINT_MASK

@@ -31,7 +31,7 @@ use bucket::{BucketPrints, PRINT_BITS, PRINT_MASK, indexes};
 const PLACE_BITS: u32 = 38;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 const TAG_BITS: u32 = 33;
-/// Number of a tag's upper bits, which decide where a slot belongs.
+/// Number of upper bits of a tag, the fingerprint of a name. They decide where a slot belongs.
 const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 /// Number of slots in a bucket.
 const WIDTH: usize = 8;
@@ -115,14 +115,14 @@ struct BucketRow([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Prints of each bucket. Buckets after the last home take slots that do not fit in earlier buckets.
+    /// Prints of each bucket. The buckets after the first `homes` take only slots that do not fit in earlier buckets.
     prints: Vec<BucketPrints>,
     /// The row of each bucket.
     rows: Vec<BucketRow>,
     /// Number of buckets that are the home of some tag.
     homes: usize,
     len: usize,
-    /// Number of the tag's highest bits that all names of the segment have in common.
+    /// Number of highest bits in which the tags (fingerprints) of all names in the segment agree.
     depth: u32,
 }
 

@@ -31,8 +31,8 @@ worded! {
         ParkingFull => "parking_full",
         /// Blocks were dropped because their parent did not arrive in time.
         ParkingExpired => "parking_expired",
-        /// A block was stored under a name that orphans had given as the sequence hash of their parent. So the
-        /// orphans may be children of the wrong block.
+        /// A block was stored under a name that orphans (blocks whose parent is unknown) had given as the sequence hash
+        /// of their parent. So the orphans may be children of the wrong block.
         AmbiguousParent => "ambiguous_parent",
     }
 }

@@ -6,7 +6,7 @@
 
 use super::alias::{Alias, Aliases, NAMES_MAX};
 
-/// Number of blocks in a group of names.
+/// Number of consecutive blocks of a run whose further names form one group.
 const GROUP: u16 = 32;
 
 /// Further names of all blocks of one run.
@@ -134,7 +134,7 @@ impl CopyGroup {
         self.names.capacity() * size_of::<Further>()
     }
 
-    /// Returns the range of the list that has the block's names.
+    /// Returns the range of `names` that has the further names of the block at `offset`.
     fn range(&self, offset: u16) -> std::ops::Range<usize> {
         let from = match self.names.last() {
             Some(last) if last.offset < offset => self.names.len(),

@@ -62,8 +62,8 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// Returns events for the first of these blocks of a run, and for the blocks after it that have the same
-    /// attributes. The blocks may differ in whether they are resumable.
+    /// Returns events that store the first of these blocks of a run, and the blocks after it with the same attributes
+    /// (tiers, and how the engine names the block). The blocks may differ in whether they are resumable.
     fn events(
         &self,
         run: RunId,
@@ -135,8 +135,9 @@ fn each_tier(
     tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }
 
-/// Returns a hash by which events can give the absent parent of an orphan. The hash has the fragment of the parent.
-/// It must not be the name of another block, because events would then mean that block as the parent.
+/// Returns a hash by which events can give the absent parent of an orphan. The hash agrees with the parent's in the
+/// bits that are known. It must not be the name of another block, because events would then mean that block as the
+/// parent.
 fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);

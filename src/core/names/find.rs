@@ -1,8 +1,9 @@
 //! Finding a holder's blocks by name, sequence hash or lineage hash.
 //!
-//! Each name is in exactly one of three tables. The form of a block tells how the engine names the block, and so
-//! decides the table. Names of blocks with the form `Hash` are in the runs' table of hashes. Names of blocks with the
-//! forms `Own` and `Many` are in the holder's table. Names of blocks without a place are among the orphans.
+//! Each name is in exactly one of three tables. The form of a block ([`Form`](super::form::Form)) tells how the engine
+//! names the block, and so decides the table. Names of blocks with the form `Hash` are in the runs' table of hashes.
+//! Names of blocks with the forms `Own` and `Many` are in the holder's table. Names of blocks without a place are among
+//! the orphans, whose parent is unknown.
 
 use smallvec::SmallVec;
 
@@ -171,7 +172,7 @@ impl HolderState {
         }
     }
 
-    /// Whether any block may be named by its hash.
+    /// Whether the holder may have a block whose name is its own sequence hash.
     pub(super) fn has_hash_names(&self) -> bool {
         self.names.blocks() < self.share.blocks()
     }

@@ -22,7 +22,7 @@ const FORM: u8 = 0b11;
 /// Bit of a note that says that the holder knows only a fragment of the sequence hash.
 const SHORT: u8 = 0b100;
 
-/// Access to the notes in the attributes of blocks.
+/// Access to the notes in the attributes of blocks: how the engine names a block, and whether its whole hash is known.
 pub(super) trait NameNotes: Copy {
     fn form(self) -> Form;
     fn with_form(self, form: Form) -> Self;
@@ -32,7 +32,7 @@ pub(super) trait NameNotes: Copy {
     fn with_whole(self, is_whole: bool) -> Self;
 }
 
-/// Returns the attributes of blocks in `tiers`, with this form.
+/// Returns the attributes of blocks in `tiers` that the engine names in this form.
 pub(super) fn held(tiers: u8, form: Form, is_whole: bool) -> Attributes {
     Attributes::new(tiers, form as u8 | if is_whole { 0 } else { SHORT })
 }

@@ -20,8 +20,8 @@ pub(super) struct SharedHolder {
     pub(super) state: Mutex<HolderState>,
 }
 
-/// Maximum number of blocks that one turn removes when all blocks of a holder are removed. [`CLEARED_RUNS`] is the
-/// maximum number of runs.
+/// Maximum number of blocks that are removed before the locks are released for a moment, when all blocks of a holder
+/// are removed. [`CLEARED_RUNS`] is the maximum number of runs.
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
@@ -74,9 +74,9 @@ impl SharedHolder {
         drop(rest);
     }
 
-    /// Returns the holder's tier and its number of reshaping changes, if the holder is regular. A holder is regular
-    /// if it has each block together with all blocks before it, all in one tier, each under its sequence hash. `None`
-    /// if the holder is not regular, or has no blocks.
+    /// Returns the holder's tier, and its number of changes other than adding or removing blocks at the ends of its
+    /// chains, if the holder is regular. A holder is regular if it has each block together with all blocks before it,
+    /// all in one tier, each under its sequence hash. `None` if the holder is not regular, or has no blocks.
     pub(super) fn regular(&self, runs: &RunStore) -> Option<(Tier, u64)> {
         let (state, runs) = (self.state.lock(), runs.write());
         let is_placed = state.orphans.len() == 0;

@@ -75,7 +75,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the form in which the block at `spot` can keep `name` as its only name.
+    /// Returns the [`Form`] (how the engine names a block) in which the block at `spot` can keep `name` as its only
+    /// name.
     pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &RunWriter<'_>) -> Form {
         match is_whole && runs.hash(spot) == name && runs.is_placed(spot) {
             true => Form::Hash,
@@ -124,8 +125,8 @@ impl HolderState {
         }
     }
 
-    /// Removes the blocks at the offsets `from` to `to` from the holder. All of these blocks have the same form,
-    /// which is not [`Form::Many`].
+    /// Removes the blocks at the offsets `from` to `to` from the holder. The engine names all of these blocks in the
+    /// same form, which is not [`Form::Many`].
     pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
         if form == Form::Own {
             self.names.remove(run, from, to);
@@ -160,7 +161,8 @@ impl HolderState {
         }
     }
 
-    /// Marks a block as barred or not barred in a tier. Returns `false` if the block is not in that tier.
+    /// Marks a block as barred (not resumable) or not barred in a tier. Returns `false` if the block is not in that
+    /// tier.
     pub(super) fn mark(&mut self, found: FoundBlock, tier: Tier, is_barred: bool) -> bool {
         match found {
             FoundBlock::Placed(spot) => self.share.mark(spot, tier, is_barred),

@@ -14,11 +14,12 @@ use crate::wire::Tier;
 
 use super::alias::{Alias, add_name, withdraw_from};
 
-/// Key of an orphan. Keys are ordered by position, parent and own hash, so orphans with the same parent are next to
-/// each other.
+/// Key of an orphan, a block whose parent is unknown: its lineage hash. Keys are ordered by position, parent and own
+/// hash, so orphans with the same parent are next to each other.
 pub(super) type Key = PositionalLineageHash;
 
-/// Number of orphans checked in one turn when orphans without a name are dropped.
+/// Number of orphans (blocks whose parent is unknown) checked before the locks are released for a moment, when orphans
+/// without a name are dropped.
 const DROPPED_MAX: usize = 4096;
 /// Maximum number of orphans with equal hashes that a search by hash checks.
 const SAME_HASH_MAX: usize = 64;
@@ -57,7 +58,7 @@ impl Orphan {
         self.nameless | named
     }
 
-    /// Marks the block as barred or not barred in one of its tiers.
+    /// Marks the block as barred (not resumable) or not barred in one of its tiers.
     pub(super) fn mark(&mut self, tier: Tier, is_barred: bool) {
         self.barred = marked(self.barred, tier, is_barred);
     }
@@ -172,7 +173,8 @@ impl Orphans {
         true
     }
 
-    /// Marks an orphan as barred or not barred in a tier. Returns `false` if the orphan is not in that tier.
+    /// Marks an orphan as barred (not resumable) or not barred in a tier. Returns `false` if the orphan is not in that
+    /// tier.
     pub(super) fn mark(&mut self, key: Key, tier: Tier, is_barred: bool) -> bool {
         let orphan = self.blocks.get_mut(&key);
         let Some(orphan) = orphan.filter(|orphan| orphan.tiers() & tier_bit(tier) != 0) else {
@@ -192,7 +194,7 @@ impl Orphans {
         Some(orphan)
     }
 
-    /// Whether any orphan waits for the block at `position` with this hash or fragment.
+    /// Whether any orphan (block whose parent is unknown) waits for a parent at `position` with this hash or fragment.
     pub(super) fn is_awaited(&self, position: u64, hash: u64) -> bool {
         let Ok(position) = Position::new(position + 1) else {
             return false;
@@ -201,7 +203,7 @@ impl Orphans {
         self.blocks.range(key(0)..=key(u64::MAX)).next().is_some()
     }
 
-    /// Removes an orphan that waits for the block at `position` with this fragment, and returns it.
+    /// Removes an orphan that waits for a parent at `position` with this fragment, and returns it.
     pub(super) fn take_child(&mut self, position: u32, fragment: u64) -> Option<(Key, Orphan)> {
         let position = Position::new(u64::from(position) + 1).ok()?;
         let key = |current| Key::at(position, SequenceHash(fragment), SequenceHash(current));

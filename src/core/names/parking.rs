@@ -104,7 +104,7 @@ pub(crate) enum Unplaced {
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
-    /// Number of events that have been parked so far.
+    /// Number of events that have begun to wait so far.
     stamp: u64,
     /// Removals that arrived while an event waited. Each has the value of `stamp` when it last arrived.
     unplaced: HashMap<(Tier, Unplaced), u64>,
@@ -134,8 +134,8 @@ impl Parking {
         std::mem::take(self).events
     }
 
-    /// Parks `stored` until `parent` arrives. To stay within the bounds, drops older events or `stored` itself.
-    /// Returns the number of dropped blocks, not counting blocks that were removed while they waited.
+    /// Keeps `stored` until `parent` arrives. To stay within the bounds, drops older events or `stored` itself. Returns
+    /// the number of dropped blocks, not counting blocks that were removed while they waited.
     pub(crate) fn park(
         &mut self,
         parent: u64,

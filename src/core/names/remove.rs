@@ -42,8 +42,9 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Removes from `others` the repeated mentions of blocks of waiting events. The first mention stays: it keeps the
-/// waiting block from being stored. Returns the number of mentions taken out.
+/// Removes from `others` the repeated mentions of blocks of waiting events (stored events whose parent has not
+/// arrived). The first mention stays: it keeps the waiting block from being stored. Returns the number of mentions
+/// taken out.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
     let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();
@@ -74,9 +75,9 @@ fn along(
 }
 
 impl HolderState {
-    /// Removes blocks by name with less work than [`Self::remove_names`]. This works only if every block of the
-    /// holder has its own names and no event is waiting. Returns the number of names done, which is 0 if this
-    /// condition is not met. If it is met and names are left, no block has the first of the remaining names.
+    /// Removes blocks by name with less work than [`Self::remove_names`]. This works only if every block of the holder
+    /// has its own names and no event is waiting. Returns the number of names handled, which is 0 if this condition is
+    /// not met. If it is met and names are left, no block has the first of the remaining names.
     fn remove_own(&mut self, names: &[SequenceHash], work: &mut Work<'_>) -> usize {
         let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {
@@ -199,7 +200,7 @@ impl HolderState {
         Some(Interval { from, to, attributes })
     }
 
-    /// Records removals that may mean blocks of waiting events.
+    /// Records removals that may mean blocks of waiting events, which are stored events whose parent has not arrived.
     pub(super) fn note_unplaced(&mut self, removed: impl Iterator<Item = Unplaced>, work: &mut Work<'_>) {
         if self.parking.len() > 0 {
             let dropped = removed.map(|removed| self.parking.note_unplaced(removed, work.tier));

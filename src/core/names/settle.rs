@@ -11,8 +11,8 @@ use super::form::{self, Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
-/// Number of steps in which orphans are given places before other writers have a turn. A step gives one orphan its
-/// place, or finds that no more orphans wait for a block.
+/// Number of steps in which orphans (blocks whose parent was unknown) are given places before the locks are released
+/// for a moment. A step gives one orphan its place, or finds that no more orphans wait for a block.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
@@ -71,7 +71,7 @@ impl HolderState {
         self.settle(key, orphan, work);
     }
 
-    /// Gives a new block its place if its parent has one. Otherwise makes the block an orphan.
+    /// Gives a new block its place in the runs if its parent has one. Otherwise makes the block an orphan.
     fn settle(&mut self, key: Key, orphan: Orphan, work: &mut Work<'_>) {
         let parent = self.find_before(key, &work.runs);
         let has_place = parent.is_some() || key.position() == 0;
@@ -98,7 +98,7 @@ impl HolderState {
         })
     }
 
-    /// Gives a block its place: after `parent`, or at position 0 if there is no parent.
+    /// Gives a block its place in the runs: after `parent`, or at position 0 if there is no parent.
     fn settle_after(&mut self, parent: Option<Spot>, key: Key, orphan: &Orphan, work: &mut Work<'_>) {
         let fragment = SequenceHash(key.current_hash_fragment());
         let (known, position) = (orphan.sequence_hash(), Position::from(key).as_u32());
@@ -145,8 +145,8 @@ impl HolderState {
         is_it
     }
 
-    /// Records that orphans may have waited for the blocks from `first` up to the offset `end`. [`Self::adopt_some`]
-    /// must be called afterwards.
+    /// Records that the blocks from `first` up to the offset `end` may be parents of orphans. [`Self::adopt_some`] must
+    /// be called afterwards.
     pub(super) fn adopt(&mut self, first: Spot, end: u16) {
         if self.orphans.len() > 0 {
             let spots = (first.offset..end).map(|offset| Spot { offset, ..first });

@@ -10,7 +10,7 @@ use super::orphans::Orphans;
 use super::parking::Parking;
 use super::table::Names;
 
-/// Number of blocks after which other writers have a turn.
+/// Number of blocks after which a long event releases its locks for a moment, so that other writers can have them.
 pub(super) const TURN_BLOCKS: usize = 1024;
 
 /// Everything that applying an event needs in addition to the holder's own state.
@@ -41,10 +41,10 @@ pub(super) struct HolderState {
     /// Engine's names of the blocks in the share, except names that equal the blocks' hashes.
     pub(super) names: Names,
     pub(super) orphans: Orphans,
-    /// Blocks for which some orphans may have waited. Empty between events.
+    /// Blocks that may be the parents of orphans (blocks whose parent was unknown). Empty between events.
     pub(super) adopting: Vec<Spot>,
     pub(super) parking: Parking,
-    /// Memory of the holder that has been counted in the usage.
+    /// Memory of the holder that has been counted in the usage of the index.
     accounted: Change,
     /// Whether the engine names blocks. Even then, some blocks may have no name.
     pub(super) uses_names: bool,
@@ -80,8 +80,8 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks,
-    /// other writers have turns at the runs meanwhile. They do not cut off blocks that the holder has put into the
+    /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks, the
+    /// lock on the runs is released meanwhile. Other writers do not cut off blocks that the holder has put into the
     /// runs and not published yet.
     pub(super) fn aside<T>(
         &mut self,

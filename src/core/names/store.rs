@@ -16,8 +16,8 @@ use super::orphans::Key;
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
 impl HolderState {
-    /// Stores as many blocks of a sequence as one turn can handle, and leaves the rest in `sequence`. Returns whether
-    /// the rest needs another turn. If so, the holder has the block before the rest.
+    /// Stores as many blocks of a sequence as may be handled before the locks are released, and leaves the rest in
+    /// `sequence`. Returns whether there is a rest. If so, the holder has the block before the rest.
     pub(super) fn store_sequence(&mut self, sequence: &mut Sequence<'_>, work: &mut Work<'_>) -> bool {
         let mut done = 0;
         while let Some(first) = sequence.hashes.first() {
@@ -188,8 +188,8 @@ impl HolderState {
         }
     }
 
-    /// Stores blocks again that the holder already has, all with the attributes `held`. Returns the number of blocks
-    /// done.
+    /// Stores blocks again that the holder already has, all with the attributes `held` (tiers, and how the engine names
+    /// the blocks). Returns the number of blocks done.
     fn hold_again(
         &mut self,
         sequence: &Sequence<'_>,
@@ -257,8 +257,8 @@ impl HolderState {
         count
     }
 
-    /// Marks blocks as barred or not barred in the event's tier. Each of `names` is a block's name, or a sequence
-    /// hash if no block has that name.
+    /// Marks blocks as barred (not resumable) or not barred in the event's tier. Each of `names` is a block's name, or
+    /// a sequence hash if no block has that name.
     pub(super) fn mark_names(&mut self, names: &[SequenceHash], is_barred: bool, work: &mut Work<'_>) {
         for SequenceHash(name) in names {
             let mut found: SmallVec<[FoundBlock; 2]> =
@@ -270,7 +270,7 @@ impl HolderState {
         }
     }
 
-    /// Marks blocks, given by lineage hashes, as barred or not barred in the event's tier.
+    /// Marks blocks, given by lineage hashes, as barred (not resumable) or not barred in the event's tier.
     pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| FoundBlock::Orphan(*key));

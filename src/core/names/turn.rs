@@ -22,7 +22,7 @@ use super::remove::{leave_out_named, leave_out_waiting};
 use super::resolve::{self, Resolved, Unresolved};
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
-/// A lane's turn at a holder, with the locks of the holder and of the runs.
+/// Turn of a lane (a thread that applies events) at a holder: it has the locks of the holder and of the runs.
 pub(super) struct HolderTurn<'a> {
     index: &'a IndexShared,
     record: &'a HolderRecord,
@@ -30,12 +30,12 @@ pub(super) struct HolderTurn<'a> {
     work: Work<'a>,
 }
 
-/// Number of runs after which other writers have a turn.
+/// Number of runs after which the locks are released for a moment, so that other writers can have them.
 const TURN_RUNS: usize = 16;
 
 impl SharedHolder {
-    /// Runs `change` in one turn at the holder, and publishes the result. `uses_names` says that the engine names
-    /// blocks.
+    /// Runs `change` with the locks of the holder and of the runs, and publishes the result. `uses_names` says that the
+    /// engine names blocks.
     pub(super) fn change(
         &self,
         index: &IndexShared,
@@ -75,15 +75,16 @@ impl HolderTurn<'_> {
         self.store_ready();
     }
 
-    /// Publishes the changes made so far, in the middle of a long event, and lets other writers have turns. Blocks
-    /// may be evicted meanwhile.
+    /// Publishes the changes made so far, in the middle of a long event. Then releases the locks for a moment, so that
+    /// other writers can have them. Blocks may be evicted meanwhile.
     fn breathe(&mut self) {
         self.state.publish(&mut self.work.runs);
         let state = &mut self.state;
         self.work.runs.pause_for(|| MutexGuard::bump(state));
     }
 
-    /// Calls `some` with parts of `all`, one part in each turn. Each part is as large as one turn can handle.
+    /// Calls `some` with one part of `all` after another, and releases the locks for a moment between parts. Each part
+    /// is as large as may be handled at one time.
     fn in_turns<T>(&mut self, all: &[T], mut some: impl FnMut(&mut Self, &[T])) {
         for (number, now) in all.chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {
@@ -97,8 +98,8 @@ impl HolderTurn<'_> {
         self.work.applied.reject(reason, blocks);
     }
 
-    /// Handles evictions that happened since the last turn. If the engine uses names, drops blocks without a name.
-    /// Drops waiting events, because their parents may be gone.
+    /// Adapts the holder to evictions that happened since the locks were last held. If the engine uses names, drops
+    /// blocks without a name. Drops waiting events, because their parents may be gone.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
             // A block without a name may have had a name that is forgotten. When that name is removed, nobody would
@@ -154,7 +155,7 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Gives places to orphans whose parents have arrived.
+    /// Gives places in the runs to orphans whose parents have arrived.
     fn adopt(&mut self) {
         while self.state.adopt_some(&mut self.work) {
             self.breathe();

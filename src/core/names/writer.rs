@@ -93,8 +93,8 @@ impl HolderWriter {
         applied
     }
 
-    /// Runs `change` in a turn at the holder, publishes the result, and adds the outcome to `applied`. `uses_names`
-    /// says that the engine names blocks.
+    /// Runs `change` with the locks of the holder and of the runs, publishes the result, and adds the outcome to
+    /// `applied`. `uses_names` says that the engine names blocks.
     pub(super) fn change(
         &mut self,
         applied: &mut Applied,
@@ -107,7 +107,7 @@ impl HolderWriter {
         }
     }
 
-    /// Handles evictions by a turn without an event.
+    /// Adapts the holder's state to evictions since the last event, without applying an event.
     pub(super) fn catch_up(&mut self) {
         self.change(&mut Applied::default(), false, |_| {});
     }
@@ -123,7 +123,7 @@ impl HolderWriter {
         self.set_foreign_chain(false);
     }
 
-    /// Removes all blocks and frees the holder's slot.
+    /// Removes all blocks, and frees the holder's slot: its number in the index.
     pub fn retire(mut self) {
         self.clear();
         self.set_size_known(true);

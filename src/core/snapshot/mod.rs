@@ -79,7 +79,7 @@ const WINDOW_LOG: u32 = 24;
 /// Maximum number of stream frames in a snapshot.
 const STREAMS_MAX: u64 = 64;
 
-/// Kinds of frames. The numbers must be kept stable.
+/// Kinds of frames, the parts of a snapshot. The numbers must be kept stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum FrameKind {
@@ -108,8 +108,8 @@ pub struct StreamCursor {
     /// of the stream that has grown again. Absent if the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
-    /// Digest of the settings that decide whose messages are taken. Under other settings, messages before the cursor may
-    /// have been dropped that would be taken now. Absent in older files.
+    /// Digest of the daemon's settings that decide whose messages are accepted. Under other settings, messages before
+    /// the cursor may have been dropped that would be accepted now. Absent in older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intake: Option<u64>,
     /// Whether no publisher's messages were being dropped: every publisher that was heard of has a holder in the
@@ -167,12 +167,12 @@ pub struct HolderFrame {
     /// The holder's labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// The holder's place in the forests. Absent if its blocks are not in a forest.
+    /// The holder's place in the snapshot's forests ([`forest`]). Absent if its blocks are not in a forest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forest: Option<InForest>,
 }
 
-/// Place in the forests of a holder whose blocks are there.
+/// Place of a holder in the snapshot's forests ([`forest`]), for a holder whose blocks are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForest {
     /// Number of the holder among the holders of the file whose blocks are in a forest, from 0.

@@ -46,7 +46,7 @@ pub enum SnapshotError {
     /// The file decompresses to more bytes than a snapshot may have.
     #[error("the snapshot has more than {CONTENT_BYTES_MAX} bytes when decompressed")]
     TooLong,
-    /// A stream frame comes after a holder, or there are too many stream frames.
+    /// A frame with the cursor of a JetStream stream comes after a holder, or there are too many such frames.
     #[error("frame {frame} names a stream where none may be named")]
     MisplacedStream {
         /// Number of the frame, from 0.

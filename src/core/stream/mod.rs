@@ -32,10 +32,11 @@ pub struct StreamGeneration(u64);
 #[derive(Debug, Default)]
 pub struct StreamTrust {
     doubts: AtomicU64,
-    /// Last generation in which the server is known to have the subscription. 0 if there is none.
+    /// Last generation of the stream in which the NATS server is known to have the subscription to events. 0 if there
+    /// is none.
     followed: AtomicU64,
-    /// Number of doubts that there had been when every publisher was last known. A publisher is known after its first
-    /// message.
+    /// Number of doubts about the stream that there had been when every publisher was last known. A publisher is known
+    /// after its first message.
     listed: AtomicU64,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,

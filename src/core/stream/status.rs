@@ -138,7 +138,8 @@ impl HolderStatus {
         }
     }
 
-    /// Whether a resync from the publisher can make the state certain, in the current generation of the stream.
+    /// Whether a resync (the publisher sends missed batches or its full state) can make the state certain, in the
+    /// current generation of the stream.
     pub fn is_worth_a_resync(&self, trust: &StreamTrust) -> bool {
         let is_unconfirmed = trust.is_stalled() || !self.is_confirmed(trust.generation());
         is_unconfirmed || self.own_reasons().iter().any(DegradedReason::is_worth_a_resync)

@@ -53,7 +53,8 @@ impl<N: FlatNode> FlatTrie<N> {
         self.nodes.get(index)
     }
 
-    /// Returns the links of the node at `index`, whether or not the node carries them.
+    /// Returns the [`Links`] (subtree size and levels to pop) of the node at `index`, whether or not the node carries
+    /// them.
     ///
     /// If the node has no room for its links, they are computed from the links of its children. If a child has no
     /// room either, its links are computed from its children, and so on. This takes as many steps as these nodes have
@@ -120,7 +121,7 @@ impl<N: FlatNode> FlatTrie<N> {
     }
 }
 
-/// Returns the links of the node at `index`. `None` if there is no such node.
+/// Returns the [`Links`] (subtree size and levels to pop) of the node at `index`. `None` if there is no such node.
 pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     match nodes.get(index)?.links() {
         Some(links) => Some(links),
@@ -128,7 +129,7 @@ pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     }
 }
 
-/// Computes the links of a node that does not carry them. Its subtree ends where the pops lead to the node's own
+/// Computes the [`Links`] of a node that does not carry them. Its subtree ends where the pops lead to the node's own
 /// level or above.
 fn links_of_children<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     // Depth relative to the node, which has depth 0 here.

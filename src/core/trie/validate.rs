@@ -140,7 +140,7 @@ impl<N: FlatNode> LayoutCheck<'_, N> {
     }
 }
 
-/// Checks that a node with children carries the links `actual`. If the node has no room for them, it must carry no
+/// Checks that a node with children carries the [`Links`] `actual`. If the node has no room for them, it must carry no
 /// links.
 fn check_links<N: FlatNode>(index: usize, node: &N, actual: Links) -> Result<(), LayoutError> {
     let expected = node.with_links(actual);

@@ -208,17 +208,17 @@ fn encode(text: &str, name: &mut String) {
     }
 }
 
-/// Rest of a name after the decoded text.
+/// Marker that ends the decoded text in an encoded name, with the rest of the name.
 #[derive(Debug, PartialEq, Eq)]
 enum End<'a> {
-    /// A tenant follows. The value is the rest of the name, still encoded.
+    /// Marker `_t`, before the tenant. The value is the rest of the name, still encoded.
     Tenant(&'a str),
-    /// A scheme follows. The value is the rest of the name, still encoded.
+    /// Marker `_s`, before the hash scheme. The value is the rest of the name, still encoded.
     Scheme(&'a str),
 }
 
-/// Decodes `name` up to the first tenant or scheme. Returns the decoded text and the rest of the name. `None` if
-/// [`encode`] does not make such a name.
+/// Decodes `name` up to the marker of a tenant or scheme. Returns the decoded text, and the marker with the rest of the
+/// name. `None` if [`encode`] does not make such a name.
 fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     let mut text = Vec::with_capacity(name.len());
     let mut rest = name;

@@ -111,7 +111,7 @@ impl Resumable {
     }
 }
 
-/// Builder of a list of run lengths.
+/// Builder of run lengths, which tell which blocks of a list are resumable.
 #[derive(Default)]
 struct Runs {
     lengths: Vec<u32>,

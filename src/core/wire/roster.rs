@@ -13,7 +13,7 @@ use super::subject::{NamespaceName, Rank, WorkerName};
 /// Maximum number of holders in one page. It keeps a page far smaller than the maximum message of a NATS server.
 pub const ROSTER_PAGE_MAX: usize = 2048;
 
-/// Request for one page of the roster.
+/// Request for one page of the roster, the list of the holders that a replica knows.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct RosterRequest {
     /// Last holder of the previous page. If absent, the first page is requested.
@@ -21,7 +21,7 @@ pub struct RosterRequest {
     pub after: Option<RosterKey>,
 }
 
-/// Key of a holder, which determines its place in a roster.
+/// Key of a holder, which determines its place in a roster, the list of the holders that a replica knows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct RosterKey {
     /// Name of the namespace.
@@ -41,7 +41,7 @@ pub struct RosterHolder {
     pub exact: bool,
 }
 
-/// A page of the roster.
+/// A page of the roster, the list of the holders that a replica knows.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RosterReply {
     /// Version of the contract.

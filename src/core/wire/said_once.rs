@@ -55,7 +55,7 @@ impl BatchReply {
         self.holders_mut().for_each(HolderMatch::drop_profile);
     }
 
-    /// Removes a holder's profile from every result except the first one that has it.
+    /// Removes a holder's profile (address and labels) from every result except the first one that has it.
     pub fn say_profiles_once(&mut self) {
         let mut said = HashSet::new();
         for holder in self.holders_mut().filter(|holder| holder.has_profile()) {
@@ -65,7 +65,8 @@ impl BatchReply {
         }
     }
 
-    /// Copies the profiles back to every result from which [`Self::say_profiles_once`] removed them.
+    /// Copies the profiles (addresses and labels) back to every result from which [`Self::say_profiles_once`] removed
+    /// them.
     pub fn repeat_profiles(&mut self) {
         let mut said = HashMap::new();
         for holder in self.holders_mut() {

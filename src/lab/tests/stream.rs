@@ -80,7 +80,7 @@ impl Paths {
     }
 }
 
-/// One operation of a stream.
+/// One change in a stream of random changes.
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
     Store {

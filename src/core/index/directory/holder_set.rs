@@ -1,4 +1,4 @@
-//! Sets of holders, by slot.
+//! Sets of holders, each holder given by its slot: its small number in the index.
 
 use smallvec::SmallVec;
 
@@ -29,7 +29,8 @@ impl HolderSlot {
     }
 }
 
-/// Set of slots in a search: one bit for each slot. Search code is compiled separately for each kind of set.
+/// Set of holders in a search: one bit for each slot (a holder's number). Search code is compiled separately for each
+/// kind of set.
 pub(crate) trait SlotBits: Clone + Default {
     /// Whether this kind of set has room only for the first 64 slots.
     const IS_WORD: bool;

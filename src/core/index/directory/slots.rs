@@ -16,7 +16,7 @@ use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 
-/// Record of a registered holder, shared by queries and the lane.
+/// Record of a registered holder, shared by queries and the lane, the thread that applies the holder's events.
 #[derive(Debug)]
 pub struct HolderRecord {
     /// The holder's worker and rank.
@@ -149,8 +149,8 @@ impl Slots {
         self.current.load()
     }
 
-    /// Returns the number of holders whose states are not certain. `replacements` is the number of states replaced so
-    /// far.
+    /// Returns the number of holders whose states are not certain. `replacements` is the number of times so far that a
+    /// holder's whole state was replaced.
     pub(crate) fn doubtful(&self, trust: &StreamTrust, replacements: u64) -> DoubtfulHolders {
         self.doubts.count(trust, replacements, |is_doubtful| {
             let holders = self.load();
@@ -164,7 +164,7 @@ impl Slots {
         &self.doubts.refused
     }
 
-    /// Gives a slot to the holder called `id`.
+    /// Registers the holder `id` under a free slot, which is its number in sets of holders.
     pub(crate) fn register(
         &self,
         id: &HolderId,

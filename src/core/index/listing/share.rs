@@ -25,7 +25,8 @@ use crate::wire::Tier;
 
 use super::walk::{Walk, WalkedRun};
 
-/// Regular holder that a [`HolderWalk`] can look for.
+/// Holder that a [`HolderWalk`] can look for. The holder is regular: the numbers of leading blocks that it has of each
+/// run describe it completely.
 #[derive(Debug)]
 pub struct WalkedHolder {
     index: PositionalIndexer,
@@ -38,8 +39,8 @@ pub struct WalkedHolder {
 
 impl WalkedHolder {
     /// Returns the form in which a walk over `index` can look for a regular holder, whose blocks are all in `tier`.
-    /// `reshaped` is the holder's present number of reshaping changes. [`Self::is_same_as`] later compares this
-    /// number to tell whether the holder has stayed the same.
+    /// `reshaped` counts the holder's changes other than adding or removing blocks at the ends of its chains.
+    /// [`Self::is_same_as`] later compares this number to tell whether the holder has stayed the same.
     pub(crate) fn new(
         index: PositionalIndexer,
         record: Arc<HolderRecord>,
@@ -61,8 +62,8 @@ impl WalkedHolder {
         self.tier
     }
 
-    /// Whether this is the same holder as `earlier`. The holder must have stayed regular, and only stored and removed
-    /// blocks and eviction may have changed it.
+    /// Whether this is the same holder as `earlier`. The holder must have stayed regular (described by its numbers of
+    /// leading blocks), and only stored and removed blocks and eviction may have changed it.
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
@@ -74,7 +75,7 @@ impl WalkedHolder {
     }
 }
 
-/// Part of a run that one holder has: the run's first blocks, given as a number.
+/// Part of a run (consecutive blocks in the index) that one holder has: the run's first blocks, given as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderPart {
     /// Number that the caller of [`HolderWalk::new`] gave the holder.
@@ -107,8 +108,8 @@ impl HolderWalk {
         })
     }
 
-    /// Returns the next run, and how many of its blocks each holder has, in the order of the holders' numbers. `None`
-    /// at the end.
+    /// Returns the next run of consecutive blocks, and how many of its blocks each holder has, in the order of the
+    /// holders' numbers. `None` at the end.
     #[allow(
         clippy::should_implement_trait,
         reason = "gives out its buffers again and again, which an iterator cannot"

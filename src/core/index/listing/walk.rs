@@ -42,7 +42,8 @@ use crate::index::runs::{RosterEntry, RunId, RunWriter, Spot};
 use crate::index::search::TierDepth;
 use crate::index::shared::IndexShared;
 
-/// Number of runs listed in one turn, which takes some tens of microseconds.
+/// Number of runs that a walk lists each time it takes the lock on the runs. Listing them takes some tens of
+/// microseconds.
 const RUNS_PER_TURN: u32 = 1024;
 
 /// A run in the list of a walk, with the block that the run branches off.
@@ -76,7 +77,7 @@ impl ListedRun {
 }
 
 /// Lists all runs, ordered by parent run. Of two children of one run, the child that branches off a later block comes
-/// first. Writers have turns during the call, so runs that are made or removed meanwhile may be missing.
+/// first. The lock is released in between, so runs that are made or removed meanwhile may be missing.
 fn list(shared: &IndexShared) -> Vec<ListedRun> {
     let mut runs = Vec::new();
     let mut next = 1;
@@ -95,7 +96,8 @@ fn list(shared: &IndexShared) -> Vec<ListedRun> {
     runs
 }
 
-/// A run that a walk has met. If the walk began in the middle of the run, this is only the part from that block on.
+/// A run, an array of consecutive blocks, that a walk has met. If the walk began in the middle of the run, this is only
+/// the part from that block on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WalkedRun {
     /// Number of runs on the path from the root to this run, this run included; at least 1.
@@ -124,7 +126,8 @@ pub struct Walk {
     runs: Vec<ListedRun>,
     /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
-    /// Open runs on the path to the run met last. The first entry stands for the roots, with which the walk begins.
+    /// Runs on the path to the run met last whose children are still to be met. The first entry stands for the roots,
+    /// with which the walk begins.
     path: Vec<Open>,
     met: WalkedRun,
 }

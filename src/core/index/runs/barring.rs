@@ -8,7 +8,8 @@ use super::bars::{Barred, Bars, Table};
 use super::writer::RunWriter;
 use crate::index::directory::HolderSlot;
 
-/// Number of bytes that a barred stretch takes in the holder's own share of the run, beside the array of bars.
+/// Number of bytes that a stretch of barred (not resumable) blocks takes in the holder's own record. The run's array of
+/// bars takes further bytes.
 const STRETCH_BYTES: i64 = 12;
 
 impl RunWriter<'_> {
@@ -17,7 +18,8 @@ impl RunWriter<'_> {
         self.store.has_bars()
     }
 
-    /// Replaces the bars of one holder in a run. To be called within a step that changes the run.
+    /// Replaces one holder's bars in a run: the marks of blocks after which no request can resume. To be called within
+    /// a [`Self::step`] that changes the run.
     pub(crate) fn set_bars(&mut self, id: RunId, slot: HolderSlot, barred: impl Iterator<Item = Barred>) {
         let Some(run) = self.store.run(id, &self.guard) else {
             return;

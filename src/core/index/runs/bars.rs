@@ -29,14 +29,15 @@ pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
 const ENTRIES_SHIFT: u32 = 48;
-/// Number of bits of a packed row. [`OFFSET_BITS`] is the number of bits of its offset.
+/// Number of bits of a packed row, which stands for a stretch of blocks that are barred alike. [`OFFSET_BITS`] of them
+/// give the offset of its first block.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
-/// Number of existing entries, counted from the last, that are compared with the sets of a row before the row gets a
-/// new entry.
+/// Number of entries (stored sets of barred holders) that are compared with a row's sets before the row gets a new
+/// entry. The last entries are compared.
 const ENTRIES_LIKE: usize = 4;
 
-/// Number of rows before and after the guessed row that a search for a row checks first.
+/// Number of rows on each side of the guessed row that the search for a block's row checks first.
 const GUESSED: usize = 2;
 
 /// Consecutive blocks of one holder that are not resumable in some of the [`STEPS`] tier steps.
@@ -47,7 +48,7 @@ pub(crate) struct Barred {
     pub(crate) steps: [bool; STEPS],
 }
 
-/// Array of the bars of one run, in the form that readers use.
+/// Bars of one run, as readers use them: marks of the blocks after which no request can resume, for each holder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bars<'g> {
     rows: usize,
@@ -80,20 +81,21 @@ impl<'g> Bars<'g> {
         self.rows == 0
     }
 
-    /// Returns a packed row, in the lowest 32 bits of the word.
+    /// Returns row number `row`, packed, in the lowest 32 bits of the word. A row is a stretch of blocks that are
+    /// barred alike.
     #[inline]
     fn row(self, row: usize) -> u64 {
         word_at(self.packed, row / 2) >> (row % 2 * ROW_BITS)
     }
 
-    /// Returns the offset of a row's first block.
+    /// Returns the offset in the run of a row's first block.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "an offset has 16 bits")]
     pub(crate) fn from(self, row: usize) -> u32 {
         (self.row(row) & 0xffff) as u32
     }
 
-    /// Returns the set of holders for whom the blocks of a row are barred at a tier step.
+    /// Returns the set of holders for whom the blocks of a row are barred (not resumable) in the tiers of `step`.
     #[inline]
     fn set(self, row: usize, step: usize) -> &'g [AtomicU64] {
         let entry = (self.row(row) >> OFFSET_BITS & 0xffff) as usize;
@@ -104,8 +106,8 @@ impl<'g> Bars<'g> {
             .unwrap_or_default()
     }
 
-    /// Returns the row that contains the block at `offset`. `blocks` is the length of the run; it gives the first
-    /// guess of the row.
+    /// Returns the number of the row that contains the block at `offset`. A row is a stretch of blocks that are barred
+    /// alike. `blocks` is the length of the run; it gives the first guess of the row.
     pub(crate) fn row_of(self, offset: u32, blocks: u16) -> usize {
         let (mut low, mut high) = (0, self.rows);
         // Mostly rows are spread evenly.
@@ -128,7 +130,7 @@ impl<'g> Bars<'g> {
         low
     }
 
-    /// Removes from `slots` the holders for whom the blocks of a row are resumable at a tier step. Returns the
+    /// Removes from `slots` the holders for whom the blocks of a row are resumable in the tiers of `step`. Returns the
     /// removed holders.
     #[inline]
     pub(super) fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
@@ -150,15 +152,15 @@ impl<'g> Bars<'g> {
     }
 }
 
-/// Row of a table that is being changed: the offset of its first block, and the set of barred holders for each tier
-/// step, as words.
+/// Row of a table of bars that is being changed: the offset of its first block, and the set of barred holders for each
+/// tier step, as words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     from: u16,
     sets: [SmallVec<[u64; 2]>; STEPS],
 }
 
-/// Unpacked form of the array of bars, in which a writer changes bars.
+/// Unpacked form of a run's [`Bars`], in which a writer changes bars.
 pub(super) struct Table {
     /// Indexes of the set words that are stored. A set word has the bits of 64 slots.
     words: SmallVec<[usize; 4]>,
@@ -166,7 +168,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Unpacks an array.
+    /// Unpacks the bars of a run.
     pub(super) fn of(bars: Bars<'_>) -> Self {
         let words: SmallVec<[usize; 4]> = bars
             .words
@@ -187,8 +189,8 @@ impl Table {
         Self { words, rows }
     }
 
-    /// Returns the place, within each stored set, of the word with this slot. Adds the word to all sets if it is
-    /// absent.
+    /// Returns the place, within each stored set of holders, of the word that has the bit of `slot`. Adds the word to
+    /// all sets if it is absent.
     fn word_of(&mut self, slot: HolderSlot) -> usize {
         let number = slot.index() / 64;
         if let Some(word) = self.words.iter().position(|word| *word == number) {
@@ -201,7 +203,7 @@ impl Table {
         self.words.len() - 1
     }
 
-    /// Number of separate stretches in which the blocks of the holder in `slot` are barred.
+    /// Number of separate stretches of blocks that are barred (not resumable) for the holder in `slot`.
     pub(super) fn stretches(&mut self, slot: HolderSlot) -> i64 {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let is_barred = |row: &Row| row.sets.iter().any(|set| set[word] & bit != 0);
@@ -210,7 +212,7 @@ impl Table {
         begins.map(|(before, now)| i64::from(now && !before)).sum()
     }
 
-    /// Removes all bars of the holder in `slot`.
+    /// Removes all bars of the holder in `slot`, so that all its blocks of the run are resumable.
     pub(super) fn free(&mut self, slot: HolderSlot) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         for set in self.rows.iter_mut().flat_map(|row| &mut row.sets) {
@@ -218,7 +220,7 @@ impl Table {
         }
     }
 
-    /// Bars a stretch of blocks for the holder in `slot`.
+    /// Marks a stretch of blocks as barred (not resumable) for the holder in `slot`.
     pub(super) fn bar(&mut self, slot: HolderSlot, stretch: Barred) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let first = self.cut(stretch.from);
@@ -235,8 +237,8 @@ impl Table {
         }
     }
 
-    /// Returns the row that begins at `offset`. If no row begins there, first cuts the row that contains the offset
-    /// in two.
+    /// Returns the number of the row that begins at `offset`. If no row begins there, first cuts the row that contains
+    /// the offset in two.
     fn cut(&mut self, offset: u16) -> usize {
         if self.rows.is_empty() {
             let none: SmallVec<[u64; 2]> = self.words.iter().map(|_| 0).collect();
@@ -253,7 +255,7 @@ impl Table {
         index
     }
 
-    /// Returns the array to publish, which is empty if nothing is barred.
+    /// Returns the array of bars to publish, which is empty if no block is barred.
     pub(super) fn finish(mut self) -> Vec<u64> {
         self.rows.dedup_by(|next, before| next.sets == before.sets);
         let is_used = |word: usize| {

@@ -15,8 +15,8 @@ use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 use crate::words::{self, Words, copy};
 
-/// Priority queue of runs that may have a leaf, ordered by the tick of their last use when they entered the queue.
-/// Each run is in the queue at most once.
+/// Priority queue of runs that may have blocks to evict. The order is that of the run's last use, in ticks of the
+/// recency clock, when the run entered the queue. Each run is in the queue at most once.
 pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
 /// State of the runs that only the writer whose turn it is reads and changes.
@@ -33,7 +33,7 @@ pub(super) struct RunBooks {
     /// Table from hashes to the places of all blocks; see `places.rs`.
     pub(super) places: NameMap,
     pub(super) places_bytes: i64,
-    /// Changes of the usage that have not been added to the usage yet.
+    /// Changes of the used blocks and bytes that have not been added to the index's usage yet.
     pub(super) change: Change,
     /// Number of bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
@@ -44,14 +44,14 @@ pub(super) struct RunBooks {
     /// Whether eviction has found blocks of workers with much more than their share, since it last put the spared
     /// runs back into the main queue.
     pub(super) has_found_greedy: bool,
-    /// Number of the next turns in which eviction ignores workers' shares.
+    /// Number of coming turns (holdings of the lock) in which eviction ignores workers' shares of the capacity.
     pub(super) unfair_turns: usize,
     /// Number of blocks stored in the current tick of the recency clock.
     pub(super) stored: u64,
 }
 
 impl RunBooks {
-    /// Replaces the current array by a new one of `len` words. `fill` fills the new words, which are all 0.
+    /// Replaces the array in `words` by a new one of `len` words. `fill` fills the new words, which are all 0.
     pub(super) fn replace(
         &mut self,
         words: &Words,
@@ -65,7 +65,8 @@ impl RunBooks {
         self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;
     }
 
-    /// Gives a run a new column with room for `room` blocks, and copies the first `kept` blocks there.
+    /// Gives a run a new column (array of its hashes and fingerprints) with room for `room` blocks. Copies the first
+    /// `kept` blocks there.
     pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
         let old = run.column(guard);
         let room = room.min(usize::from(RUN_BLOCKS_MAX));

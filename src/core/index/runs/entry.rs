@@ -2,9 +2,9 @@
 
 use crate::index::directory::HolderSlot;
 
-/// Entry of one holder in a run's roster. For each step of tiers, it has the number of leading blocks that the holder
-/// has without a hole. It also has the end of the holder's last block. The steps of tiers are: device only, device and
-/// host, all tiers.
+/// Entry of one holder in a run's roster, which is the list of the run's holders. For each step of tiers, the entry has
+/// the number of leading blocks that the holder has without a hole. It also has the end of the holder's last block. The
+/// steps of tiers are: device only, device and host, all tiers.
 ///
 /// ```text
 /// bit 63      48 47   36 35   24 23       12 11      0

@@ -23,7 +23,8 @@ const START_MASK: u64 = (1 << LEN_SHIFT) - 1;
 const LEN_MASK: u64 = FOLLOWED - 1 - START_MASK;
 const STEPS_MASK: u64 = u64::MAX << STEPS_SHIFT;
 
-/// The header word. Only one writer at a time changes it.
+/// Header of a run, in one word: start, length, change counter, and whether the run has children. Only one writer at a
+/// time changes it.
 #[derive(Debug, Default)]
 pub(crate) struct Header(AtomicU64);
 
@@ -68,8 +69,8 @@ impl Header {
         Version(self.get() & STEPS_MASK)
     }
 
-    /// Whether no step has changed the run since `version` was read. The caller puts a fence between its own reads
-    /// and this call.
+    /// Whether the run's change counter has not changed since `version` was read. The caller puts a fence between its
+    /// own reads and this call.
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         let is_busy = version.0 >> STEPS_SHIFT & 1 == 1;
@@ -89,8 +90,8 @@ impl Header {
         self.change(FOLLOWED, if is_followed { FOLLOWED } else { 0 });
     }
 
-    /// Counts the beginning or the end of a step. After the beginning, the caller needs a fence before the first
-    /// change of the step.
+    /// Raises the change counter, at the beginning or the end of a step: a change that readers see as a whole. After
+    /// the beginning, the caller needs a fence before the first change of the step.
     pub(crate) fn count_step(&self) {
         let now = self.0.load(Ordering::Relaxed);
         self.0

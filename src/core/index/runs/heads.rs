@@ -18,7 +18,8 @@ use crate::sync::{AtomicU64, IS_MODEL, Ordering};
 use crate::words::Words;
 
 const PARTS: usize = if IS_MODEL { 1 } else { 256 };
-/// Number of bits of a run's number in a slot. The tag is in the bits above.
+/// Number of bits of a run's number in a slot of the table. The tag, a fingerprint of the run's key, is in the bits
+/// above.
 const RUN_BITS: u32 = 28;
 const EMPTY: u64 = 0;
 /// Tombstone: value of a slot whose run has been removed.
@@ -32,7 +33,8 @@ const SLOTS_PER_GONE: usize = 32;
 /// Bit of a key's hash that tells whether the run begins at position 0. The tag and the slot contain this bit too.
 const IS_FIRST: u64 = 1 << 63;
 
-/// Hash table of the runs, in the form that readers use.
+/// Hash table of the runs, in the form that readers use. Its keys are the block before a run and the hash of the run's
+/// first block.
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
@@ -67,8 +69,8 @@ fn tag(hash: u64) -> u64 {
     hash >> RUN_BITS
 }
 
-/// Returns the home of a tag: the slot where a search for the tag begins. `slots` is the number of slots, a power of
-/// two.
+/// Returns the home of a tag (fingerprint of a key): the slot where a search for the tag begins. `slots` is the number
+/// of slots, a power of two.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
 fn home(tag: u64, slots: usize) -> usize {
@@ -80,7 +82,7 @@ fn part_of(hash: u64) -> usize {
     home(hash, PARTS)
 }
 
-/// Returns the place of a tag's filter bit: the word within its part, and the bit in that word.
+/// Returns the place of a tag's bit in the Bloom filter: the word within its part, and the bit in that word.
 #[inline]
 fn bit_of(tag: u64) -> (usize, u64) {
     (home(tag / 64, BIT_WORDS), 1 << (tag % 64))
@@ -118,7 +120,8 @@ impl Heads {
         probe(slots, tag(hash)).take(1).for_each(prefetch);
     }
 
-    /// Calls `check` with each run that may have this hash, until `check` returns `Some`, and returns that.
+    /// Calls `check` with each run that may be in the table under this hash, until `check` returns `Some`, and returns
+    /// that.
     #[inline]
     pub(super) fn find<T>(
         &self,
@@ -187,7 +190,7 @@ impl Heads {
         self.rebuild(part, counts.taken as usize * 2, guard)
     }
 
-    /// Recomputes the filter bits of a part from the runs in the table.
+    /// Recomputes the Bloom filter bits of one part of the table from the runs in it.
     fn clear_bits(&self, part: usize, slots: &[AtomicU64]) {
         let mut bits = [0; BIT_WORDS];
         let words = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
@@ -233,14 +236,14 @@ fn run_of(word: u64) -> RunId {
     RunId((word & ((1 << RUN_BITS) - 1)) as u32)
 }
 
-/// Returns every slot once, beginning with the home of the tag.
+/// Returns every slot of a part once, beginning with the slot where a search for `tag` begins.
 #[inline]
 fn probe(slots: &[AtomicU64], tag: u64) -> impl Iterator<Item = &AtomicU64> {
     (0..slots.len() as u64).map(move |step| &slots[home(tag + step, slots.len())])
 }
 
-/// Writes a word into the first slot that has no run, searching from the word's home on. Returns `true` if that slot
-/// was empty, `false` if it had a tombstone.
+/// Writes a word into the first slot that has no run, searching from the home slot of the word's tag on. Returns `true`
+/// if that slot was empty, `false` if it had a tombstone.
 fn put(slots: &[AtomicU64], word: u64) -> bool {
     for slot in probe(slots, word >> RUN_BITS) {
         let before = slot.load(Ordering::Relaxed);

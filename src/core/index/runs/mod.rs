@@ -51,7 +51,7 @@ pub(crate) use writer::{RunView, RunWriter};
 use crate::index::block::current_mask;
 use crate::words::give_back;
 
-/// Maximum number of blocks of one run. A longer sequence continues in a child run.
+/// Maximum number of blocks of one run, an array of consecutive blocks. A longer sequence continues in a child run.
 pub(crate) const RUN_BLOCKS_MAX: u16 = 4032;
 
 /// Number of a run, from 1 on. After the run is removed, another run can get its number.
@@ -78,11 +78,11 @@ pub(crate) struct Spot {
     pub(crate) offset: u16,
 }
 
-/// Number of bits of the offset in a spot's number.
+/// Number of bits of the offset in the number that stands for a [`Spot`].
 const OFFSET_BITS: u32 = 12;
 
 impl Spot {
-    /// Returns the spot as a number below 2^38, which is never 0. The next block of the run has the next number.
+    /// Returns the place as a number below 2^38, which is never 0. The next block of the run has the next number.
     pub(crate) fn bits(self) -> u64 {
         u64::from(self.run.0) << OFFSET_BITS | u64::from(self.offset)
     }

@@ -29,7 +29,7 @@ fn place(run: RunId, offset: usize) -> u64 {
 }
 
 impl RunWriter<'_> {
-    /// Enters new blocks of a run into the table.
+    /// Enters new blocks of a run into the table that finds blocks by hash.
     pub(super) fn place(&mut self, id: RunId, blocks: Range<usize>) {
         let (store, guard, places) = (self.store, &self.guard, &mut self.state.places);
         let Some(run) = store.run(id, guard) else { return };
@@ -51,7 +51,7 @@ impl RunWriter<'_> {
         self.account_places(doubles);
     }
 
-    /// Removes blocks of a run from the table. The caller cuts these blocks off next.
+    /// Removes blocks of a run from the table that finds blocks by hash. The caller cuts these blocks off next.
     pub(super) fn displace(&mut self, id: RunId, blocks: Range<usize>) {
         let (store, guard, places) = (self.store, &self.guard, &mut self.state.places);
         let Some(run) = store.run(id, guard) else { return };

@@ -15,13 +15,13 @@ use super::entry::RosterEntry;
 use super::run::Run;
 use super::writer::RunWriter;
 
-/// Maximum number of leaves that one turn chooses for eviction. [`VICTIM_BLOCKS_MAX`] is the number of blocks at
-/// which the turn stops choosing.
+/// Maximum number of leaves (ends of runs) that are chosen for eviction at one time. [`VICTIM_BLOCKS_MAX`] is the
+/// number of blocks at which choosing stops.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Maximum number of leaves that one turn spares because they are not of greedy workers. A greedy worker has much
-/// more than its share of the capacity. If a whole pass over the queue finds no blocks of greedy workers, some later
-/// turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
+/// Maximum number of leaves (ends of runs) that one turn spares because they are not of greedy workers. A greedy worker
+/// has much more than its share of the capacity. If a whole pass over the queue finds no blocks of greedy workers, some
+/// later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
 /// Number of clock ticks during which as many blocks are stored as the capacity allows in all.
@@ -49,7 +49,8 @@ impl RunWriter<'_> {
         self.use_run(id, self.store.tick().unwrap_or_default());
     }
 
-    /// Records that a run, which has a leaf now, was used in `tick`.
+    /// Records that a run was used in `tick`, a unit of the recency clock. The run has a leaf: blocks at its end that
+    /// no child branches off.
     pub(crate) fn use_run(&mut self, id: RunId, tick: u32) {
         if !self.store.is_bounded {
             return;
@@ -62,9 +63,9 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Returns the leaves that were used longest ago, with at most about `blocks_max` blocks and no more than one
-    /// turn can handle. With `greedy`, returns only leaves that no holder outside `greedy` has, if the turn finds
-    /// any.
+    /// Returns the leaves (ends of runs) that were used longest ago, with at most about `blocks_max` blocks and no more
+    /// than one turn can handle. `greedy` are the holders of workers with much more than their share of the capacity.
+    /// If they are given, returns only leaves that no other holder has, if the turn finds any.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();
@@ -89,7 +90,7 @@ impl RunWriter<'_> {
         self.victims_of(blocks_max, None)
     }
 
-    /// Puts the spared leaves back into the queue.
+    /// Puts the runs that eviction has passed over back into the queue of runs to evict.
     fn recall_spared(&mut self) {
         let spared = std::mem::take(&mut self.state.spared);
         self.state.queue.extend(spared);
@@ -118,8 +119,8 @@ impl RunWriter<'_> {
         victims
     }
 
-    /// Removes from the queue the leaf that was used longest ago. Returns the tick of the leaf's last use, and at
-    /// most `blocks_max` blocks of the leaf.
+    /// Removes from the queue the leaf (end of a run) that was used longest ago. Returns its last use, as a tick of the
+    /// recency clock, and at most `blocks_max` blocks of the leaf.
     fn next_victim(&mut self, blocks_max: u64) -> Option<(u32, Victim)> {
         loop {
             let Reverse((tick, id)) = self.state.queue.pop()?;

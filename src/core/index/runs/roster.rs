@@ -20,17 +20,19 @@ use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
 use crate::words::copy;
 
-/// Step of tiers to which the bound `least` applies: all tiers.
+/// Step of tiers for which a list gives `least`, the lower bound on the holders' leading blocks: all tiers.
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;
-/// Maximum number of entries with which a roster recomputes `least` after its shortest entry has changed.
+/// Maximum number of entries with which a roster recomputes `least`, its lower bound on leading blocks, after its
+/// shortest entry has changed.
 const FEW: usize = 256;
-/// Minimum number of listed entries for each word of bits; a list with fewer entries has no bits. It is also the
-/// minimum length of a list.
+/// Minimum number of listed entries for each word of the summary's bits; a list with fewer entries has no bits. It is
+/// also the minimum length of a list.
 const ENTRIES_OF_WORD: usize = 4;
 
-/// Entries of one run: those stored in the run itself, and those in the list.
+/// Holders of one run, with the number of blocks that each has: entries stored in the run itself, and entries in a
+/// list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Roster<'g> {
     inline: &'g [AtomicU64],
@@ -101,7 +103,7 @@ impl<'g> Roster<'g> {
         self.inline.len() + self.listed.len()
     }
 
-    /// Returns the first place whose entry satisfies `is_it`.
+    /// Returns the place of the first entry that satisfies `is_it`.
     pub(super) fn find(self, is_it: impl Fn(RosterEntry) -> bool) -> Option<usize> {
         (0..self.places()).find(|index| is_it(self.get(*index)))
     }
@@ -153,7 +155,7 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Sets or clears the bit of a slot. Does nothing if the list has no bits.
+    /// Sets or clears the bit of a slot in the list's summary. Does nothing if the list has no bits.
     fn mark(self, slot: HolderSlot, is_there: bool) {
         if let Some(word) = self.slots.get(slot.index() / 64) {
             let (bits, bit) = (word.load(Ordering::Relaxed), 1 << (slot.index() % 64));

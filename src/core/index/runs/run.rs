@@ -36,11 +36,12 @@ pub(super) const INLINE_ENTRIES: usize = 2;
 const MARKED: usize = 64;
 const MARKS: usize = 20;
 
-/// One run. Its first cache line has the fields that readers need.
+/// One run: an array of consecutive blocks, with the holders of these blocks. Its first cache line has the fields that
+/// readers need.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Run {
-    /// Number of the spot of the block that the run branches off; 0 if the run begins at position 0.
+    /// Block that the run branches off, as the number that [`Spot::bits`] returns; 0 if the run begins at position 0.
     pub(super) parent: AtomicU64,
     /// Hash of the first block.
     pub(super) first: AtomicU64,
@@ -52,7 +53,7 @@ pub(crate) struct Run {
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
     /// Entries beyond those stored in the run itself: the list of a [`Roster`].
     pub(super) more: Words,
-    /// Tick in which the run was last used. Kept only if the index has a capacity.
+    /// Tick of the recency clock in which the run was last used. Kept only if the index has a capacity.
     pub(crate) used: AtomicU32,
     /// Bars: which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all blocks are
     /// resumable.
@@ -64,7 +65,8 @@ pub(crate) struct Run {
     pub(super) is_twin: AtomicU32,
     /// Number of holders that have the last block of the run.
     pub(super) tops: AtomicU32,
-    /// Number of holders that are storing blocks of the run while others have turns.
+    /// Number of holders that have released the lock on the runs while they store blocks of this run. Their blocks must
+    /// not be cut off meanwhile.
     pub(super) pins: AtomicU32,
     /// Serial number of the run among all runs that the index has made; it wraps around. It distinguishes the run
     /// from other runs that had the same number earlier.
@@ -85,7 +87,7 @@ pub(crate) struct Column<'g> {
     run: &'g Run,
 }
 
-/// Number of words of a column with room for `blocks` blocks.
+/// Number of words of a [`Column`] with room for `blocks` blocks.
 pub(super) fn column_words(blocks: usize) -> usize {
     blocks + blocks / CHUNK * 2
 }
@@ -164,8 +166,8 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Returns the fingerprint of the block hashes of a chunk, mixed with [`Self::print`] by XOR. It is of a query
-    /// that agreed with the chunk.
+    /// Returns the fingerprint of the block hashes of a chunk (32 blocks), mixed with [`Self::print`] by XOR. The block
+    /// hashes are from a query that agreed with the chunk.
     #[inline]
     pub(crate) fn content(&self, chunk: usize) -> u64 {
         word_at(self.contents, chunk)
@@ -250,7 +252,8 @@ impl Run {
         Column::of(self, self.column.get(guard))
     }
 
-    /// Sets the marks of blocks that have been added. Earlier blocks have their marks already.
+    /// Sets the marks (the lowest byte of every 64th hash) of blocks that have been added. Earlier blocks have their
+    /// marks already.
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(super) fn mark(&self, added: Range<usize>, hash: impl Fn(usize) -> u64) {
         let marks = self.marks.iter().enumerate();
@@ -260,9 +263,9 @@ impl Run {
     }
 
     /// Returns the range of offsets that contains the first block at which the query and the run differ, according to
-    /// the marks. `len` is the number of blocks that both have, and `wanted` gives the query's hash at an offset.
-    /// Blocks before the start of the range have equal marks, but may still differ. If the end of the range is below
-    /// `len`, the block at the end surely differs.
+    /// the marks, which are bytes of some hashes. `len` is the number of blocks that both have, and `wanted` gives the
+    /// query's hash at an offset. Blocks before the start of the range have equal marks, but may still differ. If the
+    /// end of the range is below `len`, the block at the end surely differs.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
@@ -338,7 +341,7 @@ impl Run {
         self.roster(guard).entries()
     }
 
-    /// Records that the run was used in `tick`.
+    /// Records that the run was used in `tick` of the recency clock.
     #[inline]
     pub(crate) fn touch(&self, tick: u32) {
         // Only once a tick, so that readers don't all write to a hot run.

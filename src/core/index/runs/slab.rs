@@ -13,7 +13,7 @@ use super::run::Run;
 
 /// Number of runs in a chunk of memory.
 const CHUNK_RUNS: usize = 256;
-/// Number of chunks in a shelf.
+/// Number of chunks in a shelf, which is a list of pointers to chunks.
 const SHELF_CHUNKS: usize = 1024;
 const SHELVES: usize = RunId::END as usize / CHUNK_RUNS / SHELF_CHUNKS;
 

@@ -86,7 +86,8 @@ impl RunStore {
         }
     }
 
-    /// Waits for a turn at the books. While the returned guard lives, no other thread reads or changes the books.
+    /// Waits for the lock of the books, the state that only a writer uses. While the returned guard lives, no other
+    /// thread reads or changes the books.
     pub(super) fn books(&self) -> MutexGuard<'_, RunBooks> {
         self.turns.state.lock()
     }
@@ -163,8 +164,8 @@ impl RunStore {
         self.turns.usage.blocks_max().min(self.total.blocks_max())
     }
 
-    /// Returns the current tick, which a search records as last use of the runs that it reads. `None` if the index
-    /// has no bound.
+    /// Returns the current tick of the recency clock. A search records it as the last use of the runs that it reads.
+    /// `None` if the index has no bound.
     #[inline]
     pub(crate) fn tick(&self) -> Option<u32> {
         self.is_bounded.then(|| self.tick.load(Ordering::Relaxed))
@@ -207,7 +208,8 @@ impl RunStore {
     }
 
     /// Returns the run whose first block is the `wanted` one. The run branches off the block `parent`, or begins at
-    /// position 0 without `parent`. The returned version was read before the run was compared.
+    /// position 0 without `parent`. The returned version of the run's change counter was read before the run was
+    /// compared.
     #[inline]
     pub(crate) fn head<'g>(
         &self,

@@ -7,8 +7,8 @@ use super::entry::RosterEntry;
 use super::writer::RunWriter;
 use super::{RunId, current_mask};
 
-/// Number of blocks cut off in one turn, before other writers have a turn. Each run counts as [`TRIM_RUN`] additional
-/// blocks.
+/// Number of blocks cut off before the lock on the runs is released, so that other writers can take it. Each run counts
+/// as [`TRIM_RUN`] additional blocks.
 const TRIM_BLOCKS: usize = 4096;
 const TRIM_RUN: usize = 4;
 
@@ -16,8 +16,8 @@ impl RunWriter<'_> {
     /// Cuts off the blocks at the end of a run that no holder has and that no child branches off. If that removes the
     /// whole run, trims its parent run next.
     ///
-    /// If many blocks are removed, other writers have turns during the call. So before the call, the entries must
-    /// show every block that holders have.
+    /// If many blocks are removed, other writers can change the runs during the call. So before the call, the holders'
+    /// entries in the runs must show every block that holders have.
     pub(crate) fn trim(&mut self, id: RunId) {
         let (mut next, mut done) = (Some(id), 0);
         while let Some(id) = next.take() {

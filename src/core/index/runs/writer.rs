@@ -23,15 +23,16 @@ use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 /// Number of bytes of replaced memory at which a writer frees that memory.
 const GARBAGE_MAX: usize = 256 * 1024;
 
-/// One writer's turn at the runs. While this value lives, no other thread changes the runs, except in pauses.
+/// One writer's turn at the runs: it holds the lock that is needed to change them. While this value lives, no other
+/// thread changes the runs, except in pauses.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
     pub(super) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
-/// Read access to the runs without a turn. Blocks that a holder has, or protects with [`RunWriter::aside`], do not
-/// change.
+/// Read access to the runs without the writers' lock. Blocks that a holder has, or protects with [`RunWriter::aside`],
+/// do not change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunView<'g> {
     pub(super) store: &'g RunStore,
@@ -53,7 +54,8 @@ impl<'g> RunView<'g> {
 }
 
 impl RunStore {
-    /// Waits for a turn at the runs. While the returned value lives, no other thread changes the runs.
+    /// Waits for the lock that is needed to change the runs. While the returned value lives, no other thread changes
+    /// the runs.
     pub(crate) fn write(&self) -> RunWriter<'_> {
         RunWriter {
             store: self,
@@ -69,7 +71,8 @@ impl<'s> RunWriter<'s> {
         self.state.change.add(change);
     }
 
-    /// Lets other writers have a turn. May be called between any two calls of other methods of this type.
+    /// Releases the writers' lock for a moment, so that other writers can change the runs. May be called between any
+    /// two calls of other methods of this type.
     pub(crate) fn pause(&mut self) {
         self.settle();
         turn_ends();
@@ -77,8 +80,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Lets other writers have a turn, and calls `others` during that pause. So `others` may wait for a thread that
-    /// needs a turn.
+    /// Releases the writers' lock for a moment, and calls `others` meanwhile. So `others` may wait for a thread that
+    /// needs this lock.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.settle();
         turn_ends();
@@ -86,7 +89,7 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Frees memory that no reader needs, if there is much of it, while other writers have turns. Then adds the
+    /// Frees memory that no reader needs, if there is much of it, while other writers can take the lock. Then adds the
     /// collected changes to the usage.
     fn settle(&mut self) {
         if self.state.garbage > GARBAGE_MAX {
@@ -103,8 +106,8 @@ impl<'s> RunWriter<'s> {
         self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
-    /// Runs `work`, which changes no run, while other writers have turns. Meanwhile no writer cuts off blocks of the
-    /// runs in `kept`.
+    /// Runs `work`, which changes no run, without the writers' lock, so that other writers can change runs. Meanwhile
+    /// no writer cuts off blocks of the runs in `kept`.
     pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
         self.pin(kept, 1);
         let (store, guard) = (self.store, &self.guard);
@@ -151,7 +154,7 @@ impl<'s> RunWriter<'s> {
         self.run(id).into_iter().flat_map(|run| run.entries(&self.guard))
     }
 
-    /// Puts a run back into eviction's queue, if it has a leaf left.
+    /// Puts a run back into eviction's queue, if it still has blocks at its end that no child branches off.
     pub(crate) fn requeue(&mut self, id: RunId) {
         if let Some(run) = self.run(id)
             && run.len() > self.attached_end(id)
@@ -300,8 +303,8 @@ impl<'s> RunWriter<'s> {
         self.set_prints(run, from..from + hashes.len(), usize::from(run.len()));
     }
 
-    /// Computes the fingerprints of all chunks that contain `changed` blocks and lie wholly within the run's first
-    /// `len` blocks.
+    /// Computes the fingerprints of all chunks of 32 blocks that contain `changed` blocks and lie wholly within the
+    /// run's first `len` blocks.
     fn set_prints(&self, run: &Run, changed: Range<usize>, len: usize) {
         let (column, base) = (run.column(&self.guard), run.chunks_from());
         let end = changed.end.saturating_sub(base).div_ceil(CHUNK);
@@ -344,8 +347,8 @@ impl<'s> RunWriter<'s> {
         Some(id)
     }
 
-    /// Computes the fingerprints of chunks that contain any of the `changed` blocks. A chunk must lie wholly within
-    /// the run's first `len` blocks.
+    /// Appends the first of these blocks to a run, as many as fit, and returns their number. `is_whole` tells whether
+    /// `hashes` are whole sequence hashes, and not fragments.
     fn append(&mut self, id: RunId, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.store.run(id, &self.guard) else {
             return 0;
@@ -381,8 +384,8 @@ impl<'s> RunWriter<'s> {
         count
     }
 
-    /// Makes one step of a holder: `change` sets which blocks of these runs the holder has. The runs' change counters
-    /// are raised before and after `change`.
+    /// Makes a change that searches see wholly or not at all: `change` sets which blocks of these runs a holder has.
+    /// The runs' change counters are raised before and after `change`.
     pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
         runs.iter().for_each(|id| self.count_step(*id));
         // A reader that sees a change of the step also sees that the step has begun.

@@ -75,7 +75,8 @@ impl<S> Default for Depths<S> {
 }
 
 impl<S: SlotBits> Depths<S> {
-    /// Records `depth` as the depth of the holders in `slots`. Does nothing if `depth` is 0.
+    /// Records `depth` (number of leading blocks of the query) for the holders in `slots`. Does nothing if `depth` is
+    /// 0.
     #[inline]
     pub(super) fn settle(&mut self, depth: u32, slots: &S) {
         if depth == 0 || slots.is_empty() {
@@ -87,7 +88,8 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Records `depth`, which is not 0, as the depth of one holder. Usually many holders have the same depth.
+    /// Records `depth` (number of leading blocks of the query), which is not 0, for one holder. Usually many holders
+    /// have the same depth.
     #[inline]
     pub(super) fn leave(&mut self, depth: u32, slot: HolderSlot) {
         let mut last = self.groups.iter_mut().rev().take(GROUPS_MAX);

@@ -46,7 +46,8 @@ impl FoundGroups {
     }
 }
 
-/// Returns the numbers of blocks of a group of holders, and its slots as words of 64 bits.
+/// Returns a group's numbers of matched blocks, of possibly matched blocks, and of usable blocks. Also returns its
+/// holders, as the words of a set.
 #[inline]
 fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 3], &[u64]) {
     (

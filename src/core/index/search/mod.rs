@@ -45,7 +45,8 @@ pub(crate) use sparse::find_bounds;
 /// Number of parts into which a stretch of blocks is divided to find the first block at which query and run differ.
 const PIVOTS: usize = 8;
 
-/// Maximum number of tries of a search while writers make steps. After that, the search takes a turn at the runs.
+/// Maximum number of tries of a search while writers change the runs that it reads. After that, the search takes the
+/// writers' lock.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
 
 /// Tiers that count in a search. Each value includes the tiers of the previous value: with [`Self::Host`], blocks on

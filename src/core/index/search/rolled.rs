@@ -91,7 +91,8 @@ impl<'a> Rolled<'a> {
         self.next()
     }
 
-    /// Passes exactly the first `count` blocks. If more blocks have been passed already, restarts at the first block.
+    /// Passes exactly the first `count` blocks, that is, computes their sequence hashes. If more blocks have been
+    /// passed already, restarts at the first block.
     #[inline]
     fn pass(&mut self, count: usize) {
         if count < self.done {
@@ -102,7 +103,7 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Returns the hash of the first block that has not been passed.
+    /// Returns the sequence hash of the first block whose hash has not been computed yet.
     fn next(&self) -> SequenceHash {
         let mut buffer = [BlockHash(0); CHUNK];
         let blocks = self.content.blocks(self.done, self.done + 1, &mut buffer);
@@ -178,7 +179,8 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`. The query must have all of these blocks.
+    /// Passes the first `agreed` blocks of a run that begins at `start`: takes their hashes from the run as the
+    /// query's. The query must have all of these blocks.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {
@@ -187,8 +189,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Passes the leading blocks of `blocks` that agree with the run from `offset` on. Returns their number, and the
-    /// run's 32 hashes from `offset` on.
+    /// Passes the leading blocks of `blocks` that agree with the run from `offset` on, so that their hashes are known.
+    /// Returns their number, and the run's 32 hashes from `offset` on.
     fn follow(
         &mut self,
         column: Column<'_>,

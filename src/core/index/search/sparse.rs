@@ -51,7 +51,8 @@ impl<'a> SparseChain<'a> {
         Ok(Self { key, positions })
     }
 
-    /// Number of leading blocks that the chain stands for: up to the last chosen block.
+    /// Number of leading blocks that the chain stands for: up to the last chosen block, the last block that the query
+    /// gives.
     pub fn query_blocks(&self) -> u32 {
         self.positions.last().map_or(0, |last| last.as_u32() + 1)
     }
@@ -175,7 +176,7 @@ impl SparseSearch<'_> {
         (0..self.chain.positions.len()).all(&mut is_clear)
     }
 
-    /// Whether the table finds every block that can be the chosen block number `index`.
+    /// Whether the table of hashes finds every block of the index that can be the chosen block number `index`.
     fn is_known(&self, index: usize) -> bool {
         let chosen = self.chain.chosen(index);
         chosen.is_none_or(|chosen| self.runs.places_of(chosen.hash.hash) != Places::TooMany)

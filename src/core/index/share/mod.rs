@@ -15,19 +15,19 @@ use crate::wire::Tier;
 
 pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
-/// Minimum number of blocks in a holder's work for which other writers get turns meanwhile.
+/// Minimum number of blocks that a holder works on for which it releases the lock on the runs meanwhile.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Maximum number of runs that one holder protects from being cut while other writers have turns.
+/// Maximum number of runs that one holder protects from being cut while it has released the lock on the runs.
 const KEPT_RUNS: usize = 8;
 
 /// Holder from which eviction can take blocks.
 pub(crate) trait Evictable: std::fmt::Debug + Send + Sync {
-    /// Takes the blocks in `victims` from the holder, in one step. If the holder has any of them, it is first marked
+    /// Removes the blocks in `victims` from the holder, in one step. If the holder has any of them, it is first marked
     /// as degraded.
     fn evict(&self, victims: &[Victim], runs: &super::runs::RunStore);
 }
 
-/// The blocks of one holder among the runs.
+/// One holder's share of the runs: the blocks of each run that the holder has.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
     pub(crate) slot: HolderSlot,
@@ -52,7 +52,7 @@ impl Share {
         }
     }
 
-    /// Makes an empty share for the same holder, which then starts again without blocks.
+    /// Makes an empty share for the same holder, so that the holder starts again without blocks.
     pub(crate) fn emptied(&self) -> Self {
         Self {
             reshaped: self.reshaped + 1,
@@ -60,12 +60,12 @@ impl Share {
         }
     }
 
-    /// Number of blocks in the share.
+    /// Number of blocks that the holder has, in all runs.
     pub(crate) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Number of bytes that the parts of the share take.
+    /// Number of bytes that the holder's intervals of blocks take.
     pub(crate) fn bytes(&self) -> usize {
         self.parts.bytes()
     }
@@ -90,19 +90,19 @@ impl Share {
         self.parts.keys_of(group).copied().collect()
     }
 
-    /// Returns the attributes of a block; `None` if the holder does not have the block.
+    /// Returns the [`Attributes`] of a block; `None` if the holder does not have the block.
     pub(crate) fn get(&self, spot: Spot) -> Option<Attributes> {
         self.parts.get(&spot.run)?.get(spot.offset)
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, and these attributes.
+    /// Returns the end of the stretch of blocks from `from` on that have the same [`Attributes`], and these attributes.
     /// The end is at most `to`. The attributes are `None` if the holder does not have the blocks.
     pub(crate) fn extent(&self, from: Spot, to: u16) -> (u16, Option<Attributes>) {
         let part = self.parts.get(&from.run);
         part.map_or((to, None), |part| part.extent(from.offset, to))
     }
 
-    /// Sets the attributes of the blocks from the spot `from` up to the offset `end`. `None` removes the blocks.
+    /// Sets the [`Attributes`] of the blocks from the spot `from` up to the offset `end`. `None` removes the blocks.
     pub(crate) fn set(&mut self, from: Spot, end: u16, attributes: Option<Attributes>) {
         let part = match attributes {
             Some(_) => Some(self.parts.or_default(from.run)),
@@ -116,8 +116,8 @@ impl Share {
         self.touch(from.run);
     }
 
-    /// Marks a block as barred or not barred in a tier. Returns `false` if the holder does not have the block in that
-    /// tier.
+    /// Marks a block as barred (not resumable) or not barred in a tier. Returns `false` if the holder does not have the
+    /// block in that tier.
     pub(crate) fn mark(&mut self, spot: Spot, tier: Tier, is_barred: bool) -> bool {
         let held = self.get(spot);
         let Some(held) = held.filter(|held| held.tiers() & tier_bit(tier) != 0) else {
@@ -145,8 +145,8 @@ impl Share {
         }
     }
 
-    /// Returns the runs whose blocks must not be cut off while other writers have turns. The holder is about to work
-    /// on `blocks` blocks, and has unpublished blocks in these runs. `None` if other writers get no turns during the
+    /// Returns the runs whose blocks must not be cut off while the lock on the runs is released. The holder is about to
+    /// work on `blocks` blocks, and has unpublished blocks in these runs. `None` if the lock is not released during the
     /// work, because the work is short or there are too many such runs.
     pub(crate) fn kept_aside(&self, blocks: usize) -> Option<SmallVec<[RunId; KEPT_RUNS]>> {
         let lets_others = blocks >= ASIDE_BLOCKS && self.touched.len() <= KEPT_RUNS;
@@ -178,7 +178,7 @@ impl Share {
         }
     }
 
-    /// Sets the roster entries and the bars of the runs in which the share has changed.
+    /// Updates what readers see of the holder in the `touched` runs: its roster entries and its bars.
     fn show(&mut self, touched: &[RunId], runs: &mut RunWriter<'_>) {
         for run in touched {
             let Some(part) = self.parts.get_mut(run) else {
@@ -209,9 +209,9 @@ impl Share {
         victims.iter().any(has)
     }
 
-    /// Returns the holder's tier and its number of reshaping changes, if the share is regular. A share is regular if
-    /// the holder has each block together with all blocks before it, all in one tier and without a note. `None` if
-    /// the share is not regular or is empty.
+    /// Returns the holder's tier, and its number of changes other than adding or removing blocks at the ends of its
+    /// chains, if the share is regular. A share is regular if the holder has each block together with all blocks before
+    /// it, all in one tier and without a note. `None` if the share is not regular or is empty.
     pub(crate) fn regular(&self, runs: &RunWriter<'_>) -> Option<(Tier, u64)> {
         let mut tiers = 0;
         for (run, part) in self.parts() {

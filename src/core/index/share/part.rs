@@ -36,13 +36,13 @@ impl Attributes {
         self.0 as u8
     }
 
-    /// Returns the note.
+    /// Returns the note, whose meaning only the share's owner knows.
     #[allow(clippy::cast_possible_truncation, reason = "five bits are left")]
     pub(crate) fn note(self) -> u8 {
         (self.0 >> NOTE_SHIFT) as u8
     }
 
-    /// Returns the attributes with another note, of five bits.
+    /// Returns the same attributes with another note, of five bits.
     pub(crate) fn with_note(self, note: u8) -> Self {
         Self(self.0 & ((1 << NOTE_SHIFT) - 1) | u16::from(note) << NOTE_SHIFT)
     }
@@ -80,8 +80,8 @@ impl Attributes {
     }
 }
 
-/// Returns the barred classes after an event that tells whether blocks are barred in `tier`. `barred` are the classes
-/// before.
+/// Returns in which classes of tiers a block is barred (no request can resume after it), once an event has told whether
+/// it is barred in `tier`. `barred` are these classes before the event.
 pub(crate) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }
@@ -99,7 +99,7 @@ pub(crate) struct Interval {
     pub(crate) attributes: Attributes,
 }
 
-/// One holder's share of one run.
+/// One holder's share of one run: the intervals of blocks that the holder has there.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     /// Intervals in order. Two neighbouring intervals differ in their attributes or have a hole between them.
@@ -259,7 +259,7 @@ impl Part {
         reach
     }
 
-    /// Returns the entry that readers see.
+    /// Returns the roster entry by which readers see the holder's blocks of the run.
     pub(crate) fn entry(&self, slot: HolderSlot) -> RosterEntry {
         if self.intervals.is_empty() {
             return RosterEntry::default();

@@ -5,12 +5,12 @@ use std::cell::{Cell, RefCell};
 type Hook = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// Number of turns that this thread has ended in the middle of its work.
+    /// Number of times that this thread has released the lock on the index's blocks in the middle of its work.
     pub(super) static TURNS: Cell<usize> = const { Cell::new(0) };
     static NEXT: RefCell<Option<(usize, Hook)>> = const { RefCell::new(None) };
 }
 
-/// Counts one ended turn.
+/// Counts one release of the lock on the index's blocks.
 pub(in crate::index) fn end_turn() {
     TURNS.set(TURNS.get() + 1);
 }

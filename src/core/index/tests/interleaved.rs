@@ -63,7 +63,7 @@ fn holders(index: &PositionalIndexer) -> Vec<Holder> {
     (0..3).map(holder).collect()
 }
 
-/// Script of one search: the steps that are made during the search.
+/// Script of one search: the steps (changes by writers) that are made during the search.
 struct Script {
     random: Random,
     held: Rc<RefCell<Vec<Holder>>>,

@@ -95,7 +95,7 @@ pub(super) struct Outcome {
     pub(super) parking_full: u64,
     pub(super) missing_content: u64,
     pub(super) capacity: u64,
-    /// Number of stored blocks whose name other blocks had given as the hash of their parent.
+    /// Number of stored blocks whose name other blocks had given as the hash of their absent parent.
     pub(super) ambiguous: u64,
 }
 

@@ -58,7 +58,7 @@ struct Level {
     parts: Vec<HolderPart>,
 }
 
-/// An encoded run, without the number of levels that end after it.
+/// An encoded run, without the number of levels to pop after it.
 #[derive(Debug)]
 struct Encoded {
     columns: Vec<u8>,
@@ -76,7 +76,7 @@ struct FrameBuffer {
     candidates: usize,
 }
 
-/// Index of a candidate among the candidates, and the part of the run that it has.
+/// A candidate (holder of the block before the run), by its index, and the part of the run that it has.
 type CandidatePart = (usize, HolderPart);
 
 impl ForestEncoder {
@@ -167,7 +167,8 @@ impl ForestEncoder {
         }
     }
 
-    /// Returns the number of candidates, and the parts of those candidates that have blocks of the run.
+    /// Returns the number of candidates (holders of the block before the run), and the parts of those candidates that
+    /// have blocks of the run.
     fn take_parts(
         &self,
         branch: Option<usize>,

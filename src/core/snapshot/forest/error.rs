@@ -30,7 +30,8 @@ pub enum ForestError {
         /// The frame's first byte, which has the flags.
         flags: u8,
     },
-    /// The numbers of levels to pop do not make a forest.
+    /// The number of levels to pop after a run, which gives the next run's depth, does not fit the runs before it, or
+    /// the forest ends too early.
     #[error(transparent)]
     Outline(#[from] OutlineError),
     /// No holder has the last block of a run.
@@ -42,7 +43,8 @@ pub enum ForestError {
     /// A path needs more memory than a reader allows.
     #[error("a path has more than {PATH_ENTRIES_MAX} blocks, runs and holders")]
     TooWide,
-    /// A frame has more parts of holders, or more candidates, than a reader accepts in one frame.
+    /// A frame has more parts (one holder's blocks of one run), or more holders to check, than a reader accepts in one
+    /// frame.
     #[error("a frame has more than {PARTS_MAX} parts of holders, or {CANDIDATES_MAX} candidates for them")]
     TooManyParts,
     /// The frame has more or fewer hashes than its runs have blocks.

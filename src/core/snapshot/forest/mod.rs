@@ -97,7 +97,7 @@ pub(super) use reader::ForestReader;
 
 /// Maximum number of parts in one frame. A part is the blocks that one holder has of one run.
 pub const PARTS_MAX: usize = 1 << 20;
-/// Maximum number of candidates of all runs of one frame together.
+/// Maximum number of candidates (holders of the block before a run) of all runs of one frame together.
 pub const CANDIDATES_MAX: usize = 1 << 25;
 /// Maximum number of entries of a path: its blocks, its runs and the runs' holders together.
 pub const PATH_ENTRIES_MAX: usize = 1 << 23;
@@ -110,7 +110,9 @@ const FRAME_BYTES: usize = 1 << 20;
 const BEGINS: u8 = 1;
 /// Flag in a frame's first byte: the frame ends a forest.
 const ENDS: u8 = 2;
-/// Form of changes: all candidates have the whole run, except the listed ones.
+/// Form in which a run lists holders: all candidates (holders of the block before it) have the whole run, except the
+/// listed ones.
 const EXCEPT: u64 = 0;
-/// Form of changes: only the listed candidates have blocks of the run.
+/// Form in which a run lists holders: only the listed candidates (holders of the block before it) have blocks of the
+/// run.
 const ONLY: u64 = 1;

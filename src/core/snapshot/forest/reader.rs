@@ -14,7 +14,7 @@ pub struct ForestChunk {
     hashes: Vec<SequenceHash>,
     /// Parts of the runs, sorted by holder. The parts of each holder are in the order of the runs.
     parts: Vec<RunPart>,
-    /// Number of candidates that were checked to find the parts.
+    /// Number of candidates (holders of the block before a run) that were checked to find the parts.
     candidates: usize,
 }
 
@@ -258,8 +258,8 @@ impl Forest {
     }
 }
 
-/// Reads a run's changes, and returns how many of its `len` blocks each holder has. Candidates that have no block of
-/// the run are left out.
+/// Reads a run's changes (a list of candidates, with the number of blocks that each lacks), and returns how many of its
+/// `len` blocks each holder has. Candidates that have no block of the run are left out.
 fn read_changes(
     bytes: &mut Bytes<'_>,
     len: usize,

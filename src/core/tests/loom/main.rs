@@ -254,7 +254,8 @@ impl Held {
         Roster::new(&self.inline, self.more.get(guard))
     }
 
-    /// Makes a step after which the holder in `slot` has `reach` blocks. The holder's entry is at `index`.
+    /// Makes a step (a change that readers see as a whole) after which the holder in `slot` has `reach` blocks. The
+    /// holder's entry is at `index`.
     fn step(&self, slot: usize, index: usize, reach: u16) {
         let guard = epoch::pin();
         self.header.count_step();
@@ -319,7 +320,7 @@ struct World {
 }
 
 impl World {
-    /// Makes a step after which the holder has `value` of both runs.
+    /// Makes a step (a change that readers see as a whole) after which the holder has `value` of both runs.
     fn step(&self, holder: usize, value: u64) {
         let _turn = self.turn.lock().unwrap();
         self.runs.iter().for_each(Header::count_step);
