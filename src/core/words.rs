@@ -86,8 +86,8 @@ pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
 /// Number of replaced arrays waiting to be freed at which a thread interrupts other work to free them.
 pub(crate) const GIVEN_BACK: usize = 64;
 
-/// Frees the arrays that were put aside, if there are at least `arrays_min` of them. No reader sees these arrays any
-/// more.
+/// Frees the replaced arrays that were put aside, if there are at least `arrays_min` of them. No reader sees these
+/// arrays any more.
 #[inline]
 pub(crate) fn give_back(arrays_min: usize) {
     if COUNT.load(Ordering::Relaxed) >= arrays_min {

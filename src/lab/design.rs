@@ -45,7 +45,7 @@ impl Design {
         }
     }
 
-    /// Makes an empty index of this design. In a design with a pool, `lanes` threads apply the events.
+    /// Makes an empty index of this design. In a design with a thread pool, `lanes` threads apply the events.
     ///
     /// # Errors
     ///

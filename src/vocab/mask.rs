@@ -107,12 +107,12 @@ impl TokenMask {
         }
     }
 
-    /// Returns all words, including those for bogus tokens.
+    /// Returns all words, including those for bogus tokens (made-up numbers of nodes without a token).
     pub(super) fn all_words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
 
-    /// Removes the bogus tokens from the set.
+    /// Removes the bogus tokens (made-up numbers of nodes without a token) from the set.
     pub(super) fn clear_bogus(&mut self) {
         if let Some(bogus) = self.words.get_mut(real_words(self.size)..) {
             bogus.fill(0);
@@ -139,7 +139,8 @@ impl AllowToken for TokenMask {
     }
 }
 
-/// Receiver that writes logits: the logit of an allowed token becomes 0. The last logit is for all bogus tokens.
+/// Receiver that writes logits: the logit of an allowed token becomes 0. The last logit is for all bogus tokens, the
+/// made-up numbers of nodes without a token.
 pub(super) struct Logits<'a>(pub(super) &'a mut [f32]);
 
 impl AllowToken for Logits<'_> {

@@ -58,8 +58,8 @@ pub enum TableError {
 /// saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionTable {
-    /// Rows of 256 entries. An entry is the place where the next state's row begins. The first row belongs to the dead state,
-    /// which rejects everything, and is all zero. Every place is a multiple of 256 below the length.
+    /// Rows of 256 entries. An entry is the index at which the next state's row begins. The first row belongs to the
+    /// dead state, which rejects everything, and is all zero. Every entry is a multiple of 256 below the length.
     places: Vec<u32>,
     matches: Vec<bool>,
 }

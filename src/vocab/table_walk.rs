@@ -97,7 +97,7 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     }
 }
 
-/// Table and mask, which both lanes of a walk use.
+/// Table and mask that both lanes (the forward and the backward walk) use.
 struct WalkedTable {
     places: *const u32,
     words: *mut u64,

@@ -74,7 +74,8 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 pub struct TokenNode(u64);
 
 impl TokenNode {
-    /// Makes a node without links. `token` is the number of a token, real or bogus.
+    /// Makes a node without links. `token` is the number of a token, or a made-up (bogus) number if no token ends at
+    /// the node.
     pub(super) fn new(byte: u8, token: u32) -> Self {
         Self(u64::from(byte) | ((u64::from(token) & TOKEN_MASK) << TOKEN_SHIFT))
     }

@@ -34,7 +34,7 @@ const SLACK: u64 = 64;
 /// waits for the eviction.
 const SLACK_BLOCKS_MAX: u64 = 1024;
 
-/// Number of evicted blocks after which the evicting thread lets other evicting threads have a turn.
+/// Number of evicted blocks after which the evicting thread lets other threads evict.
 const TURN_BLOCKS: u64 = 256;
 /// Maximum number of blocks that an event evicts for each block that it stores. This is enough, because no block
 /// takes 16 times the memory of another.
@@ -44,7 +44,7 @@ const SHARE: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Greedy {
     slots: SlotSet,
-    /// Number of blocks in a worker's share.
+    /// Number of blocks in a worker's share of the capacity.
     share: u64,
 }
 
@@ -108,8 +108,8 @@ impl IndexShared {
         }
     }
 
-    /// Returns the holders of workers that have more than five fourths of their share. `None` if there is no such
-    /// worker, if there is only one worker, or if there is no bound.
+    /// Returns the holders of workers that have more than five fourths of their share of the capacity. `None` if there
+    /// is no such worker, if there is only one worker, or if there is no bound.
     pub(super) fn greedy(&self) -> Option<Greedy> {
         let directory = self.slots.load();
         if directory.workers < 2 || !self.runs.is_bounded {
@@ -137,8 +137,8 @@ impl IndexShared {
         })
     }
 
-    /// Whether a worker has less than half of its share while other workers have much more than theirs. Such a worker
-    /// may get evicted blocks back even if there is no room.
+    /// Whether a worker has less than half of its share of the capacity while other workers have much more than theirs.
+    /// Such a worker may get evicted blocks back even if there is no room.
     pub(super) fn is_short_of_share(&self, worker: &WorkerName) -> bool {
         self.greedy().is_some_and(|greedy| {
             let directory = self.slots.load();

@@ -88,7 +88,7 @@ impl Namespace {
     }
 }
 
-/// Whether a namespace of this name is the one in which `kvatlas doctor` probes.
+/// Whether a namespace of this name is the one in which `kvatlas doctor` makes its probes.
 fn is_of_probes(name: &NamespaceName) -> bool {
     name.as_str() == PROBE_NAME
 }
@@ -98,7 +98,7 @@ fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }
 
-/// Returns `settings`, adapted to a namespace of this name. If the name tells a hash scheme, the engine's hashes are
+/// Returns `settings`, adapted to a namespace of this name. If the name contains a hash scheme, the engine's hashes are
 /// used as they are: the contract's chain is not computed.
 fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSettings {
     match chains_of(name) {
@@ -128,7 +128,7 @@ pub enum NamespaceRefused {
          configuration only (namespaces.NAME.block_size)"
     )]
     OtherBlockSize {
-        /// Block size that the batch tells.
+        /// Block size that the batch gives.
         told: BlockSize,
         /// Block size of the configuration.
         configured: BlockSize,
@@ -213,7 +213,7 @@ impl Namespaces {
         settings
     }
 
-    /// Returns the namespace called `name`, for a batch that tells this block size. Makes the namespace if it is
+    /// Returns the namespace called `name`, for a batch that gives this block size. Makes the namespace if it is
     /// absent. Makes it anew if nobody uses it and its settings differ.
     pub fn get_or_create(
         &self,
@@ -250,7 +250,8 @@ impl Namespaces {
 
     /// Returns the reason why the namespace called `name` cannot be made beside the `current` ones; `None` if it can.
     ///
-    /// The namespace of probes can always be made, and takes no other's place. It has bounds of its own.
+    /// The namespace of `kvatlas doctor`'s probes can always be made, and takes no other's place. It has bounds of its
+    /// own.
     fn refuses(
         &self,
         name: &NamespaceName,

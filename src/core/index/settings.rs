@@ -32,8 +32,8 @@ pub struct NamespaceSettings {
 }
 
 impl NamespaceSettings {
-    /// Whether the namespace accepts a batch that tells this block size. A batch that tells no block size is accepted
-    /// only if the configuration gives the size.
+    /// Whether the namespace accepts a batch that gives this block size. A batch without a block size is accepted only
+    /// if the configuration gives the size.
     pub fn takes(&self, told: Option<BlockSize>) -> bool {
         told.map_or(!self.is_size_told, |told| told == self.block_size)
     }
@@ -105,12 +105,12 @@ impl IndexLimits {
 /// Bounds on the stored events of one holder that wait for their parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParkingLimits {
-    /// Maximum number of waiting events of one holder.
+    /// Maximum number of events of one holder that wait for their parent.
     pub events_max: usize,
-    /// Maximum number of blocks in all waiting events of one holder together.
+    /// Maximum number of blocks in all events of one holder that wait for their parent.
     pub blocks_max: usize,
-    /// Maximum number of bytes of waiting events, summed over all holders of all indexes that share a total. One
-    /// holder may take a fourth of the bytes that the other holders leave.
+    /// Maximum number of bytes of events that wait for their parent, summed over all holders of all indexes that share
+    /// a total. One holder may take a fourth of the bytes that the other holders leave.
     pub bytes_max: u64,
     /// Maximum time that an event waits for its parent, in microseconds.
     pub wait_us_max: u64,

@@ -13,8 +13,8 @@ const BLOCK_BYTES: u64 = 32;
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Divisor for waiting events. The waiting events of one holder may take this fraction of the room that other holders
-/// leave.
+/// Divisor for events that wait for a parent. The waiting events of one holder may take this fraction of the room that
+/// other holders leave.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
@@ -23,8 +23,8 @@ pub(crate) struct Change {
     /// Change of the number of distinct blocks.
     pub(crate) blocks: i64,
     pub(crate) bytes: i64,
-    /// Change of the bytes of state outside the runs: waiting events and blocks without a parent. These bytes are a
-    /// part of `bytes`.
+    /// Change of the bytes of state outside the runs: blocks without a parent, and events that wait for a parent. These
+    /// bytes are a part of `bytes`.
     pub(crate) aside: i64,
     /// Change of the bytes of events that wait for a parent. These bytes are a part of `aside`.
     pub(crate) waiting: i64,
@@ -57,7 +57,8 @@ pub(crate) struct Usage {
     /// Number of distinct blocks.
     pub(crate) blocks: AtomicCell<u64>,
     pub(crate) bytes: AtomicCell<u64>,
-    /// Bytes of state outside the runs, which is not evicted: waiting events and blocks without a parent.
+    /// Bytes of state outside the runs, which is not evicted: blocks without a parent, and events that wait for a
+    /// parent.
     aside: AtomicCell<u64>,
     /// Bytes of events that wait for a parent. They are counted even if the capacity has no bound.
     waiting: AtomicCell<u64>,
@@ -132,9 +133,9 @@ impl Usage {
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes all waiting events of one holder may take. `own` is the number of bytes that they take
-    /// already. All holders together may take `bytes_max`. One holder may take only a part of the room that the other
-    /// holders leave, so that later holders find room.
+    /// Returns how many bytes all events of one holder that wait for a parent may take. `own` is the number of bytes
+    /// that they take already. All holders together may take `bytes_max`. One holder may take only a part of the room
+    /// that the other holders leave, so that later holders find room.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE

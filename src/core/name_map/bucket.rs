@@ -27,7 +27,7 @@ impl BucketPrints {
         self.0 >> (index * 8) & PRINT_MASK
     }
 
-    /// Fills an empty slot with a print.
+    /// Fills an empty slot of the bucket with a print (the lowest bits of a tag).
     #[inline]
     pub(super) fn put(&mut self, index: usize, print: u64) {
         self.0 |= print << (index * 8);
@@ -39,14 +39,15 @@ impl BucketPrints {
         self.0 &= !(PRINT_MASK << (index * 8));
     }
 
-    /// Returns a mask of the slots that have this print: the highest bit of each slot's byte.
+    /// Returns a mask of the slots that have this print (the lowest bits of a tag): the highest bit of each slot's
+    /// byte.
     #[inline]
     pub(super) fn with_print(self, print: u64) -> u64 {
         let differs = (self.0 ^ (LANES * print)) & !TOPS;
         !(differs + (TOPS - LANES)) & TOPS
     }
 
-    /// Whether a slot with this print can be in this bucket or in a later one.
+    /// Whether a slot with this print (the lowest bits of a tag) can be in this bucket or in a later one.
     #[inline]
     pub(super) fn may_have(self, print: u64) -> bool {
         (self.with_print(print) | self.0 & TOPS) != 0

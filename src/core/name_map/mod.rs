@@ -64,12 +64,12 @@ struct Home {
     bucket: usize,
 }
 
-/// A tag and a place, in the form in which a bucket stores them.
+/// A tag (fingerprint of a name) and a place, in the form in which a bucket stores them.
 #[derive(Debug, Clone, Copy)]
 struct BucketSlot {
     /// The lowest bits of the tag.
     print: u64,
-    /// The upper bits of the tag, and the place.
+    /// The upper bits of the tag (fingerprint of a name), and the place.
     rest: u64,
 }
 
@@ -261,7 +261,8 @@ impl NameMap {
         home
     }
 
-    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot has the tag's print.
+    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot has the tag's print, its
+    /// lowest bits.
     #[inline]
     fn equal(&self, home: Home, is_equal: impl Fn(u64) -> bool) -> Option<usize> {
         let (segment, tag) = (&self.segments[home.number], home.tag);

@@ -62,7 +62,7 @@ pub struct Applied {
     pub removed: u64,
     /// Whether an event cleared all blocks of the holder.
     pub cleared: bool,
-    /// New reasons for doubt of the publisher, if an event told them.
+    /// New doubts of the publisher about its own blocks, if an event gave them.
     pub doubted: Option<DegradedReasons>,
     /// Whether the holder's publisher said goodbye.
     pub goodbye: bool,

@@ -14,9 +14,9 @@ use super::resolve::Resolved;
 use super::state::HolderState;
 
 impl HolderState {
-    /// Number of an event's blocks whose name equals the sequence hash that was given for the absent parent of an
-    /// orphan. Such a block is at the position of that parent, but has another sequence hash. So it is unclear which
-    /// block the parent is.
+    /// Number of an event's blocks whose name equals the sequence hash that was given for the parent of an orphan, a
+    /// block whose parent has never arrived. Such a block is at the position of that parent, but has another sequence
+    /// hash. So it is unclear which block the parent is.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

@@ -14,7 +14,7 @@ const GROUP: u16 = 32;
 pub(super) struct Copies {
     /// Groups of names, in the order of their numbers.
     groups: Vec<CopyGroup>,
-    /// Bytes that the names in all groups take.
+    /// Bytes that the further names in all groups take.
     names: usize,
 }
 

@@ -135,9 +135,9 @@ fn each_tier(
     tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }
 
-/// Returns a hash by which events can give the absent parent of an orphan. The hash agrees with the parent's in the
-/// bits that are known. It must not be the name of another block, because events would then mean that block as the
-/// parent.
+/// Returns a hash by which events can give the parent of an orphan, a block whose parent has never arrived. The hash
+/// agrees with the parent's in the bits that are known. It must not be the name of another block, because events would
+/// then mean that block as the parent.
 fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);

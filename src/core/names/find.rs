@@ -16,7 +16,7 @@ use super::form::{Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
-/// Block that a holder has: at a place in the runs, or among the orphans.
+/// Block that a holder has: at a place in the runs, or among the orphans, whose parents have never arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FoundBlock {
     Placed(Spot),
@@ -150,8 +150,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the block that already has `name`, if it is not the block at `spot`. The caller is about to give
-    /// `name` to the block at `spot`, in the form `form`.
+    /// Returns the block that already has `name`, if it is not the block at `spot`. The caller is about to give `name`
+    /// to the block at `spot`. `form` tells how the engine will then name that block.
     pub(super) fn find_other(
         &self,
         name: u64,

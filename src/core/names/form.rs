@@ -17,7 +17,7 @@ pub(super) enum Form {
     Many,
 }
 
-/// Bits of a note that tell the form.
+/// Bits of a note that tell how the engine names the block: its [`Form`].
 const FORM: u8 = 0b11;
 /// Bit of a note that says that the holder knows only a fragment of the sequence hash.
 const SHORT: u8 = 0b100;

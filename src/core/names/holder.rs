@@ -12,7 +12,8 @@ use crate::wire::{DegradedReason, Tier};
 use super::applied::{Applied, RejectReason};
 use super::state::HolderState;
 
-/// Holder that its lane, queries and threads that evict blocks share.
+/// Holder that is shared by its lane (the thread that applies its events), by queries, and by threads that evict
+/// blocks.
 #[derive(Debug)]
 pub(super) struct SharedHolder {
     pub(super) record: Arc<HolderRecord>,

@@ -3,14 +3,14 @@
 
 use crate::wire::Resumable;
 
-/// Run lengths for the blocks not yet stored: stretches of resumable and of barred blocks alternate.
+/// Run lengths for the blocks not yet stored: stretches of resumable and of barred (not resumable) blocks alternate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
-    /// Run lengths after the current one. Blocks after the last run are barred.
+    /// Run lengths after the current one. Blocks after the last run are barred (not resumable).
     runs: &'a [u32],
     /// Whether the next block is not resumable.
     pub(super) is_barred: bool,
-    /// Lower bound on the number of blocks, from the next block on, that are all resumable or all barred.
+    /// Lower bound on the number of blocks, from the next block on, that are all resumable or all not resumable.
     pub(super) alike: usize,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Marks<'a> {
         self.alike -= blocks;
     }
 
-    /// Returns for each remaining block whether it is barred. The iterator has no end.
+    /// Returns for each remaining block whether it is barred (not resumable). The iterator has no end.
     pub(super) fn flags(mut self) -> impl Iterator<Item = bool> + use<'a> {
         std::iter::from_fn(move || {
             let is_barred = self.is_barred;

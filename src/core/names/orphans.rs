@@ -21,13 +21,13 @@ pub(super) type Key = PositionalLineageHash;
 /// Number of orphans (blocks whose parent is unknown) checked before the locks are released for a moment, when orphans
 /// without a name are dropped.
 const DROPPED_MAX: usize = 4096;
-/// Maximum number of orphans with equal hashes that a search by hash checks.
+/// Maximum number of orphans (blocks whose parent has never arrived) with equal hashes that a search by hash checks.
 const SAME_HASH_MAX: usize = 64;
 
-/// Names of an orphan, oldest first.
+/// Names of an orphan (block whose parent has never arrived), oldest first.
 type OrphanNames = SmallVec<[Alias; 1]>;
 
-/// Block that has no place in the runs.
+/// Orphan: a block that has no place in the runs, because its parent has never arrived.
 #[derive(Debug)]
 pub(super) struct Orphan {
     /// Sequence hash of the block. It is the whole hash only if `is_whole` is true.
@@ -78,7 +78,7 @@ fn hash_of(key: Key) -> (u64, Key) {
     (key.current_hash_fragment() & COMMON_MASK, key)
 }
 
-/// Orphans of one holder: its blocks that have no place in the runs.
+/// Orphans of one holder: its blocks that have no place in the runs, because their parents have never arrived.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     blocks: BTreeMap<Key, Orphan>,
@@ -203,7 +203,8 @@ impl Orphans {
         self.blocks.range(key(0)..=key(u64::MAX)).next().is_some()
     }
 
-    /// Removes an orphan that waits for a parent at `position` with this fragment, and returns it.
+    /// Removes an orphan (block whose parent is unknown) that waits for a parent at `position` with this fragment, and
+    /// returns it.
     pub(super) fn take_child(&mut self, position: u32, fragment: u64) -> Option<(Key, Orphan)> {
         let position = Position::new(u64::from(position) + 1).ok()?;
         let key = |current| Key::at(position, SequenceHash(fragment), SequenceHash(current));
@@ -211,8 +212,8 @@ impl Orphans {
         Some((key, self.remove(key)?))
     }
 
-    /// Removes tiers from an orphan, under one name or under all names. Returns whether the orphan was in any of
-    /// these tiers. An orphan without tiers is removed.
+    /// Removes tiers from an orphan (block whose parent is unknown), under one name or under all names. Returns whether
+    /// the orphan was in any of these tiers. An orphan without tiers is removed.
     pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> bool {
         let Some(orphan) = self.blocks.get_mut(&key) else {
             return false;
@@ -234,8 +235,8 @@ impl Orphans {
         withdrawn != 0
     }
 
-    /// Checks some orphans after the key `before`, and removes each that has no name. Returns the number of removed
-    /// orphans, and the key of the last orphan checked, if any.
+    /// Checks some orphans (blocks whose parents are unknown) after the key `before`, and removes each that has no
+    /// name. Returns the number of removed orphans, and the key of the last orphan checked, if any.
     pub(super) fn drop_nameless(&mut self, before: Option<Key>) -> (usize, Option<Key>) {
         let after = before.map_or(Bound::Unbounded, Bound::Excluded);
         let some = self.blocks.range((after, Bound::Unbounded)).take(DROPPED_MAX);

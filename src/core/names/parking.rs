@@ -115,13 +115,13 @@ impl Parking {
         self.events.len()
     }
 
-    /// Number of bytes of the waiting events, and of the removals remembered for them.
+    /// Number of bytes of the events that wait for a parent, and of the removals remembered for them.
     pub(crate) fn bytes(&self) -> usize {
         let unplaced = self.unplaced.capacity() * (size_of::<((Tier, Unplaced), u64)>() + 1);
         self.events.iter().map(ParkedEvent::bytes).sum::<usize>() + unplaced / 7 * 8
     }
 
-    /// Forgets the remembered removals, if no event is waiting.
+    /// Forgets the remembered removals, if no event is waiting for a parent.
     pub(crate) fn settle(&mut self) {
         let keeps_room = self.events.capacity() > 0 || self.unplaced.capacity() > 0;
         if self.events.is_empty() && keeps_room {
@@ -129,7 +129,7 @@ impl Parking {
         }
     }
 
-    /// Removes all waiting events and returns them. Forgets the remembered removals.
+    /// Removes all events that wait for a parent, and returns them. Forgets the removals remembered for them.
     pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
         std::mem::take(self).events
     }
@@ -168,7 +168,7 @@ impl Parking {
         dropped
     }
 
-    /// Number of blocks in the waiting events.
+    /// Number of blocks in all events that wait for a parent.
     fn blocks(&self) -> usize {
         self.events.iter().map(|event| event.stored.names.len()).sum()
     }
@@ -206,7 +206,8 @@ impl Parking {
         self.drop_all()
     }
 
-    /// Drops all waiting events and the remembered removals. Returns the number of lost blocks.
+    /// Drops all events that wait for a parent, and the removals remembered for them. Returns the number of lost
+    /// blocks.
     pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();
@@ -248,7 +249,8 @@ impl Parking {
         dropped
     }
 
-    /// Records that the block called `name` was removed. Returns whether a waiting event has that block.
+    /// Records that the block called `name` was removed. Returns whether an event that waits for a parent has that
+    /// block.
     pub(crate) fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
         let mut is_noted = false;
         for event in self.events.iter_mut().filter(|event| event.tier == tier) {

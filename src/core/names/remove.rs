@@ -16,8 +16,8 @@ use super::orphans::Key;
 use super::parking::Unplaced;
 use super::state::{HolderState, Work};
 
-/// Hash in a removed event that is not the name of a held block. The flag tells whether a waiting event has a block
-/// of that name.
+/// Hash in a removed event that is not the name of a held block. The flag tells whether an event that waits for its
+/// parent has a block of that name.
 pub(super) type Other = (u64, bool);
 
 /// Removes repeated hashes from `others`. A hash is repeated if the event gave it earlier, too, and removed a block
@@ -136,8 +136,8 @@ impl HolderState {
         }
     }
 
-    /// Removes a block under the first of `names`, and the neighbours on one side that have the next names. Returns
-    /// the number of names done. If `names` is empty, removes the block under all its names.
+    /// Removes a block under the first of `names`, and the neighbours on one side that have the next names. Returns the
+    /// number of names handled. If `names` is empty, removes the block under all its names.
     fn remove_along(
         &mut self,
         found: FoundBlock,

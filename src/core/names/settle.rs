@@ -85,8 +85,8 @@ impl HolderState {
         self.settle_after(parent, key, &orphan, work);
     }
 
-    /// Returns the place of the parent of the block with this lineage hash. `None` if the holder does not have the
-    /// parent.
+    /// Returns the place in the runs of the parent of the block with this lineage hash. `None` if the holder does not
+    /// have the parent.
     fn find_before(&self, key: Key, runs: &RunWriter<'_>) -> Option<Spot> {
         let (position, fragment) = (key.position(), key.parent_hash_fragment());
         runs.find_place(fragment, |spot| {
@@ -110,8 +110,8 @@ impl HolderState {
         self.adopt(spot, spot.offset + 1);
     }
 
-    /// Moves an orphan to its place at `spot`. If the holder already has a block there, that block gets the orphan's
-    /// tiers and names.
+    /// Moves an orphan to its place in the runs, at `spot`. If the holder already has a block there, that block gets
+    /// the orphan's tiers and names.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &RunWriter<'_>) {
         let (end, is_whole) = (spot.offset + 1, orphan.sequence_hash().is_some());
         let held = self.attributes(spot);
@@ -131,8 +131,8 @@ impl HolderState {
         }
     }
 
-    /// If one of the orphans is the block at `at`, moves that orphan to this place. Returns whether there was such an
-    /// orphan.
+    /// If one of the orphans (blocks whose parent was unknown) is the block at `at`, moves that orphan to this place.
+    /// Returns whether there was such an orphan.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {
@@ -154,8 +154,8 @@ impl HolderState {
         }
     }
 
-    /// Gives places to some orphans whose parents have arrived, and then to the children of these orphans. Returns
-    /// whether more orphans may be left to place.
+    /// Gives places in the runs to some orphans whose parents have arrived, and then to the children of these orphans.
+    /// Returns whether more orphans may be left to place.
     pub(super) fn adopt_some(&mut self, work: &mut Work<'_>) -> bool {
         for _ in 0..ADOPTING_STEPS {
             let Some(parent) = self.adopting.last().copied() else {

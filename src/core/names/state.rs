@@ -22,7 +22,7 @@ pub(super) struct Work<'a> {
     pub(super) tier: Tier,
     /// Maximum number of blocks of the holder.
     pub(super) blocks_max: usize,
-    /// Maximum number of bytes of the waiting events of all holders together.
+    /// Maximum number of bytes that the events that wait for a parent take, for all holders together.
     pub(super) waiting_bytes_max: u64,
 }
 
@@ -33,12 +33,12 @@ impl Work<'_> {
     }
 }
 
-/// The blocks of one holder, and its waiting events.
+/// The blocks of one holder, and its events that wait for a parent.
 #[derive(Debug, Default)]
 pub(super) struct HolderState {
     /// Blocks that have places in the runs. Queries see only these blocks.
     pub(super) share: Share,
-    /// Engine's names of the blocks in the share, except names that equal the blocks' hashes.
+    /// Engine's names of the blocks that have places in the runs, except names that equal the blocks' hashes.
     pub(super) names: Names,
     pub(super) orphans: Orphans,
     /// Blocks that may be the parents of orphans (blocks whose parent was unknown). Empty between events.
@@ -55,7 +55,7 @@ pub(super) struct HolderState {
 }
 
 impl HolderState {
-    /// Makes the state of a holder that has nothing, with the empty `share`.
+    /// Makes the state of a holder that has no blocks, with the empty `share` of the runs.
     pub(super) fn of(share: Share) -> Self {
         Self {
             share,
@@ -95,7 +95,7 @@ impl HolderState {
         }
     }
 
-    /// Publishes all changes in one step, and counts them in the usage.
+    /// Makes all changes visible to queries in one step, and counts them in the usage.
     pub(super) fn publish(&mut self, runs: &mut RunWriter<'_>) {
         self.share.publish(runs);
         self.account(runs);
@@ -116,7 +116,7 @@ impl HolderState {
         self.accounted = now;
     }
 
-    /// Removes blocks that have places from the share. Their names must already be removed from the table.
+    /// Removes blocks from the holder that have places in the runs. Their names must already be removed from the table.
     pub(super) fn lose(&mut self, from: Spot, end: u16) {
         self.share.set(from, end, None);
         let end = self.share.part(from.run).map_or(0, Part::end);

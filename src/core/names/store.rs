@@ -66,8 +66,8 @@ impl HolderState {
     }
 
     /// Handles the blocks of a sequence if the holder is full and does not have the first of them. Blocks that the
-    /// holder already has are stored again; all others are rejected. If the holder has no orphans, all blocks are
-    /// rejected.
+    /// holder already has are stored again; all others are rejected. If the holder has no orphans (blocks whose parent
+    /// is unknown), all blocks are rejected.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());

@@ -18,7 +18,7 @@ pub(super) struct Names {
     columns: SplitMap<RunId, NameColumn>,
     /// Number of further names: names that are not the first of their block.
     further: usize,
-    /// Bytes that the further names take in the columns.
+    /// Bytes that the further names take, in the columns of all runs.
     copies_bytes: usize,
 }
 

@@ -271,7 +271,8 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Stores the waiting events whose parents have arrived, then the events that waited for their blocks, and so on.
+    /// Stores the events that waited for a parent which has arrived, then the events that waited for their blocks, and
+    /// so on.
     fn store_ready(&mut self) {
         let mut blocks = 0;
         while self.state.parking.len() > 0 {
@@ -319,7 +320,7 @@ impl HolderTurn<'_> {
         });
     }
 
-    /// Applies a resumable event to the holder's blocks and to blocks of waiting events.
+    /// Applies an event that marks blocks as resumable or not, to the holder's blocks and to blocks of waiting events.
     pub(super) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
         self.work.tier = tier;
         let is_barred = !blocks.resumable;

@@ -39,8 +39,8 @@ impl HolderWriter {
         ))
     }
 
-    /// Stores runs that a walk has met, parents before children. If a run's parent is absent, because the holder is
-    /// full or blocks have been evicted, the run is left out and counted.
+    /// Stores runs of blocks that a walk over an earlier index has met, parents before children. If a run's parent is
+    /// absent, because the holder is full or blocks have been evicted, the run is left out and counted.
     pub fn restore_runs<'r>(
         &mut self,
         tier: Tier,

@@ -22,8 +22,8 @@ impl PositionalIndexer {
     }
 }
 
-/// Writer of one holder, owned by the holder's lane. Apart from eviction, only this writer may change the holder's
-/// blocks.
+/// Writer of one holder, owned by the holder's lane, the thread that applies its events. Apart from eviction, only this
+/// writer may change the holder's blocks.
 #[derive(Debug)]
 pub struct HolderWriter {
     pub(super) shared: Arc<IndexShared>,

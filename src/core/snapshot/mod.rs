@@ -148,7 +148,7 @@ pub struct HolderFrame {
     /// Hash chain by which the blocks are identified: the engine's or the daemon's own.
     #[serde(default)]
     pub hashing: Hashing,
-    /// Number of tokens in a block. 0 if the snapshot does not tell it.
+    /// Number of tokens in a block. 0 if the snapshot does not give it.
     #[serde(default)]
     pub block_size: u32,
     /// Whether `block_size` comes from the holder's publisher and differs from the daemon's configuration.
@@ -161,7 +161,7 @@ pub struct HolderFrame {
     /// batch has a time. Absent if the latest time is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
-    /// Address for requests to the holder, which its publisher has told.
+    /// Address for requests to the holder, as its publisher gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
     /// The holder's labels.
@@ -182,7 +182,7 @@ pub struct InForest {
 }
 
 impl HolderFrame {
-    /// Returns the block size that the holder's publisher has told, if it differs from the configuration's. `None`
+    /// Returns the block size that the holder's publisher has given, if it differs from the configuration's. `None`
     /// otherwise.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)

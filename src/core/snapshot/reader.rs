@@ -82,7 +82,7 @@ pub enum SnapshotError {
         /// The decoder's error text.
         reason: String,
     },
-    /// A forest frame's payload is not valid.
+    /// The payload of a frame with a part of a forest is not valid; see [`super::forest`].
     #[error("frame {frame} is no part of a forest: {error}")]
     Forest {
         /// Number of the frame, from 0.

@@ -83,7 +83,7 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(())
     }
 
-    /// Writes a part of a forest, for holders whose frames were written earlier.
+    /// Writes a part of a forest ([`super::forest`]), for holders whose frames were written earlier.
     pub fn write_forest(&mut self, frame: &ForestFrame) -> io::Result<()> {
         self.write_frame(FrameKind::Forest, &frame.payload)?;
         self.totals.forest_runs += frame.runs;

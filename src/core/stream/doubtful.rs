@@ -20,7 +20,8 @@ pub struct DoubtfulHolders {
     pub beyond_device: u32,
     /// Reasons that count only for some queries, collected from all holders.
     pub partial: DegradedReasons,
-    /// Whether the stream was stalled. During a stall, all holders are uncertain.
+    /// Whether the stream was stalled: received events had long waited to be applied. During a stall, all holders are
+    /// uncertain.
     pub is_stalled: bool,
     generation: StreamGeneration,
     /// Sum of the change counters. They count changes of any holder's status, and registered or refused holders that
@@ -36,7 +37,7 @@ pub(crate) struct DoubtCounter {
     /// Change counter. It is raised before and after each change of a holder's status, and after a registered holder
     /// has come or left.
     changes: Arc<AtomicU64>,
-    /// Holders without a status, which count as uncertain. They have a separate change counter.
+    /// Holders that could not be registered, which count as uncertain. They have a separate change counter.
     pub(crate) refused: RefusedHolders,
     last: ArcSwapOption<DoubtfulHolders>,
 }

@@ -103,7 +103,7 @@ impl StreamTrust {
         self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
     }
 
-    /// Returns the last stall, if it has not ended.
+    /// Returns the last stall (a period in which events wait to be applied), if it has not ended.
     pub(crate) fn current_stall(&self) -> Option<StreamStall> {
         // The end is read first. A stall that ends between the two reads is then taken for one that lasts, never the
         // other way round.
@@ -112,8 +112,8 @@ impl StreamTrust {
         (last > ended).then_some(StreamStall(last))
     }
 
-    /// Whether events wait to be applied. To be called before a search: a search that began before the end of a stall
-    /// has not seen these events.
+    /// Whether the stream is stalled: events wait to be applied. To be called before a search: a search that began
+    /// before the end of a stall has not seen these events.
     pub fn is_stalled(&self) -> bool {
         self.current_stall().is_some()
     }

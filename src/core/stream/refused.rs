@@ -10,17 +10,19 @@ use serde::Serialize;
 
 use crate::wire::{HolderId, Rank, WorkerName};
 
-/// Maximum number of workers in the list. Once so many are listed, further workers may be refused without being
-/// listed.
+/// Maximum number of workers in the list of workers whose batches are dropped. Once so many are listed, further workers
+/// may be refused without being listed.
 const WORKERS_MAX: usize = 4096;
-/// Maximum number of listed ranks of one worker. All other ranks together count as one.
+/// Maximum number of ranks of one worker that are listed separately because their batches are dropped. All other ranks
+/// together count as one.
 const RANKS_MAX: usize = 64;
 
-/// Refused holders of one namespace. They count among the doubtful holders of the namespace.
+/// Holders of one namespace whose batches are dropped, so that their blocks are unknown. They count among the doubtful
+/// holders of the namespace.
 #[derive(Debug, Default)]
 pub struct RefusedHolders {
     workers: RwLock<HashMap<WorkerName, RefusedWorker>>,
-    /// Change counter. It is raised after a refused holder has come or left.
+    /// Change counter. It is raised after a holder was added to the list or removed from it.
     changes: AtomicU64,
 }
 
@@ -99,7 +101,7 @@ impl RefusedHolders {
         self.note_change(is_first)
     }
 
-    /// Forgets a holder that has left. Returns whether the holder was listed.
+    /// Forgets a holder that has left. Returns whether it was listed as a holder whose batches are dropped.
     pub fn forget(&self, id: &HolderId) -> bool {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])
     }
@@ -130,8 +132,8 @@ impl RefusedHolders {
         self.note_change(has_changed)
     }
 
-    /// Number of refused holders of `workers`, or of all workers. At least 1 if some refused workers may not be
-    /// listed.
+    /// Number of holders of `workers`, or of all workers, whose batches are dropped. At least 1 if some such workers
+    /// may not be listed.
     pub fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.workers.read();
         if refused.is_empty() {
@@ -172,7 +174,7 @@ impl RefusedHolders {
         has_changed
     }
 
-    /// Removes entries of a worker from the list. Returns whether any of them was listed.
+    /// Removes entries of a worker from the list of dropped batches. Returns whether any of them was listed.
     fn remove(&self, worker: &WorkerName, parts: &[RefusedRank]) -> bool {
         if !self.workers.read().contains_key(worker) {
             return false;

@@ -61,7 +61,7 @@ pub struct HolderStatus {
     pub lag_us: AtomicCell<u64>,
     /// Last gap in the holder's batch numbers.
     pub gap: AtomicCell<SequenceGap>,
-    /// Number of answers that have listed the holder as not exact.
+    /// Number of answers in which the holder was listed as not exact.
     pub doubtful_answers: AtomicU64,
     /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
     /// find its blocks. Queries by the holder's own hashes find the blocks, and are exact, so this is no degradation.
@@ -70,7 +70,7 @@ pub struct HolderStatus {
     /// sent the tokens of a block. Otherwise the namespace's block size is assumed, and queries by tokens may not
     /// find the blocks.
     pub is_size_known: AtomicCell<bool>,
-    /// Address and labels that the holder's publisher has told. `None` if it has told neither.
+    /// Address and labels that the holder's publisher has given. `None` if it has given neither.
     profile: ArcSwapOption<Profile>,
 }
 
@@ -196,8 +196,8 @@ impl HolderStatus {
         }
     }
 
-    /// Subtracts evicted blocks from the holder's number of blocks. The lane later replaces the result by the number
-    /// that it counts.
+    /// Subtracts evicted blocks from the holder's number of blocks. The holder's lane, the thread that applies its
+    /// events, later replaces the result by the number that it counts.
     pub(crate) fn note_evicted(&self, blocks: u64) {
         // A number that the lane writes in the meantime is newer, and is used instead.
         let fewer = |before: u64| Some(before.saturating_sub(blocks));

@@ -15,7 +15,7 @@ pub enum BuildError {
     /// There are more nodes than an index can number.
     #[error("the trie has more than {NODES_MAX} nodes; split its entries into several tries")]
     TooManyNodes,
-    /// More nodes were left than were entered.
+    /// [`FlatTrieBuilder::leave`] was called although no node was open.
     #[error("no node is open to be left; leave each node once")]
     NothingOpen,
 }
@@ -59,7 +59,7 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         Self::default()
     }
 
-    /// Number of open nodes.
+    /// Number of open nodes, that is, nodes that were entered and not left.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.open.len()
@@ -104,12 +104,12 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         Ok(())
     }
 
-    /// Leaves nodes until `depth` nodes are open. Does nothing if at most `depth` nodes are open.
+    /// Leaves nodes (ends their subtrees) until `depth` nodes are open. Does nothing if at most `depth` nodes are open.
     pub fn leave_to(&mut self, depth: usize) {
         while self.open.len() > depth && self.leave().is_ok() {}
     }
 
-    /// Leaves all open nodes, and returns the trie.
+    /// Leaves all open nodes, that is, ends their subtrees. Returns the trie.
     #[must_use]
     pub fn finish(mut self) -> FlatTrie<N> {
         self.leave_to(0);
@@ -117,7 +117,7 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         FlatTrie::from_parts(self.nodes, self.depth_max)
     }
 
-    /// Writes the links of the nodes that were left. `next` is the depth of the next node, from which the number of
+    /// Writes the [`Links`] of the nodes that were left. `next` is the depth of the next node, from which the number of
     /// levels to pop follows.
     fn settle(&mut self, next: usize) {
         for left in self.left.drain(..) {

@@ -3,10 +3,10 @@
 /// Reason why a stream of records is not a forest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutlineError {
-    /// More nodes were left than were entered.
+    /// [`Outline::leave`] was called although no node was open.
     #[error("no node is open to be left; leave each node once")]
     NothingOpen,
-    /// A record pops more levels than are open.
+    /// A record's number of levels to pop is greater than the number of open levels.
     #[error("record {record} pops {pops} levels, and only {open} are open; the data is damaged")]
     PopsTooFar {
         /// Index of the record, from 0.
@@ -24,7 +24,7 @@ pub enum OutlineError {
         /// Maximum number of levels that are allowed.
         depth_max: u64,
     },
-    /// Levels are still open after the last record.
+    /// The stream ends, but its last record does not pop all open levels.
     #[error("{open} levels are open after the last record; the data has been cut")]
     Cut {
         /// Number of open levels.
@@ -91,7 +91,7 @@ impl<P> Outline<P> {
         Ok(())
     }
 
-    /// Leaves all open nodes. Returns the last record, if there was any node.
+    /// Ends the subtrees of all open nodes. Returns the last record, if there was any node.
     #[must_use]
     pub fn finish(self) -> Option<OutlineRecord<P>> {
         let payload = self.held?;
@@ -102,7 +102,7 @@ impl<P> Outline<P> {
     }
 }
 
-/// Reader that checks the pops of records from an untrusted source, and returns each record's depth.
+/// Reader that checks how many levels each record of an untrusted source pops, and returns each record's depth.
 #[derive(Debug, Clone)]
 pub struct OutlineReader {
     depth_max: u64,
@@ -122,7 +122,8 @@ impl OutlineReader {
         }
     }
 
-    /// Takes the pops of the next record, and returns the record's depth. Roots have depth 1.
+    /// Takes the number of levels that the next record pops after itself, and returns the record's depth. Roots have
+    /// depth 1.
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ pub enum LayoutError {
     WrongSize {
         /// Index of the node.
         index: usize,
-        /// The size that the node stores. 0 if the node carries no links although it has room for them.
+        /// The subtree size that the node stores. 0 if the node carries no links although it has room for them.
         stored: usize,
         /// The size that follows from the pops of the leaves.
         actual: usize,
@@ -45,13 +45,13 @@ pub enum LayoutError {
         /// The right `num_parents`, or the maximum that would be right.
         expected: usize,
     },
-    /// The links of a node are right, but this type of node does not store them in this form.
+    /// The [`Links`] of a node are right, but this type of node does not store them in this form.
     #[error("node {index} has its links in no valid form; the data is damaged")]
     Malformed {
         /// Index of the node.
         index: usize,
     },
-    /// The links of the last node say that it has children.
+    /// The data ends early: the [`Links`] of the last node say that it has children.
     #[error("the last node says that it has children, but there are no more nodes; the data has been cut")]
     Cut,
 }

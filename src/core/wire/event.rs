@@ -150,7 +150,7 @@ enum EventType {
     Goodbye,
 }
 
-/// Words for a publisher's own doubts, as a list for error texts.
+/// Words for a publisher's doubts about its own blocks, as a list for error texts.
 const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead, host_gap, disk_gap, \
     external_gap";
 

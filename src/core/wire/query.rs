@@ -60,7 +60,7 @@ pub struct QueryOptions {
     /// Minimum number of matched blocks of a holder in the reply. Absent or 0 counts as 1. If only bounds are known,
     /// a holder is left out if its upper bound is below this number.
     pub min_blocks: u32,
-    /// Whether the reply tells at which block each holder dropped out.
+    /// Whether the reply gives, for each holder, the first block of the query that the holder lacks.
     pub explain: bool,
     /// Whether the reply tells how many blocks each holder has on the device, and on device and host together.
     pub tiers: bool,

@@ -83,8 +83,9 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync can remove the reason. It cannot in three cases: a holder at its capacity stays full; a
-    /// silent publisher does not answer; a publisher with its own doubts cannot resolve them by answering.
+    /// Whether a resync (the publisher sends missed batches or its full state) can remove the reason. It cannot in
+    /// three cases: a holder at its capacity stays full; a silent publisher does not answer; a publisher with its own
+    /// doubts cannot resolve them by answering.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
@@ -96,7 +97,8 @@ impl DegradedReason {
         matches!(self, Self::Behind | Self::Changing)
     }
 
-    /// Whether the doubt is the publisher's own. The publisher reports it in one event and withdraws it in another.
+    /// Whether the doubt is the publisher's own, about its blocks. The publisher reports it in one event and withdraws
+    /// it in another.
     pub fn is_upstream(self) -> bool {
         let is_of_all = matches!(self, Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups);
         is_of_all || self.is_of_some_queries()
@@ -207,7 +209,7 @@ impl DegradedReasons {
         self.filtered(|reason| reason.tier().is_none_or(|doubted| doubted <= tier))
     }
 
-    /// Returns the reasons in the set that are the publisher's own doubts.
+    /// Returns the reasons in the set that are the publisher's doubts about its own blocks.
     #[must_use]
     pub fn upstream(self) -> Self {
         self.filtered(DegradedReason::is_upstream)

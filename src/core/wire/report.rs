@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 
-/// Reply that tells how much of a report a daemon has accepted.
+/// Reply that tells how many of the outcomes or hints in a report a daemon has accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ReportReply {
     /// Version of the contract.

@@ -22,7 +22,7 @@ impl Resumable {
     /// Marks according to which all blocks are resumable.
     pub const ALL: Self = Self(None);
 
-    /// Returns marks according to which no block is resumable.
+    /// Returns marks according to which no request can resume after any block.
     pub fn none() -> Self {
         Self(Some(Vec::new()))
     }

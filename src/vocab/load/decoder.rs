@@ -35,7 +35,7 @@ impl TokenizerComponent {
     }
 }
 
-/// One step of a decoder, which turns the text of a token into another text or into bytes.
+/// One step of a `tokenizer.json` decoder, which turns the text of a token into another text or into bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DecoderStep {
     /// Turns a text in the alphabet of GPT-2 into bytes. A text with any other character stays as it is.

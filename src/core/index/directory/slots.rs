@@ -52,13 +52,15 @@ pub(crate) struct Directory {
     hasher: DefaultHashBuilder,
     /// Number of workers that have a slot.
     pub(crate) workers: usize,
-    /// Number of holders that had left when this version was made. `departures_now` is the number today.
+    /// Number of holders that had left when this version of the directory was made. `departures_now` is the present
+    /// number.
     departures: u64,
     departures_now: Arc<AtomicU64>,
 }
 
 impl Directory {
-    /// Returns the holder in the slot with this number. `None` if the slot was assigned after this version was made.
+    /// Returns the holder in the slot with this number. `None` if the slot was assigned after this version of the
+    /// directory was made.
     #[inline]
     pub(crate) fn holder(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
         self.holders.get(slot)?.as_ref()
@@ -101,7 +103,7 @@ impl Directory {
         slots.filter_map(|slot| self.holder(slot.index()))
     }
 
-    /// Whether no holder has left since this version was made.
+    /// Whether no holder has left since this version of the directory was made.
     pub(crate) fn is_complete(&self) -> bool {
         self.departures_now.load(Ordering::Acquire) == self.departures
     }
@@ -127,7 +129,7 @@ pub enum RegisterError {
         /// Maximum number of ranks of one worker.
         ranks: usize,
     },
-    /// All slots are taken.
+    /// All slots (numbers for holders) are taken.
     #[error("all {slots} holder slots are taken")]
     NoSlot {
         /// Number of slots.
@@ -211,7 +213,7 @@ impl Slots {
         Ok((slot, record))
     }
 
-    /// Frees the slot of a holder, which must have no blocks left in the runs.
+    /// Frees the slot of a holder, which is its number in the index. The holder must have no blocks left in the runs.
     pub(crate) fn release(&self, slot: HolderSlot) {
         let _changing = self.changing.lock();
         let mut next = Directory::clone(&self.current.load());

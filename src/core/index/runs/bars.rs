@@ -168,7 +168,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Unpacks the bars of a run.
+    /// Unpacks the [`Bars`] of a run.
     pub(super) fn of(bars: Bars<'_>) -> Self {
         let words: SmallVec<[usize; 4]> = bars
             .words

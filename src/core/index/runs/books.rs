@@ -19,7 +19,7 @@ use crate::words::{self, Words, copy};
 /// recency clock, when the run entered the queue. Each run is in the queue at most once.
 pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
-/// State of the runs that only the writer whose turn it is reads and changes.
+/// State of the runs that only a thread with the writers' lock reads and changes.
 #[derive(Debug, Default)]
 pub(super) struct RunBooks {
     pub(super) free: Vec<RunId>,
@@ -38,11 +38,11 @@ pub(super) struct RunBooks {
     /// Number of bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
-    /// Queue of runs that eviction has passed over, because some workers have much more than their share and these
-    /// runs are not theirs.
+    /// Queue of runs that eviction has passed over, because some workers have much more than their share of the
+    /// capacity and these runs are not theirs.
     pub(super) spared: Queue,
-    /// Whether eviction has found blocks of workers with much more than their share, since it last put the spared
-    /// runs back into the main queue.
+    /// Whether eviction has found blocks of workers with much more than their share of the capacity, since it last put
+    /// the `spared` runs back into the main queue.
     pub(super) has_found_greedy: bool,
     /// Number of coming turns (holdings of the lock) in which eviction ignores workers' shares of the capacity.
     pub(super) unfair_turns: usize,

@@ -94,7 +94,7 @@ impl<'g> Roster<'g> {
         self.inline.get(index).or_else(listed)
     }
 
-    /// Returns the entry at place `index`, or the empty entry beyond the end.
+    /// Returns the entry at place `index`, or the empty entry (of no holder) beyond the end.
     pub(super) fn get(self, index: usize) -> RosterEntry {
         self.word(index).map_or(RosterEntry::default(), entry)
     }
@@ -128,7 +128,7 @@ impl<'g> Roster<'g> {
         })
     }
 
-    /// Copies the listed entries to `list`, which is all 0, and writes its summary, with `words` words of bits.
+    /// Copies the listed entries to `list`, which is all 0. Also writes the list's summary, with `words` words of bits.
     pub(super) fn copy_to(self, list: &[AtomicU64], words: usize) {
         let Some(head) = list.first() else { return };
         head.store((words as u64) << WORDS_SHIFT, Ordering::Relaxed);
@@ -138,7 +138,7 @@ impl<'g> Roster<'g> {
         next.sum_up(head);
     }
 
-    /// Sets the entry of `slot` at an existing place. An empty entry removes the entry of `slot`.
+    /// Sets the roster entry of the holder in `slot`, at an existing place. An empty entry removes the holder's entry.
     pub(super) fn set(self, index: usize, slot: HolderSlot, next: RosterEntry) {
         let Some(word) = self.word(index) else { return };
         let before = entry(word);

@@ -93,7 +93,7 @@ pub(super) fn column_words(blocks: usize) -> usize {
 }
 
 impl<'g> Column<'g> {
-    /// Makes a column from the words of a run's array.
+    /// Makes a column from the words of a run's array of hashes and fingerprints.
     #[inline]
     pub(super) fn of(run: &'g Run, words: &'g [AtomicU64]) -> Self {
         // There are n blocks and n / 32 fingerprints of each kind.
@@ -136,13 +136,13 @@ impl<'g> Column<'g> {
         self.run.column(guard).hash(offset) == whole
     }
 
-    /// Number of blocks for which the column has room.
+    /// Number of blocks for whose hashes the column has room.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
         self.hashes.len()
     }
 
-    /// The hash at `offset`; 0 beyond the column.
+    /// The hash of the block at `offset` in the run; 0 beyond the column.
     #[inline]
     pub(crate) fn hash(&self, offset: usize) -> u64 {
         word_at(self.hashes, offset)
@@ -319,8 +319,8 @@ impl Run {
         prefetch(&self.bars);
     }
 
-    /// Prefetches the bars that a search needs after `agreed` leading blocks of the run agreed with the query. `agreed`
-    /// is at least 1.
+    /// Prefetches the bars (marks of blocks that are not resumable) that a search needs after `agreed` leading blocks
+    /// of the run agreed with the query. `agreed` is at least 1.
     #[inline]
     pub(crate) fn prefetch_bars(&self, agreed: usize, guard: &Guard) {
         let array = self.bars.get(guard);

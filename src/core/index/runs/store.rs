@@ -28,7 +28,7 @@ pub(crate) struct RunStore {
     total: Arc<Usage>,
     /// Whether the size of the index is bounded.
     pub(crate) is_bounded: bool,
-    /// Current tick of the recency clock.
+    /// Current tick of the clock that counts stored blocks, and by which the last use of runs is measured.
     pub(super) tick: AtomicU32,
     turns: CachePadded<TurnState>,
     /// Counts that every search reads. They are on other cache lines than the words that every event changes.
@@ -124,7 +124,7 @@ impl RunStore {
         self.turns.evicted.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Adds `change` to the usage of this index and to the total usage. Only the writer whose turn it is may call
+    /// Adds `change` to the usage of this index and to the total usage. Only a thread with the writers' lock may call
     /// this.
     pub(super) fn change_usage(&self, change: Change) {
         self.turns.usage.change(change, true);
@@ -132,7 +132,7 @@ impl RunStore {
     }
 
     /// Returns the part of `change` that is added to the total usage. If the total has no bound, only the bytes of
-    /// waiting events are added.
+    /// events that wait for a parent are added.
     fn of_total(&self, change: Change) -> Change {
         match self.total.is_bounded() {
             true => change,
@@ -143,13 +143,14 @@ impl RunStore {
         }
     }
 
-    /// Returns how many bytes all waiting events of a holder may take. `own` is the number of bytes that they take
-    /// already. All holders of all indexes together may take `bytes_max`.
+    /// Returns how many bytes all events of a holder that wait for a parent may take. `own` is the number of bytes that
+    /// they take already. All holders of all indexes together may take `bytes_max`.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         self.total.room_to_wait(own, bytes_max)
     }
 
-    /// Whether there is room for more state that eviction cannot free: blocks without a parent, and waiting events.
+    /// Whether there is room for more state that eviction cannot free: blocks without a parent, and events that wait
+    /// for one.
     pub(crate) fn has_room_aside(&self) -> bool {
         !self.is_bounded || self.turns.usage.has_room_aside() && self.total.has_room_aside()
     }

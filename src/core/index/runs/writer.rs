@@ -404,8 +404,8 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// Sets the entry of a holder in a run; an empty entry removes the holder's entry. Returns the entry's place,
-    /// which the next call for this holder and run takes as `hint`.
+    /// Sets the roster entry of a holder in a run; an empty entry removes the holder's entry. Returns the entry's
+    /// place, which the next call for this holder and run takes as `hint`.
     pub(crate) fn set_entry(&mut self, id: RunId, slot: HolderSlot, entry: RosterEntry, hint: u32) -> u32 {
         let Some(run) = self.store.run(id, &self.guard) else {
             return hint;

@@ -231,7 +231,7 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     is_chain: bool,
     /// Holders found so far and their depths, for each of the steps.
     found: [Depths<S>; STEPS],
-    /// Runs that the pass has read, each with its version before the first read.
+    /// Runs that the search has read in this pass, each with its change counter before the first read.
     looked: SmallVec<[(&'g Run, Version); 4]>,
     /// Maximum number of blocks that count as usable.
     usable_max: u32,
@@ -240,7 +240,7 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
-    /// Whether no step has changed the holders' shares of any run since the pass first read that run.
+    /// Whether no writer has changed the holders' blocks of any run since the pass first read that run.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
         // A search that has seen a change of a step also sees that the step has begun.

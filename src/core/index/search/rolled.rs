@@ -64,13 +64,14 @@ impl QueryContent<'_> {
     }
 }
 
-/// Sequence hashes of one query, with the number of blocks that the search has passed.
+/// Sequence hashes of one query that are computed step by step, with the number of leading blocks whose hashes are
+/// already known.
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
     content: QueryContent<'a>,
-    /// Number of passed blocks, that is, leading blocks of the query whose sequence hashes are already known.
+    /// Number of leading blocks of the query that are passed: their sequence hashes are already known.
     done: usize,
-    /// Hash of the last block passed; `None` before the first.
+    /// Sequence hash of the last block whose hash is known; `None` before the first.
     last: Option<SequenceHash>,
 }
 
@@ -83,8 +84,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Returns the sequence hash of the block at `index`, which must exist. Fast for the first block that has not
-    /// been passed.
+    /// Returns the sequence hash of the block at `index`, which must exist. Fast for the first block whose hash is not
+    /// known yet.
     #[inline]
     pub(super) fn hash(&mut self, index: usize) -> SequenceHash {
         self.pass(index);

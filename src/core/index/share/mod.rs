@@ -34,9 +34,9 @@ pub(crate) struct Share {
     parts: SplitMap<RunId, Part>,
     /// Number of the holder's blocks in all runs.
     blocks: usize,
-    /// Runs in which the share has changed since it was last published.
+    /// Runs in which the holder's blocks have changed since readers were last shown the changes.
     touched: Vec<RunId>,
-    /// Tiers in which the holder had blocks when the share was last published.
+    /// Tiers in which the holder had blocks when readers were last shown its changes.
     tiers: u8,
     /// Number of changes other than adding or removing blocks at the ends of the chains that the
     /// holder has; see [`Self::regular`].
@@ -138,7 +138,7 @@ impl Share {
     }
 
     /// Records that blocks have been put into a run for this holder. If the holder does not have some of these blocks
-    /// when the share is published, they are cut off.
+    /// when its changes are published, they are cut off.
     pub(crate) fn touch(&mut self, run: RunId) {
         if self.touched.last() != Some(&run) {
             self.touched.push(run);
@@ -158,8 +158,8 @@ impl Share {
         self.touched.len()
     }
 
-    /// Publishes all changes in one step, and frees memory that is no longer needed. Before the call readers cannot
-    /// see the changes, because they read only the entries.
+    /// Makes all changes visible to readers in one step, and frees memory that is no longer needed. Before the call
+    /// readers cannot see the changes, because they read only the roster entries.
     pub(crate) fn publish(&mut self, runs: &mut RunWriter<'_>) {
         let mut touched = std::mem::take(&mut self.touched);
         if touched.len() > 1 {

@@ -73,7 +73,7 @@ impl Attributes {
     }
 
     /// Returns, for each step of tiers, whether the blocks are not resumable at that step. That is true if the blocks
-    /// are in a tier of the step, and are barred in every such class of tiers.
+    /// are in a tier of the step, and are barred (not resumable) in every such class of tiers.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
@@ -196,9 +196,9 @@ impl Part {
             .sum()
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, whether or not the
-    /// blocks are barred. Also returns the attributes at `from`. The end is at most `to`. The attributes are `None`
-    /// for a hole.
+    /// Returns the end of the stretch of blocks from `from` on that have the same [`Attributes`], apart from whether
+    /// they are barred. Also returns the attributes at `from`. The end is at most `to`. The attributes are `None` for a
+    /// hole.
     pub(crate) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {
@@ -235,7 +235,7 @@ impl Part {
         self.intervals.iter().filter_map(barred)
     }
 
-    /// Whether the part is empty or simple: only leading blocks, all resumable, all in one tier, without a note.
+    /// Whether the part is empty or simple: only leading blocks, all resumable, all in one tier, with the note 0.
     pub(crate) fn is_simple(&self) -> bool {
         match self.intervals.as_slice() {
             [] => true,

@@ -9,7 +9,7 @@ use super::{
     BEGINS, CANDIDATES_MAX, ENDS, EXCEPT, FRAME_BYTES, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX,
 };
 
-/// Outcome of adding a run to a forest.
+/// Outcome of adding a run of blocks to a forest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
     /// The run was written.
@@ -21,7 +21,7 @@ pub enum Pushed {
     TooWide,
 }
 
-/// Payload of a forest frame, and numbers of runs and blocks in it.
+/// Payload of a frame with a part of a forest, and the numbers of runs and blocks in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForestFrame {
     /// Encoded payload of the frame.
@@ -262,7 +262,8 @@ impl FrameBuffer {
     }
 }
 
-/// Writes how many blocks of a run each candidate has, in the shorter of the forms *except* and *only*.
+/// Writes how many blocks of a run each candidate (holder of the block before the run) has, in the shorter of the forms
+/// *except* and *only*.
 fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[CandidatePart]) {
     let lacks = |part: &HolderPart| (len - usize::from(part.blocks)) as u64;
     let whole = taken.iter().filter(|(_, part)| lacks(part) == 0).count();

@@ -78,7 +78,7 @@ pub(in super::super) struct ForestReader {
     forest: Option<Forest>,
 }
 
-/// A forest that has begun and not ended.
+/// Forest of blocks whose first frame has been read, and whose last frame has not.
 #[derive(Debug)]
 struct Forest {
     /// Numbers of the holders, sorted.
@@ -101,7 +101,7 @@ struct ReaderLevel {
 }
 
 impl ForestReader {
-    /// Whether a forest has begun and not ended.
+    /// Whether the first frame of a forest has been read, and its last frame has not.
     pub(in super::super) fn is_open(&self) -> bool {
         self.forest.is_some()
     }

@@ -256,8 +256,8 @@ impl EventFields {
     }
 }
 
-/// The publisher's own doubts. An unknown word is an error: the daemon could not call a holder exact if it did not
-/// understand a doubt.
+/// The publisher's doubts about its own blocks. An unknown word is an error: the daemon could not call a holder exact
+/// if it did not understand a doubt.
 struct PublisherDoubts(DegradedReasons);
 
 impl PublisherDoubts {
