@@ -41,7 +41,7 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    /// Makes an orphan in `tiers`, under this name if there is one.
+    /// Makes an orphan (block whose parent is unknown) that `tiers` hold, under this name if there is one.
     pub(super) fn new(sequence_hash: Option<SequenceHash>, name: Option<u64>, tiers: u8) -> Self {
         Self {
             hash: sequence_hash.unwrap_or(SequenceHash(0)),

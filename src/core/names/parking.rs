@@ -188,9 +188,9 @@ impl Parking {
         dropped.map(|event| event.remaining.len()).sum()
     }
 
-    /// Records a removal by sequence or lineage hash, if any event is waiting. If a waiting event has the removed
-    /// block, the block will not be stored with that event. Returns the number of blocks that had to be dropped to
-    /// stay within the bounds.
+    /// Records a removal by sequence or lineage hash, if any event is waiting for its parent. If a waiting event has
+    /// the removed block, the block will not be stored with that event. Returns the number of blocks that had to be
+    /// dropped to stay within the bounds.
     pub(crate) fn note_unplaced(&mut self, removed: Unplaced, tier: Tier) -> usize {
         let Some(oldest) = self.events.first().map(|event| event.stamp) else {
             return 0;

@@ -76,8 +76,8 @@ fn along(
 
 impl HolderState {
     /// Removes blocks by name with less work than [`Self::remove_names`]. This works only if every block of the holder
-    /// has its own names and no event is waiting. Returns the number of names handled, which is 0 if this condition is
-    /// not met. If it is met and names are left, no block has the first of the remaining names.
+    /// has a name other than its hash and no event is waiting. Returns the number of names handled, which is 0 if this
+    /// condition is not met. If it is met and names are left, no block has the first of the remaining names.
     fn remove_own(&mut self, names: &[SequenceHash], work: &mut Work<'_>) -> usize {
         let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {

@@ -234,9 +234,9 @@ impl HolderState {
         1
     }
 
-    /// Gives a further name to the block at `at` and to the following blocks, as long as the names are new. Returns
-    /// the number of blocks that got a name. All these blocks have the attributes `held`. Every block of the holder
-    /// must have its own names.
+    /// Gives a further name to the block at `at` and to the following blocks, as long as the names are new. Returns the
+    /// number of blocks that got a name. All these blocks have the attributes `held`. Every block of the holder must
+    /// have a name other than its hash.
     fn hold_copies(
         &mut self,
         sequence: &Sequence<'_>,

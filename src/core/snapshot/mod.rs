@@ -76,7 +76,7 @@ pub const FRAME_BYTES_MAX: usize = 64 << 20;
 pub const CONTENT_BYTES_MAX: u64 = 64 << 30;
 /// Size of the window in which the compressor finds repetitions: the base-2 logarithm of the number of bytes.
 const WINDOW_LOG: u32 = 24;
-/// Maximum number of stream frames in a snapshot.
+/// Maximum number of frames with cursors of JetStream streams in a snapshot.
 const STREAMS_MAX: u64 = 64;
 
 /// Kinds of frames, the parts of a snapshot. The numbers must be kept stable.

@@ -37,7 +37,8 @@ pub(crate) struct DoubtCounter {
     /// Change counter. It is raised before and after each change of a holder's status, and after a registered holder
     /// has come or left.
     changes: Arc<AtomicU64>,
-    /// Holders that could not be registered, which count as uncertain. They have a separate change counter.
+    /// Holders whose batches are dropped. They have no status and count as uncertain. They have a separate change
+    /// counter.
     pub(crate) refused: RefusedHolders,
     last: ArcSwapOption<DoubtfulHolders>,
 }

@@ -85,8 +85,9 @@ impl StreamTrust {
             .fetch_max(generation.0.saturating_sub(1), Ordering::AcqRel);
     }
 
-    /// Whether every publisher is known. After a doubt, and during a stall, there may be a new publisher from which
-    /// no message has arrived yet. To be called before a search.
+    /// Whether every publisher is known: each has sent a message since the last doubt about the stream, and there is no
+    /// stall. Otherwise there may be a new publisher from which no message has arrived yet. To be called before a
+    /// search.
     pub fn is_listed(&self) -> bool {
         !self.is_stalled() && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
     }

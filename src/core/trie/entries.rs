@@ -13,7 +13,7 @@ pub enum EntryError {
         /// Index of the entry, from 0, in the order of building.
         entry: usize,
     },
-    /// The entries are not in order.
+    /// The entries are not sorted by their keys.
     #[error("entry {entry} has a key that sorts before the one of the entry ahead of it; sort the entries")]
     NotSorted {
         /// Index of the entry, from 0.

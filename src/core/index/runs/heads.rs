@@ -27,8 +27,8 @@ const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 /// Number of words of Bloom filter bits for each part of the table.
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
-/// Divisor of a part's number of slots. If the number of removed runs at position 0 exceeds the quotient, the part's
-/// filter bits are recomputed. That reads every slot of the part.
+/// Divisor of the number of slots of a part of the table. If the number of removed runs at position 0 exceeds the
+/// quotient, the part's Bloom filter bits are recomputed. That reads every slot of the part.
 const SLOTS_PER_GONE: usize = 32;
 /// Bit of a key's hash that tells whether the run begins at position 0. The tag and the slot contain this bit too.
 const IS_FIRST: u64 = 1 << 63;

@@ -130,9 +130,9 @@ impl Wanted {
 /// Number of collection steps in one call of [`give_back_memory`]. One step frees a few hundred allocations.
 const COLLECTIONS: usize = 64;
 
-/// Frees memory of all indexes that no query can reach any more. Each change of an index already frees a little of
-/// such memory, but after many removals some is left. Call this function regularly, outside of lanes and queries, to
-/// free the rest.
+/// Frees memory of all indexes that no query can reach any more. Each change of an index already frees a little of such
+/// memory, but after many removals some is left. Call this function regularly, on a thread that neither answers queries
+/// nor applies events, to free the rest.
 pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
         crate::epoch::pin().flush();

@@ -19,9 +19,9 @@ use super::writer::RunWriter;
 /// number of blocks at which choosing stops.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Maximum number of leaves (ends of runs) that one turn spares because they are not of greedy workers. A greedy worker
-/// has much more than its share of the capacity. If a whole pass over the queue finds no blocks of greedy workers, some
-/// later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
+/// Maximum number of leaves (ends of runs) that eviction spares in one turn, because they are not of greedy workers. A
+/// greedy worker has much more than its share of the capacity. If a whole pass over the queue finds no blocks of greedy
+/// workers, some later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
 /// Number of clock ticks during which as many blocks are stored as the capacity allows in all.
@@ -64,8 +64,8 @@ impl RunWriter<'_> {
     }
 
     /// Returns the leaves (ends of runs) that were used longest ago, with at most about `blocks_max` blocks and no more
-    /// than one turn can handle. `greedy` are the holders of workers with much more than their share of the capacity.
-    /// If they are given, returns only leaves that no other holder has, if the turn finds any.
+    /// leaves than are evicted at one time. `greedy` are the holders of workers with much more than their share of the
+    /// capacity. If they are given, returns only leaves that no other holder has, if such leaves are found.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();

@@ -42,7 +42,7 @@ impl Attributes {
         (self.0 >> NOTE_SHIFT) as u8
     }
 
-    /// Returns the same attributes with another note, of five bits.
+    /// Returns the same attributes with the note `note`, which has five bits.
     pub(crate) fn with_note(self, note: u8) -> Self {
         Self(self.0 & ((1 << NOTE_SHIFT) - 1) | u16::from(note) << NOTE_SHIFT)
     }

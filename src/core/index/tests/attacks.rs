@@ -14,9 +14,9 @@ use super::hook::TURNS;
 use super::world::stored_by_lineage;
 use kvatlas_lab::random::mix;
 
-/// Number of blocks in an attack, enough for very many turns.
+/// Number of blocks in an attack, so many that the attacker must release the locks very often.
 const BLOCKS: u64 = 60_000;
-/// Minimum number of turns that other writers must have during an attack.
+/// Minimum number of times that other writers can take the lock on the runs during an attack.
 const TURNS_MIN: usize = 20;
 
 fn new_index(capacity: Capacity) -> PositionalIndexer {
@@ -54,7 +54,7 @@ fn removed_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
     })
 }
 
-/// Returns the number of turns that other writers have while `work` runs.
+/// Returns the number of times that other writers can take the lock on the runs while `work` runs.
 fn turns_of(work: impl FnOnce()) -> usize {
     let before = TURNS.get();
     work();
@@ -122,8 +122,8 @@ fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// Clears a long chain. The table of hashes shrinks in many parts at nearly the same time, and other writers still have
-/// turns.
+/// Clears a long chain. The table of hashes shrinks in many parts at nearly the same time, and other writers can still
+/// take the lock in between.
 #[test]
 fn a_chain_that_is_cleared_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);

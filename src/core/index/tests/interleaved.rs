@@ -272,8 +272,8 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     }
 }
 
-/// Applies one event of each holder. If an event lets other writers have a turn, the next event is applied in the
-/// middle of it. Counts the nested events in `depth`.
+/// Applies one event of each holder. If an event releases the lock on the runs in between, the next event is applied in
+/// the middle of it. Counts the nested events in `depth`.
 fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
     let Some((holder, tier, event)) = holders.pop() else {
         return;

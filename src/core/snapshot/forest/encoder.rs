@@ -44,7 +44,7 @@ pub struct ForestEncoder {
     frame: FrameBuffer,
     full: Option<ForestFrame>,
     is_begun: bool,
-    /// Number of bytes at which a frame is complete and the next frame begins.
+    /// Number of bytes at which a frame (a part of the snapshot file) is complete and the next frame begins.
     pub(super) frame_bytes: usize,
 }
 
