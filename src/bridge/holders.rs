@@ -13,13 +13,14 @@ use super::relay::Relay;
 /// Maximum number of holders of one source. Events of further holders are not reported.
 const HOLDERS_MAX: usize = 4096;
 
-/// Function that starts the relay for a worker's rank, which reports it to daemons.
+/// Function that starts the relay of a worker's rank. A relay reports one holder's blocks to daemons.
 pub(super) type StartRelay = Box<dyn Fn(WorkerName, Rank) -> StartedRelay + Send + Sync>;
 
-/// Future that starts a relay. Yields the relay, or a text that says why no relay could be started.
+/// Future that starts a relay, which reports one holder's blocks to daemons. Yields the relay, or a text that says why no relay
+/// could be started.
 pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Relay, String>> + Send>>;
 
-/// The relays of a source, by worker and rank.
+/// The relays of a source, by worker and rank. Each reports one holder's blocks to daemons.
 pub(super) struct Holders {
     start: StartRelay,
     relays: BTreeMap<(WorkerName, Rank), Relay>,
@@ -33,8 +34,8 @@ impl Holders {
         }
     }
 
-    /// Returns the relay of a holder, and starts it if there is none yet; `None` if that fails or the source has too many
-    /// holders.
+    /// Returns the relay that reports a holder to daemons, and starts it if there is none yet; `None` if that fails or the source
+    /// has too many holders.
     pub(super) async fn get(&mut self, worker: &WorkerName, rank: Rank) -> Option<&mut Relay> {
         let is_full = self.relays.len() >= HOLDERS_MAX;
         match self.relays.entry((worker.clone(), rank)) {
@@ -68,7 +69,7 @@ impl Holders {
         }
     }
 
-    /// Puts all holders out of sight, because their source is out of sight.
+    /// Puts all holders out of sight, because their source is not known to live, or its events may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for relay in self.relays.values_mut() {
             relay.lost().await?;

@@ -55,7 +55,7 @@ struct UntoldBlocks {
     payload_bytes: usize,
 }
 
-/// Everything that a relay needs to tell daemons of its holder.
+/// Everything that a [`Relay`] needs to tell daemons of its holder.
 pub(super) struct Way {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
@@ -95,15 +95,15 @@ pub(super) struct Relay {
     added: AddedLabels,
     /// Added labels as they were last reported to daemons.
     told_added: AddedLabels,
-    /// Whether the engine is out of sight.
+    /// Whether the engine is out of sight, that is, not known to live with no batch missing.
     is_lost: bool,
-    /// Whether the engine has ever been in sight.
+    /// Whether the engine has ever been in sight, that is, known to live with no batch missing.
     was_seen: bool,
     /// Doubts as they were last reported to daemons.
     told: DegradedReasons,
-    /// Share of the holder in the lease; `None` if no other bridge follows the holder.
+    /// The holder's entry in the lease, which decides which bridge reports it; `None` if no other bridge follows the holder.
     share: Option<LeaseShare>,
-    /// Tap through which the engine's events are republished; `None` if they are not republished.
+    /// Tap that passes the engine's events on to routers; `None` if they are not republished to routers.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
@@ -206,7 +206,7 @@ impl Relay {
         })
     }
 
-    /// Passes all batches that are applied from now on through `tap`.
+    /// Passes all batches that are applied from now on through `tap`, which republishes them to routers.
     pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
         self.tap = tap;
     }
@@ -325,14 +325,15 @@ impl Relay {
         Ok(())
     }
 
-    /// Notes that the republished events may be wrong.
+    /// Notes that the events that were republished to routers may be wrong.
     fn doubt_tap(&self) {
         if let Some(tap) = &self.tap {
             tap.doubt();
         }
     }
 
-    /// Returns the lock on the engine's blocks. If the lock is still held for untold events, returns that lock.
+    /// Returns the lock on the engine's blocks. If the lock is still held for events that are not reported to daemons yet,
+    /// returns that lock.
     async fn take_untold(&mut self) -> UntoldBlocks {
         match self.untold.take() {
             Some(untold) => untold,
@@ -464,12 +465,12 @@ impl Relay {
         self.tell().await
     }
 
-    /// Whether the engine is in sight.
+    /// Whether the engine is in sight, that is, known to live with no batch missing.
     pub(super) fn is_in_sight(&self) -> bool {
         !self.is_lost
     }
 
-    /// Puts the engine out of sight.
+    /// Puts the engine out of sight: it is not known to live, or batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
         if let Some(tap) = &self.tap {
@@ -485,7 +486,8 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight: heartbeats are sent for `time`. Each further call prolongs that.
+    /// Puts the engine in sight: it lives, and no batch is missing. Heartbeats are sent for `time`. Each further call prolongs
+    /// that.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;

@@ -103,7 +103,7 @@ impl StallWatch {
         self.is_behind = false;
     }
 
-    /// Begins a look now.
+    /// Begins a look, that is, a check of an engine, now.
     pub(super) fn look(&self) -> PendingLook {
         PendingLook {
             stalls_before: self.stalls,

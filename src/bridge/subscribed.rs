@@ -148,7 +148,8 @@ impl SubscribedEvents {
         self.holders.lost().await
     }
 
-    /// Puts all ranks out of sight: the connection broke, or this process stood still.
+    /// Puts all ranks out of sight (not known to live, or with missing frames): the connection broke, or this process stood
+    /// still.
     async fn lost(&mut self) -> Result<(), PublisherError> {
         self.holders.lost().await
     }
@@ -182,7 +183,7 @@ impl SubscribedEvents {
         })
     }
 
-    /// Notes how the stream is followed. The ranks that are heard stay exact when others are not heard.
+    /// Notes the progress of following the stream. Ranks that have sent frames stay exact even if other ranks have sent none.
     fn note_followed(&self, task: &SourceTask) {
         let in_doubt = self.trouble().or_else(|| self.holders.trouble());
         let ranks = task.origin.as_ref().and_then(OriginServer::ranks);

@@ -40,7 +40,7 @@ pub(super) struct EngineTask {
     pub(super) says_goodbye: Arc<AtomicBool>,
     /// Keeper of the engine's state; `None` if no state is kept.
     pub(super) keeper: Option<Keeper>,
-    /// Time since which the engine is out of sight; `None` while it is in sight.
+    /// Time since which the engine is out of sight; `None` while it is in sight, that is, lives with no batch missing.
     pub(super) unseen_since: Option<Instant>,
     /// Name of the engine's process, as the server told it after the last connection; `None` if the server tells none.
     pub(super) process: Option<String>,

@@ -338,7 +338,7 @@ impl KvBlocksStored {
         if is_part { before } else { &self.blocks }
     }
 
-    /// Appends the block's objects. Like adapter and salt, objects tell blocks with the same tokens apart.
+    /// Appends the block's multimodal objects. Like adapter and salt, objects tell blocks with the same tokens apart.
     fn read_objects(&self, number: usize, block: &KvBlock, batch: &mut EngineBatch) {
         let block_number = u32::try_from(number).unwrap_or(u32::MAX);
         let start = batch.objects.len();

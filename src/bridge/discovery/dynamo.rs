@@ -75,8 +75,8 @@ pub(super) async fn run(
     }
 }
 
-/// Reads the records. Returns the models' cards by their scopes, and writes the publishers to `known` by their keys. A
-/// publisher whose record cannot be read stays as it was.
+/// Reads the records. Returns the models' records ([`Card`]) by their scopes, and writes the publishers to `known` by their keys.
+/// A publisher whose record cannot be read stays as it was.
 async fn look(
     place: &DynamoPlace,
     known: &mut BTreeMap<String, Channel>,

@@ -19,7 +19,7 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// News for a plane that does not come over its subscription: changed records, or an answer of a worker.
+/// News for an event plane that does not come over its subscription: changed records, or an answer of a worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.
     Records(Arc<Records>),
@@ -59,7 +59,7 @@ impl Healing {
         }
     }
 
-    /// Waits for news. No news is lost if the wait is dropped.
+    /// Waits for changed records of discovery, or for a worker's answer. Nothing is lost if the wait is dropped.
     pub(in super::super) async fn news(&mut self) -> News {
         let changed = async {
             if let Some(records) = &mut self.records
@@ -76,7 +76,7 @@ impl Healing {
         }
     }
 
-    /// Applies news to the plane's `events`.
+    /// Applies changed records or a worker's answer to the `events` of the event plane.
     pub(in super::super) async fn take(
         &self,
         news: News,

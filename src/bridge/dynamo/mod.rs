@@ -128,7 +128,7 @@ impl Publisher {
     }
 }
 
-/// Reports the events of a plane to daemons.
+/// Reports the events of an event plane to daemons.
 pub(super) struct PlaneEvents {
     holders: Holders,
     decoder: Decoder,

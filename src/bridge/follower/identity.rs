@@ -56,8 +56,8 @@ impl Follower {
         Ok(self.relay.restart(doubt).await?)
     }
 
-    /// Settles which process answers at the sockets, once the process has told its content. A stranger is in doubt, even if
-    /// it has cleared before.
+    /// Settles which process answers at the sockets, once the process has told its content. A process that does not count as the
+    /// engine (a stranger) is in doubt, even if it has cleared before.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
         let settled = std::mem::replace(&mut self.identity, Identity::Known);
         let Identity::Stranger(silence) = settled else {

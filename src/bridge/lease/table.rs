@@ -27,13 +27,13 @@ use super::beat::{FollowedHolder, HOLDERS_MAX, LeaseBeat};
 
 /// Maximum number of other bridges of a group that the table holds.
 const PEERS_MAX: usize = 64;
-/// Maximum number of own beats whose return over NATS is awaited.
+/// Maximum number of own beats (messages to the group) whose return over NATS is awaited.
 const SENT_MAX: usize = 64;
 
 /// Times of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Time between two beats.
+    /// Time between two beats, by which a bridge tells the others for which holders it speaks.
     pub beat: Duration,
     /// Time for which a bridge may speak, from the sending of its last beat that came back over NATS.
     pub term: Duration,
@@ -42,7 +42,7 @@ pub struct Times {
     /// Time for which the bridge that spoke last listens before it speaks again, if it was cut off. In that time it hears two
     /// beats of a bridge that speaks, so that bridges which come back together do not begin together.
     pub listen: Duration,
-    /// Extra time that a bridge waits for each bridge that comes before it in the order of speaking.
+    /// Extra time that a bridge waits for each bridge that comes before it in the order in which bridges may take over a holder.
     pub step: Duration,
     /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder gives way
     /// to it.
@@ -144,8 +144,8 @@ impl LeaseTable {
         }
     }
 
-    /// Begins to follow a holder. Returns its number, its voice, and the cell that notes how well the holder is seen; `None`
-    /// if the table has too many holders.
+    /// Begins to follow a holder. Returns the number of its entry, the voice that tells its publisher when to speak, and the cell
+    /// that notes how well the holder is seen; `None` if the table has too many holders.
     pub(super) fn add(&mut self, holder: u64, now: Instant) -> Option<(u64, Voice, Arc<AtomicU8>)> {
         if self.own.len() >= HOLDERS_MAX && !self.own.contains_key(&holder) {
             return None;
@@ -184,7 +184,7 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the next beat, which the caller sends now.
+    /// Returns the next beat (message to the other bridges), which the caller sends now.
     pub(super) fn beat(&mut self, now: Instant) -> LeaseBeat {
         self.is_news = false;
         self.beats += 1;
@@ -200,7 +200,7 @@ impl LeaseTable {
         LeaseBeat::new(self.bridge, self.beats, self.own.iter().map(followed).collect())
     }
 
-    /// Takes in a beat that was heard, whether another bridge or this bridge has sent it.
+    /// Takes in a beat (message about the holders that a bridge speaks for), whether another bridge or this bridge has sent it.
     pub(super) fn heard(&mut self, beat: LeaseBeat, now: Instant) {
         if beat.bridge == self.bridge {
             return self.heard_own(beat.number, now);
@@ -291,14 +291,14 @@ impl LeaseTable {
     }
 }
 
-/// Claims of the other bridges that are alive, about one holder.
+/// Beats of the other living bridges, reduced to what they say of one holder.
 #[derive(Debug, Default)]
 struct Others {
     /// Highest epoch in which another bridge speaks, and that bridge's number; `None` if no other speaks.
     claim: Option<(u64, u64)>,
     /// How well the holder is seen by the bridge that sees it best.
     sight_max: u8,
-    /// Number of bridges that come before this one in the order of speaking.
+    /// Number of bridges that come before this one in the order in which bridges may take over the holder.
     before: u32,
 }
 

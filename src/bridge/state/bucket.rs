@@ -99,7 +99,7 @@ impl Bucket {
         format!("{self:?}").into()
     }
 
-    /// Returns the prefix of the set's keys.
+    /// Returns the prefix of the JetStream keys that belong to this set of files.
     pub(super) fn prefix(&self) -> String {
         format!("{}.", self.set)
     }
@@ -154,7 +154,7 @@ impl Bucket {
         owner == self.owner.as_bytes()
     }
 
-    /// Returns the error for a bridge that no longer owns the set; `owner` is the set's new owner.
+    /// Returns the error for a bridge that no longer owns the set of files; `owner` is the set's new owner.
     pub(super) fn fenced(&self, owner: &[u8]) -> io::Error {
         let owner = shown(&String::from_utf8_lossy(owner));
         io::Error::other(format!(
@@ -172,7 +172,7 @@ impl Bucket {
         Ok(owner.filter(|owner| !self.is_own(owner)))
     }
 
-    /// Fails if another owner has the set.
+    /// Fails if another owner has the set of files.
     pub(super) async fn check_owner(&self, keys: &Store) -> io::Result<()> {
         match self.other_owner(keys).await? {
             Some(owner) => Err(self.fenced(&owner)),

@@ -184,8 +184,8 @@ impl Mirror {
         }
     }
 
-    /// The slot of the block before a stored event's first block, if there is one, and the seed of the sequence. `None` if
-    /// the event's blocks are left out.
+    /// The slot (index in [`Nodes`]) of the block before a stored event's first block, if there is one, and the hash seed of the
+    /// sequence. `None` if the event's blocks are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -218,7 +218,7 @@ impl Mirror {
         Some((parent, seed))
     }
 
-    /// Applies an event of the translator.
+    /// Applies to the mirror an event that the translator has emitted.
     fn follow(&mut self, tier: Tier, event: &Event) {
         match event {
             Event::Cleared => self.clear(),
@@ -286,7 +286,7 @@ impl Mirror {
         }
     }
 
-    /// Notes that the engine is in sight again, and that all events of the meantime have been applied.
+    /// Notes that the engine is in sight again: it is alive, and all events of the meantime have been applied.
     pub fn regain_sight(&mut self) {
         if std::mem::take(&mut self.has_unseen) {
             self.nodes.regain_sight(&mut self.touched);

@@ -171,8 +171,8 @@ impl Translation {
         }
     }
 
-    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event at that place, before
-    /// later events of the tier.
+    /// Appends an event that tells whether held blocks are resumable, that is, whether a request can go on after them. With a
+    /// `mark`, inserts the event at that place, before later events of the tier.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,

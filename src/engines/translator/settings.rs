@@ -46,8 +46,8 @@ pub struct TranslatorSettings {
     pub proves_ancestors: bool,
     /// The farthest tier that a clear is known to empty, with all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether a connector's own clear may come among the engine's, behind the device's events of the batch. It does not tell
-    /// its tier.
+    /// Whether a KV connector's clear of its own pool may come among the engine's events, after the device's events of the batch.
+    /// Such a clear does not tell its tier.
     pub has_pool_clears: bool,
     /// Whether the engine numbers its groups of layers from 0 on, and tells of them in that order.
     pub numbers_groups: bool,

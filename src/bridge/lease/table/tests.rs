@@ -2,7 +2,7 @@ use super::*;
 
 const HOLDER: u64 = 77;
 
-/// Several bridges that send each other beats, with a common clock.
+/// Several bridges that share a lease, with a common clock.
 struct Group {
     now: Instant,
     bridges: Vec<Member>,
