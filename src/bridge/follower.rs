@@ -39,14 +39,14 @@ pub struct FollowOptions {
     /// Interval between questions to the replay socket while nothing seems to be missing. The answer shows that the engine
     /// lives, and brings the newest batches if they were lost.
     pub poll_interval: Duration,
-    /// Silence after which an engine counts as out of sight, so that it gets no heartbeats. An engine without a replay socket
-    /// goes out of sight only if its connection breaks.
+    /// Silence after which an engine counts as out of sight, so that daemons get no more heartbeats for it. An engine without a
+    /// replay socket goes out of sight only if its connection breaks.
     pub silent_after: Duration,
     /// The pauses between attempts to connect.
     pub backoff: Backoff,
     /// Maximum number of block names that are kept for one engine.
     pub blocks_max: usize,
-    /// Time without proof that an engine lives and no batch is missing (out of sight). After that time, a new process at its
+    /// Time for which an engine may be out of sight (silent, or with batches missing). After that time, a new process at its
     /// sockets no longer counts as that engine.
     pub give_up_after: Duration,
     /// Ports at which the bridge receives the answers of Dynamo's workers.
@@ -352,7 +352,7 @@ impl Follower {
         Ok(has_stalled)
     }
 
-    /// Puts the engine out of sight (not known to live, or with missing batches): the connection broke, or the engine is silent.
+    /// Puts the engine out of sight, because the connection broke or the engine is silent: batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), FollowError> {
         self.replay = None;
         Ok(self.relay.lost().await?)
@@ -510,7 +510,8 @@ impl Follower {
         self.seen_unless_behind().await
     }
 
-    /// Puts the engine in sight, unless batches that came while this process stood still may still be unread.
+    /// Puts the engine in sight (alive, with no batch missing), unless batches that came while this process stood still may be
+    /// unread.
     async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
         match self.stalls.is_behind() {
             true => Ok(()),

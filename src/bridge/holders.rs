@@ -54,14 +54,14 @@ impl Holders {
         }
     }
 
-    /// Returns all relays, each with its worker and rank.
+    /// Returns all relays (reporters of one holder each), with worker and rank.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (&WorkerName, Rank, &mut Relay)> {
         self.relays
             .iter_mut()
             .map(|((worker, rank), relay)| (worker, *rank, relay))
     }
 
-    /// Ends one relay, so that daemons forget its holder.
+    /// Ends the relay that reports a holder, so that daemons forget the holder.
     pub(super) async fn forget(&mut self, worker: &WorkerName, rank: Rank) -> Result<(), PublisherError> {
         match self.relays.remove(&(worker.clone(), rank)) {
             Some(relay) => relay.say_goodbye().await,
@@ -69,7 +69,7 @@ impl Holders {
         }
     }
 
-    /// Puts all holders out of sight, because their source is not known to live, or its events may be missing.
+    /// Puts all holders out of sight, because their source is silent, or its events may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for relay in self.relays.values_mut() {
             relay.lost().await?;
@@ -90,7 +90,8 @@ impl Holders {
         })
     }
 
-    /// Ends all relays. With `says_goodbye` daemons forget the holders; otherwise they learn that the holders are out of sight.
+    /// Ends all relays, which report the holders. With `says_goodbye` daemons forget the holders; otherwise daemons are told that
+    /// the holders are no longer watched (out of sight).
     pub(super) async fn end(self, says_goodbye: bool) -> Result<(), PublisherError> {
         for mut relay in self.relays.into_values() {
             match says_goodbye {

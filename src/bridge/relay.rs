@@ -44,8 +44,8 @@ const PIECE: CutBounds = CutBounds {
 /// Approximate number of payload bytes that are translated before their events are passed to the publisher.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
-/// Time for which an engine that was never in sight is announced to daemons. So daemons that start after the bridge learn of
-/// the engine, too.
+/// Time for which an engine that was never in sight (known to be alive) is announced to daemons. So daemons that start after the
+/// bridge learn of the engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
 /// Lock on the engine's blocks, held while the translation has events that the publisher has not been given yet. Other tasks
@@ -95,9 +95,9 @@ pub(super) struct Relay {
     added: AddedLabels,
     /// Added labels as they were last reported to daemons.
     told_added: AddedLabels,
-    /// Whether the engine is out of sight, that is, not known to live with no batch missing.
+    /// Whether the engine is out of sight: it is silent, or batches may be missing.
     is_lost: bool,
-    /// Whether the engine has ever been in sight, that is, known to live with no batch missing.
+    /// Whether the engine has ever been in sight, that is, alive with no batch known to be missing.
     was_seen: bool,
     /// Doubts as they were last reported to daemons.
     told: DegradedReasons,
@@ -221,12 +221,14 @@ impl Relay {
         self.doubts().of_all_queries().is_empty()
     }
 
-    /// Whether the engine is in sight and all of its events are known, even if the events do not tell what a request can reuse.
+    /// Whether the engine is alive (in sight) and all of its events are known, even if the events do not tell what a request can
+    /// reuse.
     pub(super) fn is_whole(&self) -> bool {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is out of sight.
+    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is silent or batches
+    /// may be missing.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }
@@ -432,7 +434,7 @@ impl Relay {
         self.share.as_ref().is_none_or(LeaseShare::speaks)
     }
 
-    /// Returns the state from which a later bridge can continue this relay.
+    /// Returns the state from which a later bridge can continue to report the engine.
     pub(super) async fn save(&mut self) -> Result<SavedRelay, PublisherError> {
         self.tell().await?;
         Ok(SavedRelay {
@@ -465,12 +467,12 @@ impl Relay {
         self.tell().await
     }
 
-    /// Whether the engine is in sight, that is, known to live with no batch missing.
+    /// Whether the engine is in sight, that is, alive with no batch known to be missing.
     pub(super) fn is_in_sight(&self) -> bool {
         !self.is_lost
     }
 
-    /// Puts the engine out of sight: it is not known to live, or batches may be missing.
+    /// Puts the engine out of sight: it is silent, or batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
         if let Some(tap) = &self.tap {
@@ -486,8 +488,8 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight: it lives, and no batch is missing. Heartbeats are sent for `time`. Each further call prolongs
-    /// that.
+    /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time`. Each further
+    /// call prolongs that.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;
@@ -544,7 +546,7 @@ impl Relay {
         self.publisher.flush().await.map(|_| ())
     }
 
-    /// Ends the relay, and makes daemons forget the holder.
+    /// Ends the reports about the engine, and makes daemons forget the holder.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();

@@ -58,7 +58,7 @@ pub(super) trait FollowedSource: Send {
         failures: &mut u32,
     ) -> impl Future<Output = Result<Infallible, FollowedSourceError>> + Send;
 
-    /// Puts all holders out of sight (not known to live, or with missing events), as the connection has broken.
+    /// Puts all holders out of sight (events may be missing), as the connection has broken.
     fn disconnected(&mut self, task: &SourceTask) -> impl Future<Output = Result<(), PublisherError>> + Send;
 
     /// Returns the holders, once the source is no longer followed.

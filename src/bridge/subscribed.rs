@@ -43,7 +43,7 @@ enum FrameStreamError {
     Chunk {
         /// Rank of the snapshot.
         rank: Rank,
-        /// Index of the chunk that was expected.
+        /// Index of the snapshot's chunk that was expected.
         due: u32,
     },
     /// The publisher that reports to daemons failed, which ends following.
@@ -148,8 +148,7 @@ impl SubscribedEvents {
         self.holders.lost().await
     }
 
-    /// Puts all ranks out of sight (not known to live, or with missing frames): the connection broke, or this process stood
-    /// still.
+    /// Puts all ranks out of sight, because the connection broke or this process stood still: frames may be missing.
     async fn lost(&mut self) -> Result<(), PublisherError> {
         self.holders.lost().await
     }

@@ -117,7 +117,8 @@ pub enum Content {
         tokens: Span,
         /// Number of tokens from the first token of a block to the first token of the next block.
         step: usize,
-        /// Number of tokens that enter the hash of a block: more than the block's size if the engine looks ahead.
+        /// Number of tokens that enter the hash of a block: more than the block's size if hashes also cover tokens after their
+        /// block.
         window: usize,
     },
     /// Block hash of each block, as a span of the batch's list of hashes.

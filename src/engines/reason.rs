@@ -84,8 +84,8 @@ worded! {
         NoRemovals => "no_removals",
         /// A clear that doesn't say whether it empties this tier, too.
         UnclearTier => "unclear_tier",
-        /// Blocks announced for an offload, in chunks. The event names only the last block of each chunk, and the number of
-        /// blocks in a chunk is unknown.
+        /// Blocks announced for an offload, in chunks of several blocks each. The event names only the last block of each chunk,
+        /// and the number of blocks in a chunk is unknown.
         UnknownChunk => "unknown_chunk",
         /// An object of a store that can't be matched to a block, or is only a part of a block.
         Unjoined => "unjoined",

@@ -146,7 +146,7 @@ fn engines<'a>(
     (engines.into_values().collect(), troubles.into_iter().collect())
 }
 
-/// Returns the name of a plane, its endpoint and its topic; `None` if the plane is on NATS and its NATS server is not given.
+/// Returns the name of an event plane, its endpoint and its topic; `None` if it is on NATS and its NATS server is not given.
 fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, String)> {
     match &channel.transport {
         PublisherTransport::Zmq(endpoint) => {

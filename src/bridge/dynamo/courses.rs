@@ -27,8 +27,8 @@ use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
 use super::{MessageOrder, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
-/// Maximum size of the waiting messages of all workers of a plane together, in bytes. Further messages are dropped, and
-/// asked for again.
+/// Maximum size of the messages of an event plane's workers that wait for earlier events, in bytes. Further messages are dropped,
+/// and asked for again.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of publishers that are remembered as gone. Messages that still come from them are left out.
 const GONE_MAX: usize = 4096;
@@ -300,7 +300,8 @@ impl PlaneEvents {
         Ok(true)
     }
 
-    /// Puts all workers out of sight until they are asked, because an unreadable message may have been about any of them.
+    /// Puts all workers out of sight (their events may be missing) until they are asked, because an unreadable message may have
+    /// been about any of them.
     pub(super) async fn doubt_courses(&mut self) -> Result<(), PublisherError> {
         for course in self.courses.all.values_mut() {
             course.break_off(false);

@@ -33,7 +33,7 @@ pub(in super::super) struct Answered {
     answer: Result<Caught, AnswerError>,
 }
 
-/// Open questions of one connection to a plane. Dropping the value ends them.
+/// Open questions to the workers of one event plane, for one connection. Dropping the value ends them.
 pub(in super::super) struct Healing {
     /// Records of discovery; `None` if no discovery is given, so that no worker can be asked.
     records: Option<watch::Receiver<Arc<Records>>>,
@@ -42,7 +42,7 @@ pub(in super::super) struct Healing {
 }
 
 impl Healing {
-    /// Makes a set without open questions. `nats` reaches workers whose request plane is NATS.
+    /// Makes a value without open questions. `nats` reaches workers whose request plane is NATS.
     pub(in super::super) fn new(
         mut records: Option<watch::Receiver<Arc<Records>>>,
         nats: Client,

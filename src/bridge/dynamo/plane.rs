@@ -128,7 +128,7 @@ impl PlaneEvents {
         }
     }
 
-    /// Takes in one event of the plane's task: a message, news of discovery, or a tick.
+    /// Takes in what woke the event plane's task: a message, changed records or a worker's answer, or a tick of the timer.
     async fn hear(
         &mut self,
         heard: PlaneEvent,

@@ -28,7 +28,8 @@ pub(super) enum Identity {
 }
 
 impl Follower {
-    /// Notes that the engine has been out of sight for `silence`. That is too long for another process to count as the engine.
+    /// Notes that the engine has been out of sight (silent, or with batches missing) for `silence`. That is too long for another
+    /// process to count as the engine.
     pub(crate) fn was_long_silent(&mut self, silence: Duration) {
         if self.continuity.last().is_some() {
             self.identity = Identity::LongSilent(silence);

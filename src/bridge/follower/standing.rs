@@ -157,9 +157,9 @@ impl ReplayState {
 pub(super) enum Hearing {
     /// The last batch was published on the connection.
     Heard,
-    /// Since this time, looks have found batches at the replay socket that were not published on the connection.
+    /// Since this time, checks (looks) have found batches at the replay socket that were not published on the connection.
     Since(Instant),
-    /// For too long, looks have found batches at the replay socket that were not published on the connection.
+    /// For too long, checks (looks) have found batches at the replay socket that were not published on the connection.
     Unheard,
 }
 

@@ -169,7 +169,7 @@ pub(super) struct Fields<'a> {
     object: Object<'a>,
     /// Whether the event is a map. Versions that write maps don't write images as bare texts any more.
     is_map: bool,
-    /// Bit set of the keys that have come so far.
+    /// Bit set of the fields that have been read so far. A field may come only once.
     seen: u32,
 }
 

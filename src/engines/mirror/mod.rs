@@ -314,7 +314,7 @@ impl Mirror {
         changes
     }
 
-    /// Returns the events that bring routers up to date about the `touched` blocks.
+    /// Returns the events that bring routers up to date about the `touched` blocks, that is, those that may have changed.
     fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         if has_cleared {

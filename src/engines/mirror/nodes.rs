@@ -318,8 +318,7 @@ impl Nodes {
         self.change_held(&[BlockState::Yes, BlockState::Unseen], BlockState::InDoubt);
     }
 
-    /// Notes that the engine is out of sight. All held blocks become [`BlockState::Unseen`]: held when the engine was last in
-    /// sight.
+    /// Notes that the engine is out of sight (silent, or with events missing). All held blocks become [`BlockState::Unseen`].
     pub(super) fn lose_sight(&mut self) {
         self.change_held(&[BlockState::Yes], BlockState::Unseen);
     }
@@ -331,7 +330,8 @@ impl Nodes {
         }
     }
 
-    /// Notes that the engine is in sight again. All [`BlockState::Unseen`] blocks become held, and are appended to `touched`.
+    /// Notes that the engine is in sight again, with all of its events known. All [`BlockState::Unseen`] blocks become held, and
+    /// are appended to `touched`.
     pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
             if node.held == BlockState::Unseen && !node.is_free {

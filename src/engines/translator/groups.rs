@@ -18,7 +18,7 @@ const LANES_MAX: usize = 16;
 /// Maximum number of groups of layers of unknown kinds that are remembered.
 const OTHERS_MAX: usize = 256;
 
-/// Group number that the lane of a window gets when it stands in for main attention, in models that have none.
+/// Group number under which a window's blocks count as main attention's, in models that have no main attention.
 pub(super) const STAND_IN: u32 = u32::MAX;
 
 /// The index of a lane: the state of a group whose blocks count as main attention's.
@@ -148,7 +148,8 @@ impl HolderGroups {
             .map(GroupLaneId)
     }
 
-    /// Learns the kind of a stored event's group. Returns the group's lane, and whether the held blocks may have changed.
+    /// Learns the kind of a stored event's group. Returns the group's lane (its names and copies), and whether the held blocks
+    /// may have changed.
     pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<GroupLaneId, Reason>, bool) {
         match (group.index, group.kind) {
             (Some(index), Some(GroupKind::Main)) => {
@@ -328,8 +329,8 @@ impl HolderGroups {
         lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
-    /// Whether the block is held in `tier`. It is if all groups of layers with a number hold it there, or if the lane
-    /// without a group number holds it there.
+    /// Whether the block is held in `tier`. It is if all groups of layers with a number hold it there, or if it was stored there
+    /// by events without a group number.
     pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);

@@ -60,7 +60,7 @@ impl Reach {
         Self::end_of(SequenceHash::from(seed.as_u64()))
     }
 
-    /// This prefix and the next small block, which has these tokens.
+    /// Returns this prefix, extended by the next small block, which has these tokens.
     pub(super) fn next(self, tokens: &[Token]) -> Self {
         // `content` covers the seed of the sequence already.
         let block = block_hash(tokens, HashSeed::default());
@@ -133,7 +133,7 @@ impl Users {
 /// The small blocks of one group of layers, that is, blocks smaller than main attention's.
 #[derive(Debug)]
 pub(super) struct Spots {
-    /// Tokens in a small block.
+    /// Number of tokens in a small block, that is, one smaller than main attention's.
     block: usize,
     /// Small blocks in a block of the contract.
     fan: u32,
@@ -142,7 +142,8 @@ pub(super) struct Spots {
     kept: u32,
     names: HashMap<u64, SmallBlockName>,
     users: HashMap<PrefixSpot, Users>,
-    /// Cells by slot, `kept` for each slot. The first is the cell of the small block nearest to the block's end.
+    /// Cells of the small blocks of each block of the contract, by the block's slot: `kept` for each slot. The first is the cell
+    /// of the small block nearest to the block's end.
     cells: Vec<Cell>,
 }
 
@@ -216,7 +217,7 @@ impl Spots {
         self.kept
     }
 
-    /// Whether the block in `slot` lists its spots, the content hashes of its small blocks. True if it needs none.
+    /// Whether the block in `slot` lists its spots, the content hashes of its small blocks. True if no such hash is needed.
     pub(super) fn is_listed(&self, slot: ChainSlot) -> bool {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
@@ -244,7 +245,7 @@ impl Spots {
         })
     }
 
-    /// The place of the small block `name`.
+    /// The place of the small block `name` in the block of the contract that contains it.
     pub(super) fn find(&self, name: u64) -> Option<Within> {
         self.names.get(&name).map(SmallBlockName::at)
     }
@@ -383,8 +384,8 @@ impl Spots {
         }
     }
 
-    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot is no
-    /// longer held.
+    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot (content
+    /// hash) is no longer held.
     pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return (false, None);

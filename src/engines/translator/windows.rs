@@ -27,7 +27,7 @@ use super::spots::{Reach, Spots, Within};
 /// Maximum number of groups of layers beside main attention.
 const WINDOWS_MAX: usize = 32;
 /// Bit in a run (number of blocks held without a gap): the group's block that ends with this block of the contract is held. For
-/// groups whose `fan` is 1.
+/// groups whose blocks are not smaller than the contract's.
 const HELD: u32 = 1 << 31;
 
 /// The index of a group of layers beside main attention.
@@ -519,7 +519,8 @@ impl WindowGroup {
         was_held
     }
 
-    /// Sets whether a small block is held, in all blocks of the contract that have it.
+    /// Sets whether a small block (a window's block within a block of the contract) is held, in all blocks of the contract that
+    /// have it.
     fn set_within(&mut self, at: Within, is_held: bool, chain: &mut Chain) {
         let (Some(spots), Some(spot)) = (&self.spots, at.spot) else {
             return;
