@@ -101,7 +101,7 @@ impl Default for BridgeOptions {
 /// An engine, and the task that follows it.
 struct FollowedEngine {
     engine: NewEngine,
-    /// Server that reported the engine; `None` if the engine was given directly.
+    /// Server that reported the engine; `None` if no server did.
     origin: Option<OriginServer>,
     progress: SharedProgress,
     stop: CancellationToken,

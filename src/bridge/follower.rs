@@ -141,7 +141,7 @@ pub(super) struct Follower {
     /// Latest time at which it was certain that no batch is missing.
     known_at: Instant,
     stalls: StallWatch,
-    /// Text that says that a replay began too late; `None` if none did.
+    /// Text that says that a replay began after the first missing batch; `None` if no replay did.
     short_replay: Option<String>,
     identity: Identity,
     /// Text that says that a process answers which does not count as the engine; `None` if no such process has answered.

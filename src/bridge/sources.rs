@@ -68,8 +68,8 @@ pub(super) trait FollowedSource: Send {
 /// Task that follows one source of events, which reports several holders.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
-    /// Server that reported the source; `None` if the source was given directly. After each new connection, the server has
-    /// to report the same source again.
+    /// Server that reported the source; `None` if no server did. After each new connection, the server has to report the same
+    /// source again.
     pub(super) origin: Option<OriginServer>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,

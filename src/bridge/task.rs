@@ -28,8 +28,8 @@ enum Woken {
 /// Task that follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
-    /// Server that reported the engine; `None` if the engine was given directly. After each new connection, the server has
-    /// to report the same engine again.
+    /// Server that reported the engine; `None` if no server did. After each new connection, the server has to report the same
+    /// engine again.
     pub(super) origin: Option<OriginServer>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,

@@ -164,7 +164,7 @@ struct KvCacheCleared {
     ownership: Option<String>,
 }
 
-/// `KvCacheLocality::REMOTE`.
+/// Number of the enum value `KvCacheLocality::REMOTE`, for blocks that lie elsewhere.
 const REMOTE: i32 = 2;
 
 impl KvEventFrame {
@@ -358,8 +358,8 @@ impl KvBlocksStored {
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }
 
-    /// Whether an extra key is no object, that is, whether it is empty or repeats the event's field for the adapter's name
-    /// or the salt.
+    /// Whether an extra key is empty, or repeats the event's field for the adapter's name or the salt. Such a key is no
+    /// multimodal object.
     fn is_namespace(&self, text: &str) -> bool {
         text.is_empty()
             || [&self.lora_name, &self.cache_salt]

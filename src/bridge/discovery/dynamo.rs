@@ -184,7 +184,7 @@ fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
     })
 }
 
-/// Reads a model's record. Returns its scope and its card; `None` if it is an adapter's record, or has another form.
+/// Reads a model's record. Returns its scope, and the model's [`Card`]; `None` if it is an adapter's record, or has another form.
 fn read_card(value: &[u8]) -> Option<(String, Card)> {
     #[derive(Deserialize)]
     struct Record {

@@ -31,8 +31,8 @@ enum EngineFileError {
     Spec(#[from] SpecError),
 }
 
-/// Mark (path, inode, size and time of change) by which versions of a file are told apart. A changed or replaced file has another
-/// mark.
+/// Mark (path, device, inode, size, time of change) by which versions of a file are told apart. A changed or replaced file has
+/// another mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileMark {
     path: PathBuf,

@@ -90,7 +90,7 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Makes the course of a worker of which nothing is known.
+    /// Makes the course of a worker, none of whose events are known yet.
     pub(super) fn new(record: SourceRecord) -> Self {
         let now = Instant::now();
         Self {

@@ -158,7 +158,7 @@ impl PlaneEvents {
 enum PlaneEvent {
     /// A message has come.
     Message(Bytes),
-    /// An answer or a record has come.
+    /// A worker has answered, or discovery's records have changed.
     News(News),
     /// A tick of the timer, at which no message waits to be read.
     Nothing,

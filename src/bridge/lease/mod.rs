@@ -194,7 +194,8 @@ impl LeaseTask {
         let _ = self.nats.flush().await;
     }
 
-    /// Sends and receives beats, until the task is stopped or the subscription ends.
+    /// Exchanges beats with the other bridges, which tell who reports which holder. Ends when the task is stopped or the
+    /// subscription ends.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -336,8 +336,8 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes a stored event for a held block. First writes stored events for the blocks before it that routers don't know
-    /// yet. Those of them that are not held also go to `gone`, so that they are removed again.
+    /// Writes a stored event for a held block. First writes stored events for the blocks before it that routers don't know yet.
+    /// Blocks among these that are not held are also appended to `gone`, so that they are removed again.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);
@@ -358,7 +358,7 @@ impl Mirror {
     }
 
     /// Returns a clear event, and then stored events for all held blocks. Routers need them if their knowledge is empty or
-    /// outdated. Call it when no changes wait.
+    /// outdated. Call it when no changes wait to be taken.
     pub fn all(&self) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         writer.clear();

@@ -35,7 +35,7 @@ struct KeptBlock {
 }
 
 impl KeptBlock {
-    /// A slot without a block.
+    /// The entry of a free slot, which has no block.
     fn free() -> Self {
         Self {
             sequence: SequenceHash(0),

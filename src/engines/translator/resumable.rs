@@ -46,7 +46,7 @@ pub(super) struct Step {
     gone_by_name: OnceCell<HashMap<u64, ChainSlot>>,
     /// Whether a new group of layers has changed which blocks a request needs, so that every block has to be checked again.
     has_new_rules: bool,
-    /// Lists for the computation, kept for the next step.
+    /// Lists for the computation, kept for the next batch.
     touched: Vec<(Reverse<u32>, ChainSlot)>,
     stack: Vec<ChainSlot>,
     changed: Vec<ChainSlot>,

@@ -29,7 +29,7 @@ pub struct TranslatorSettings {
     pub block_size: BlockSize,
     /// The hashes by which blocks are published.
     pub mode: HashMode,
-    /// The chains of the hash scheme in which hashes are computed; `None` for the contract's.
+    /// Hash scheme by which sequence hashes are computed (see [`SchemeChains`]); `None` for the contract's.
     pub chains: Option<SchemeChains>,
     /// Maximum number of block names that are kept. With several groups of layers, a block has a name in each group.
     pub blocks_max: usize,

@@ -188,7 +188,8 @@ impl Windows {
         self.all.iter().any(is_inner)
     }
 
-    /// Notes that the block in `slot` is on the device, or has been, so that it has to list its small blocks.
+    /// Notes that the block in `slot` is on the device, or has been. Its small blocks (a window's blocks within it) then have to
+    /// be known.
     pub(super) fn note_on_device(&mut self, slot: ChainSlot) {
         let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());
         if spots.any(|spots| !spots.is_listed(slot)) {
