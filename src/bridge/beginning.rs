@@ -27,7 +27,7 @@ use super::tensorrt::ServerEvents;
 /// block's tokens.
 const TRUSTED_SAMPLE: u32 = 64;
 
-/// Parts that a follower of an engine begins with.
+/// Parts with which the bridge begins to follow an engine.
 pub(super) struct FollowerParts {
     pub(super) relay: Relay,
     /// Record of the batches that an earlier bridge heard from the engine; `None` if no state was kept.
@@ -145,7 +145,7 @@ impl Inner {
         Relay::go_on(engine.format, &name, before, way, Arc::clone(&self.metrics)).await
     }
 
-    /// Starts the relay for one holder of `engine`; an error in words if that is not possible.
+    /// Starts the relay, which reports one holder of `engine` to daemons; an error in words if that is not possible.
     pub(super) async fn relay(
         &self,
         engine: &NewEngine,

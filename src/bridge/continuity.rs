@@ -78,7 +78,7 @@ pub(super) struct Continuity {
     recent: VecDeque<RecentBatch>,
     /// Highest batch number that came by replay. Batches up to this number may still arrive on the connection.
     replayed: Option<u64>,
-    /// The last number that was published on this connection.
+    /// Number of the last batch that was published on this connection.
     #[serde(skip)]
     published: Option<u64>,
     /// Number of the last batch that the replay socket has given.

@@ -60,8 +60,8 @@ pub struct BridgeOptions {
     pub namespaces: Option<Arc<Namespaces>>,
     /// Maximum number of engines that are followed.
     pub engines_max: usize,
-    /// Hosts that are allowed for engines that are registered over HTTP. The hosts of given engines and the client's own
-    /// host are always allowed.
+    /// Hosts that are allowed for engines that are registered over HTTP. The hosts of engines from flags, files and discovery,
+    /// and the client's own host, are always allowed.
     pub register_hosts: AllowedHosts,
     /// Token that clients need to register engines over HTTP, except programs on this machine; `None` if no token is needed.
     pub register_token: Option<Secret>,
@@ -101,7 +101,7 @@ impl Default for BridgeOptions {
 /// An engine, and the task that follows it.
 struct FollowedEngine {
     engine: NewEngine,
-    /// Server that reported the engine; `None` if the engine was given directly.
+    /// Server that reported the engine; `None` if no server did.
     origin: Option<OriginServer>,
     progress: SharedProgress,
     stop: CancellationToken,
@@ -451,7 +451,8 @@ impl Bridge {
         &self.inner.subjects
     }
 
-    /// Whether the bridge may connect to an engine on `host`, because a given engine is on it or the operator allows it.
+    /// Whether the bridge may connect to an engine on `host`. It may if an engine from flags, files or discovery is there, or the
+    /// operator allows the host.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }

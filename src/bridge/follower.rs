@@ -39,14 +39,15 @@ pub struct FollowOptions {
     /// Interval between questions to the replay socket while nothing seems to be missing. The answer shows that the engine
     /// lives, and brings the newest batches if they were lost.
     pub poll_interval: Duration,
-    /// Silence after which an engine counts as out of sight. An engine without a replay socket goes out of sight only if its
-    /// connection breaks.
+    /// Silence after which an engine counts as out of sight, so that daemons get no more heartbeats for it. An engine without a
+    /// replay socket goes out of sight only if its connection breaks.
     pub silent_after: Duration,
     /// The pauses between attempts to connect.
     pub backoff: Backoff,
     /// Maximum number of block names that are kept for one engine.
     pub blocks_max: usize,
-    /// Time out of sight after which a new process at an engine's sockets no longer counts as that engine.
+    /// Time for which an engine may be out of sight (silent, or with batches missing). After that time, a new process at its
+    /// sockets no longer counts as that engine.
     pub give_up_after: Duration,
     /// Ports at which the bridge receives the answers of Dynamo's workers.
     pub answer_ports: AnswerPorts,
@@ -79,7 +80,7 @@ impl FollowOptions {
 
     /// Returns the minimum pause of this process that counts as a stall. A daemon considers a holder stale after three seconds
     /// without a heartbeat, and one heartbeat may have been missed before the pause. After a stall, the engine is out of sight
-    /// until a look succeeds.
+    /// until a check of it (a look) succeeds.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
@@ -114,7 +115,7 @@ const REPLAY_BACKOFF: Backoff = Backoff {
     pause_max: Duration::from_secs(60),
 };
 
-/// Follows one publisher.
+/// Follows one publisher of an engine: takes its batches, and reacts to gaps and restarts.
 pub(super) struct Follower {
     relay: Relay,
     continuity: Continuity,
@@ -140,7 +141,7 @@ pub(super) struct Follower {
     /// Latest time at which it was certain that no batch is missing.
     known_at: Instant,
     stalls: StallWatch,
-    /// Text that says that a replay began too late; `None` if none did.
+    /// Text that says that a replay began after the first missing batch; `None` if no replay did.
     short_replay: Option<String>,
     identity: Identity,
     /// Text that says that a process answers which does not count as the engine; `None` if no such process has answered.
@@ -183,8 +184,8 @@ impl Follower {
         }
     }
 
-    /// Continues after the batches that an earlier bridge heard. The relay already has their blocks. The engine has to show
-    /// that it is still the same process.
+    /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has their blocks.
+    /// The engine has to show that it is still the same process.
     pub(super) fn go_on(&mut self, before: HeardBefore) {
         self.continuity = before.continuity;
         self.topics.remember(before.topic);
@@ -276,8 +277,8 @@ impl Follower {
         Ok(self.relay.explain(trouble).await?)
     }
 
-    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. An
-    /// engine without a replay socket comes in sight with its next batch.
+    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards: it lives,
+    /// and no batch is missing. An engine without a replay socket comes in sight with its next batch.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
         self.note_connection(ConnectionChange::Reconnected);
@@ -340,8 +341,9 @@ impl Follower {
         self.replay_state = before.after(change);
     }
 
-    /// Notices a stall, and returns whether there was one. Call it whenever this task has waited, before it publishes
-    /// anything. After a stall the engine is out of sight, until a look that begins after this call.
+    /// Notices a stall (a time in which this process stood still), and returns whether there was one. Call it whenever this task
+    /// has waited, before it publishes anything. After a stall the engine is out of sight, until a check of it that begins after
+    /// this call.
     pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {
@@ -350,7 +352,7 @@ impl Follower {
         Ok(has_stalled)
     }
 
-    /// Puts the engine out of sight: the connection broke, or the engine is silent.
+    /// Puts the engine out of sight, because the connection broke or the engine is silent: batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), FollowError> {
         self.replay = None;
         Ok(self.relay.lost().await?)
@@ -508,7 +510,8 @@ impl Follower {
         self.seen_unless_behind().await
     }
 
-    /// Puts the engine in sight, unless batches that came during a stall may still be unread.
+    /// Puts the engine in sight (alive, with no batch missing), unless batches that came while this process stood still may be
+    /// unread.
     async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
         match self.stalls.is_behind() {
             true => Ok(()),

@@ -13,13 +13,14 @@ use super::relay::Relay;
 /// Maximum number of holders of one source. Events of further holders are not reported.
 const HOLDERS_MAX: usize = 4096;
 
-/// Function that starts the relay for a worker's rank, which reports it to daemons.
+/// Function that starts the relay of a worker's rank. A relay reports one holder's blocks to daemons.
 pub(super) type StartRelay = Box<dyn Fn(WorkerName, Rank) -> StartedRelay + Send + Sync>;
 
-/// Future that starts a relay. Yields the relay, or a text that says why no relay could be started.
+/// Future that starts a relay, which reports one holder's blocks to daemons. Yields the relay, or a text that says why no relay
+/// could be started.
 pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Relay, String>> + Send>>;
 
-/// The relays of a source, by worker and rank.
+/// The relays of a source, by worker and rank. Each reports one holder's blocks to daemons.
 pub(super) struct Holders {
     start: StartRelay,
     relays: BTreeMap<(WorkerName, Rank), Relay>,
@@ -33,8 +34,8 @@ impl Holders {
         }
     }
 
-    /// Returns the relay of a holder, and starts it if there is none yet; `None` if that fails or the source has too many
-    /// holders.
+    /// Returns the relay that reports a holder to daemons, and starts it if there is none yet; `None` if that fails or the source
+    /// has too many holders.
     pub(super) async fn get(&mut self, worker: &WorkerName, rank: Rank) -> Option<&mut Relay> {
         let is_full = self.relays.len() >= HOLDERS_MAX;
         match self.relays.entry((worker.clone(), rank)) {
@@ -53,14 +54,14 @@ impl Holders {
         }
     }
 
-    /// Returns all relays, each with its worker and rank.
+    /// Returns all relays (reporters of one holder each), with worker and rank.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (&WorkerName, Rank, &mut Relay)> {
         self.relays
             .iter_mut()
             .map(|((worker, rank), relay)| (worker, *rank, relay))
     }
 
-    /// Ends one relay, so that daemons forget its holder.
+    /// Ends the relay that reports a holder, so that daemons forget the holder.
     pub(super) async fn forget(&mut self, worker: &WorkerName, rank: Rank) -> Result<(), PublisherError> {
         match self.relays.remove(&(worker.clone(), rank)) {
             Some(relay) => relay.say_goodbye().await,
@@ -68,7 +69,7 @@ impl Holders {
         }
     }
 
-    /// Puts all holders out of sight, because their source is out of sight.
+    /// Puts all holders out of sight, because their source is silent, or its events may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for relay in self.relays.values_mut() {
             relay.lost().await?;
@@ -89,7 +90,8 @@ impl Holders {
         })
     }
 
-    /// Ends all relays. With `says_goodbye` daemons forget the holders; otherwise they learn that the holders are out of sight.
+    /// Ends all relays, which report the holders. With `says_goodbye` daemons forget the holders; otherwise daemons are told that
+    /// the holders are no longer watched (out of sight).
     pub(super) async fn end(self, says_goodbye: bool) -> Result<(), PublisherError> {
         for mut relay in self.relays.into_values() {
             match says_goodbye {

@@ -19,14 +19,15 @@ use super::relay::SharedBlocks;
 /// Key of a clan, that is, of engines whose blocks have the same contract hashes: their namespace and block size.
 pub(super) type Clan = (NamespaceName, BlockSize);
 
-/// All engines of a bridge. Clones share them.
+/// All engines of a bridge, grouped by [`Clan`]. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Kin {
     members: Arc<Mutex<HashMap<Clan, Vec<Weak<SharedBlocks>>>>>,
 }
 
 impl Kin {
-    /// Adds an engine to its clan. The engine is removed once nothing else refers to `blocks`.
+    /// Adds an engine to its clan, the engines with the same namespace and block size. The engine is removed once nothing else
+    /// refers to `blocks`.
     pub(super) fn join(&self, clan: Clan, blocks: &Arc<SharedBlocks>) -> Member {
         let mut members = self.members.lock();
         members.retain(|_, clan| {
@@ -45,7 +46,7 @@ impl Kin {
     }
 }
 
-/// Membership of one engine in its clan, through which it asks the other members.
+/// Membership of one engine in its [`Clan`], through which it asks the other members what block names mean.
 pub(super) struct Member {
     kin: Kin,
     clan: Clan,

@@ -54,7 +54,7 @@ impl SharedProgress {
         }
     }
 
-    /// Notes that the engine is out of sight, for now.
+    /// Notes that the engine is out of sight for now: it is silent, or batches may be missing.
     pub(super) fn out_of_sight(&self, engine: &NewEngine, error: &dyn Display) {
         {
             let mut progress = self.0.lock();

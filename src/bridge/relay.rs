@@ -44,8 +44,8 @@ const PIECE: CutBounds = CutBounds {
 /// Approximate number of payload bytes that are translated before their events are passed to the publisher.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
-/// Time for which an engine that was never in sight is announced to daemons. So daemons that start after the bridge learn of
-/// the engine, too.
+/// Time for which an engine that was never in sight (known to be alive) is announced to daemons. So daemons that start after the
+/// bridge learn of the engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
 /// Lock on the engine's blocks, held while the translation has events that the publisher has not been given yet. Other tasks
@@ -55,7 +55,7 @@ struct UntoldBlocks {
     payload_bytes: usize,
 }
 
-/// Everything that a relay needs to tell daemons of its holder.
+/// Everything that a [`Relay`] needs to tell daemons of its holder.
 pub(super) struct Way {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
@@ -95,15 +95,15 @@ pub(super) struct Relay {
     added: AddedLabels,
     /// Added labels as they were last reported to daemons.
     told_added: AddedLabels,
-    /// Whether the engine is out of sight.
+    /// Whether the engine is out of sight: it is silent, or batches may be missing.
     is_lost: bool,
-    /// Whether the engine has ever been in sight.
+    /// Whether the engine has ever been in sight, that is, alive with no batch known to be missing.
     was_seen: bool,
     /// Doubts as they were last reported to daemons.
     told: DegradedReasons,
-    /// Share of the holder in the lease; `None` if no other bridge follows the holder.
+    /// The holder's entry in the lease, which decides which bridge reports it; `None` if no other bridge follows the holder.
     share: Option<LeaseShare>,
-    /// Tap through which the engine's events are republished; `None` if they are not republished.
+    /// Tap that passes the engine's events on to routers; `None` if they are not republished to routers.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
@@ -206,7 +206,7 @@ impl Relay {
         })
     }
 
-    /// Passes all batches that are applied from now on through `tap`.
+    /// Passes all batches that are applied from now on through `tap`, which republishes them to routers.
     pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
         self.tap = tap;
     }
@@ -221,12 +221,14 @@ impl Relay {
         self.doubts().of_all_queries().is_empty()
     }
 
-    /// Whether the engine is in sight and all of its events are known, even if the events do not tell what a request can reuse.
+    /// Whether the engine is alive (in sight) and all of its events are known, even if the events do not tell what a request can
+    /// reuse.
     pub(super) fn is_whole(&self) -> bool {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is out of sight.
+    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is silent or batches
+    /// may be missing.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }
@@ -325,14 +327,15 @@ impl Relay {
         Ok(())
     }
 
-    /// Notes that the republished events may be wrong.
+    /// Notes that the events that were republished to routers may be wrong.
     fn doubt_tap(&self) {
         if let Some(tap) = &self.tap {
             tap.doubt();
         }
     }
 
-    /// Returns the lock on the engine's blocks. If the lock is still held for untold events, returns that lock.
+    /// Returns the lock on the engine's blocks. If the lock is still held for events that are not reported to daemons yet,
+    /// returns that lock.
     async fn take_untold(&mut self) -> UntoldBlocks {
         match self.untold.take() {
             Some(untold) => untold,
@@ -431,7 +434,7 @@ impl Relay {
         self.share.as_ref().is_none_or(LeaseShare::speaks)
     }
 
-    /// Returns the state from which a later bridge can continue this relay.
+    /// Returns the state from which a later bridge can continue to report the engine.
     pub(super) async fn save(&mut self) -> Result<SavedRelay, PublisherError> {
         self.tell().await?;
         Ok(SavedRelay {
@@ -464,12 +467,12 @@ impl Relay {
         self.tell().await
     }
 
-    /// Whether the engine is in sight.
+    /// Whether the engine is in sight, that is, alive with no batch known to be missing.
     pub(super) fn is_in_sight(&self) -> bool {
         !self.is_lost
     }
 
-    /// Puts the engine out of sight.
+    /// Puts the engine out of sight: it is silent, or batches may be missing.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
         if let Some(tap) = &self.tap {
@@ -485,7 +488,8 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight: heartbeats are sent for `time`. Each further call prolongs that.
+    /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time`. Each further
+    /// call prolongs that.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;
@@ -542,7 +546,7 @@ impl Relay {
         self.publisher.flush().await.map(|_| ())
     }
 
-    /// Ends the relay, and makes daemons forget the holder.
+    /// Ends the reports about the engine, and makes daemons forget the holder.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();

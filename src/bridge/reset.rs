@@ -222,7 +222,7 @@ impl Bridge {
         let _ = nats.publish(reply_to.clone(), reply.encode().into()).await;
     }
 
-    /// Asks each server of these publishers once to drop its cache.
+    /// Asks each server of these publishers once to drop its engine's prefix cache.
     async fn reset(&self, publishers: &[NamedEngine]) -> Result<(), ResetError> {
         let mut targets = BTreeMap::new();
         for named in publishers {

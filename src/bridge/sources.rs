@@ -58,18 +58,18 @@ pub(super) trait FollowedSource: Send {
         failures: &mut u32,
     ) -> impl Future<Output = Result<Infallible, FollowedSourceError>> + Send;
 
-    /// Puts all holders out of sight, as the connection has broken.
+    /// Puts all holders out of sight (events may be missing), as the connection has broken.
     fn disconnected(&mut self, task: &SourceTask) -> impl Future<Output = Result<(), PublisherError>> + Send;
 
     /// Returns the holders, once the source is no longer followed.
     fn into_holders(self) -> Holders;
 }
 
-/// Task that follows one source.
+/// Task that follows one source of events, which reports several holders.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
-    /// Server that reported the source; `None` if the source was given directly. After each new connection, the server has
-    /// to report the same source again.
+    /// Server that reported the source; `None` if no server did. After each new connection, the server has to report the same
+    /// source again.
     pub(super) origin: Option<OriginServer>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,
@@ -133,8 +133,8 @@ impl SourceTask {
     }
 }
 
-/// Detects stalls for sources that cannot be asked for missed messages. A tick at which no message waits to be read shows
-/// that all messages were read.
+/// Detects stalls (times in which this process stood still) for sources that cannot be asked for missed messages. A tick at which
+/// no message waits to be read shows that all messages were read.
 pub(super) struct Quiet {
     pub(super) stalls: StallWatch,
     ticks: Interval,
@@ -147,7 +147,7 @@ impl Quiet {
         Self { stalls, ticks }
     }
 
-    /// Waits for the next tick. A stall restarts the interval between ticks.
+    /// Waits for the next tick of the timer. A stall of this process restarts the interval between ticks.
     pub(super) async fn tick(&mut self) {
         self.ticks.tick().await;
     }

@@ -86,7 +86,8 @@ impl StallWatch {
         has_stalled
     }
 
-    /// Restarts the measurement, after a time in which the source was out of sight. That time is then not counted as a stall.
+    /// Restarts the measurement of pauses, after a time in which the source was out of sight (silent, or with events missing).
+    /// That time is then not counted as a stall.
     pub(super) fn begin(&mut self) {
         self.awake_at = self.clock.now();
         self.is_behind = false;
@@ -103,14 +104,15 @@ impl StallWatch {
         self.is_behind = false;
     }
 
-    /// Begins a look now.
+    /// Begins a look, that is, a check of an engine, now.
     pub(super) fn look(&self) -> PendingLook {
         PendingLook {
             stalls_before: self.stalls,
         }
     }
 
-    /// Whether the result of `look` still counts, that is, whether the task has not stood still since the look began.
+    /// Whether the result of `look`, a check of an engine, still counts, that is, whether the task has not stood still since the
+    /// look began.
     pub(super) fn is_news(&self, look: PendingLook) -> bool {
         look == self.look()
     }

@@ -43,7 +43,7 @@ enum FrameStreamError {
     Chunk {
         /// Rank of the snapshot.
         rank: Rank,
-        /// Index of the chunk that was expected.
+        /// Index of the snapshot's chunk that was expected.
         due: u32,
     },
     /// The publisher that reports to daemons failed, which ends following.
@@ -148,7 +148,7 @@ impl SubscribedEvents {
         self.holders.lost().await
     }
 
-    /// Puts all ranks out of sight: the connection broke, or this process stood still.
+    /// Puts all ranks out of sight, because the connection broke or this process stood still: frames may be missing.
     async fn lost(&mut self) -> Result<(), PublisherError> {
         self.holders.lost().await
     }
@@ -182,7 +182,7 @@ impl SubscribedEvents {
         })
     }
 
-    /// Notes how the stream is followed. The ranks that are heard stay exact when others are not heard.
+    /// Notes the progress of following the stream. Ranks that have sent frames stay exact even if other ranks have sent none.
     fn note_followed(&self, task: &SourceTask) {
         let in_doubt = self.trouble().or_else(|| self.holders.trouble());
         let ranks = task.origin.as_ref().and_then(OriginServer::ranks);

@@ -28,8 +28,8 @@ enum Woken {
 /// Task that follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
-    /// Server that reported the engine; `None` if the engine was given directly. After each new connection, the server has
-    /// to report the same engine again.
+    /// Server that reported the engine; `None` if no server did. After each new connection, the server has to report the same
+    /// engine again.
     pub(super) origin: Option<OriginServer>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
@@ -40,7 +40,7 @@ pub(super) struct EngineTask {
     pub(super) says_goodbye: Arc<AtomicBool>,
     /// Keeper of the engine's state; `None` if no state is kept.
     pub(super) keeper: Option<Keeper>,
-    /// Time since which the engine is out of sight; `None` while it is in sight.
+    /// Time since which the engine is out of sight (silent, or with batches missing); `None` while it is in sight.
     pub(super) unseen_since: Option<Instant>,
     /// Name of the engine's process, as the server told it after the last connection; `None` if the server tells none.
     pub(super) process: Option<String>,
@@ -90,7 +90,8 @@ impl EngineTask {
         }
     }
 
-    /// Ends the relay: tells daemons that the engine is out of sight, or to forget it. Saves the known state.
+    /// Ends the reports about the engine: tells daemons that it is no longer watched (out of sight), or to forget it. Saves the
+    /// known state.
     async fn end(mut self) -> Result<(), FollowError> {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if !says_goodbye {
@@ -226,8 +227,8 @@ impl EngineTask {
         }
     }
 
-    /// Checks that the engine lives and no batch is missing. Puts the engine out of sight if its last message came too long
-    /// ago. `heard_at` is the time of that message.
+    /// Checks that the engine lives and no batch is missing. Puts the engine out of sight (batches may be missing) if its last
+    /// message came too long ago. `heard_at` is the time of that message.
     async fn look(&mut self, heard_at: &mut Instant) -> Result<(), FollowError> {
         match self.follower.look().await {
             Ok(()) => {

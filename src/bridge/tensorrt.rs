@@ -158,8 +158,8 @@ pub(super) struct ServerEvents {
     decoder: Decoder,
     batch: EngineBatch,
     last: BTreeMap<Rank, u64>,
-    /// Ranks whose events may be missing, because an answer was lost or an earlier bridge received it. They are out of sight
-    /// until their next numbers.
+    /// Ranks whose events may be missing, because an answer was lost or an earlier bridge received it. They stay out of sight,
+    /// that is, not known for certain, until the numbers of their next events have come.
     unproven: BTreeSet<Rank>,
 }
 

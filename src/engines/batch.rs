@@ -50,7 +50,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Whether the event says that the group is not main attention.
+    /// Whether the event says that the group of layers is not main attention. A request needs only some of such a group's blocks.
     pub fn is_beside_main(self) -> bool {
         self.kind.is_some_and(|kind| kind != GroupKind::Main)
     }
@@ -59,7 +59,7 @@ impl Group {
 /// A component of SGLang's cache: SGLang's name for a group of layers. Its events don't tell the size of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Component {
-    /// Main attention.
+    /// Main attention: layers of which a request needs all blocks of a prefix.
     Full,
     /// Sliding windows. The settings state their size in tokens.
     Window,
@@ -111,22 +111,23 @@ pub struct BlockObject {
 /// The content of stored blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Tokens. Block number i has the `window` tokens from i × `step` on.
+    /// Tokens of the blocks. Block number i has the `window` tokens from token i × `step` on.
     Tokens {
         /// The tokens of all blocks.
         tokens: Span,
         /// Number of tokens from the first token of a block to the first token of the next block.
         step: usize,
-        /// Number of tokens that enter the hash of a block: more than the block's size if the engine looks ahead.
+        /// Number of tokens that enter the hash of a block: more than the block's size if hashes also cover tokens after their
+        /// block.
         window: usize,
     },
-    /// The block hash of each block, among the hashes of the batch.
+    /// Block hash of each block, as a span of the batch's list of hashes.
     BlockHashes(Span),
-    /// The event tells no content. Its names are the contract's own, may be known already, or belong to a group beside main
-    /// attention.
+    /// No content in the event. The event's names are the contract's own hashes, may be known already, or belong to a group of
+    /// layers beside main attention.
     Absent,
-    /// The number of tokens is not block size × number of blocks. That is normal for groups of layers that keep some blocks
-    /// only. Elsewhere it is a mistake.
+    /// Content whose number of tokens is not block size × number of blocks. That is normal for groups of layers that keep only
+    /// some blocks. In other groups it is a mistake of the engine.
     Misfit,
 }
 
@@ -158,7 +159,8 @@ pub struct EngineStored {
 }
 
 impl EngineStored {
-    /// Returns the event without its first `count` blocks. Only for events without objects, which are numbered by block.
+    /// Returns the event without its first `count` blocks. Only for events without objects, because objects refer to blocks by
+    /// their index.
     pub(crate) fn without_first(self, count: usize) -> Self {
         let rest =
             |span: Span, count: usize| Span::new(span.start.saturating_add(count).min(span.end), span.end);
@@ -188,8 +190,8 @@ pub struct EngineRemoved {
     pub tier: Option<Tier>,
     /// The group of layers that removes the blocks.
     pub group: Group,
-    /// For each block, the number of copies that are left; the numbers are among the hashes of the batch. `None` if the event
-    /// doesn't tell them.
+    /// Number of copies that are left of each block after the removal, as a span of the batch's list of hashes. `None` if the
+    /// event doesn't tell it.
     pub left: Option<Span>,
 }
 
@@ -248,17 +250,17 @@ pub struct EventNumber {
     pub id: u64,
 }
 
-/// The facts that a stream's events cannot tell, because their format has no field for them.
+/// Facts by which blocks differ, but which a stream's events cannot tell, because their format has no field for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
-    /// True if the salts of blocks are untold.
+    /// True if the events cannot tell the salts of blocks.
     pub salts: bool,
-    /// True if the names of blocks' adapters are untold.
+    /// True if the events cannot tell the names of blocks' adapters.
     pub adapters: bool,
 }
 
 impl Untold {
-    /// The facts that are untold by at least one of `self` and `other`.
+    /// Returns the facts that at least one of `self` and `other` marks as untold.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -275,7 +277,7 @@ pub struct PlacedDoubt {
     pub events_before: usize,
     /// The first reason for doubt at this place.
     pub reason: Reason,
-    /// The only tier in doubt, which is beyond the device; `None` if all tiers are in doubt.
+    /// The only tier in doubt: host, disk or remote storage. `None` if all tiers are in doubt.
     pub tier: Option<Tier>,
 }
 
@@ -306,7 +308,7 @@ pub struct EngineBatch {
     pub(crate) text: String,
 }
 
-/// Lengths of the lists before an event. If the event fails, everything that it has appended is taken back.
+/// Lengths of a batch's lists before an event is read. If the event can't be used, the lists are cut back to these lengths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     events: usize,
@@ -323,7 +325,8 @@ impl EngineBatch {
         &self.events
     }
 
-    /// The doubts that unread parts of the payload leave, in order. A clear that comes after a doubt ends it.
+    /// Returns the doubts about holders' blocks that remain because parts of the payload could not be read, in order. A clear
+    /// that comes after a doubt ends it.
     pub fn doubts(&self) -> &[PlacedDoubt] {
         &self.doubts
     }
@@ -420,7 +423,8 @@ impl EngineBatch {
         }
     }
 
-    /// Counts a part of the payload that is left out after the events so far. Begins a doubt at this place if `reason` degrades.
+    /// Counts a part of the payload that is left out after the events so far. If `reason` leaves the holder's state in doubt
+    /// ([`Reason::degrades`]), a doubt begins at this place.
     pub(crate) fn note(&mut self, reason: Reason) {
         self.reasons.count(reason);
         if reason.degrades() {
@@ -454,7 +458,7 @@ impl EngineBatch {
         }
     }
 
-    /// Appends an object of the block number `block` of its event.
+    /// Appends a multimodal object, which belongs to block number `block` of its event.
     pub(crate) fn push_object(&mut self, block: u32, hash: u64, identifier: Option<&str>) {
         let start = self.text.len();
         match identifier {
@@ -494,7 +498,7 @@ impl EngineBatch {
         Span::new(start, self.objects.len())
     }
 
-    /// Appends `count` tokens of `span`, from its token number `from` on.
+    /// Copies `count` tokens of `span` to the end of the list of tokens. The first is the span's token number `from`.
     pub(crate) fn extend_tokens_from(&mut self, span: Span, from: usize, count: usize) {
         let start = span.start + from;
         let end = (start + count).min(span.end);

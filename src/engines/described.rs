@@ -84,7 +84,7 @@ impl ModelInfo {
     }
 }
 
-/// The answer to `GetModelInfo` of a servicer of vLLM or SGLang.
+/// The answer to `GetModelInfo` of a servicer (gRPC front end) of vLLM or SGLang.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ServicedModel {
     /// The model as it was loaded.
@@ -95,7 +95,7 @@ pub struct ServicedModel {
     pub served_model_name: String,
 }
 
-/// The answer to `GetModelInfo` of a servicer of TokenSpeed.
+/// The answer to `GetModelInfo` of a servicer (gRPC front end) of TokenSpeed.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct TokenSpeedModel {
     /// The model as it was loaded.
@@ -106,7 +106,7 @@ pub struct TokenSpeedModel {
     pub served_model_name: String,
 }
 
-/// The answer to `GetModelInfo` of a servicer of TensorRT-LLM.
+/// The answer to `GetModelInfo` of a servicer (gRPC front end) of TensorRT-LLM.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct TensorRtModel {
     /// The name of the model.
@@ -114,7 +114,7 @@ pub struct TensorRtModel {
     pub model_id: String,
 }
 
-/// The answer to `GetServerInfo` of a servicer of vLLM.
+/// The answer to `GetServerInfo` of a servicer (gRPC front end) of vLLM.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct ServicedEngine {
     /// The number of data-parallel ranks; 0 if the server does not tell it.
@@ -125,7 +125,7 @@ pub struct ServicedEngine {
     pub block_size: i32,
 }
 
-/// The answer to `FlushCache` of a servicer.
+/// The answer to `FlushCache` of a servicer (gRPC front end).
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Flushed {
     /// Whether the cache was dropped.

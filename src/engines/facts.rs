@@ -23,10 +23,10 @@ pub enum GroupKind {
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,
-    /// Whether the events leave out a fact that decides how much a request can reuse. This holds for SGLang's events of a
-    /// model with windows or states, and for vLLM's with hits within blocks.
+    /// Whether the events leave out a fact that decides how much a request can reuse. This holds for SGLang's events of a model
+    /// with windows or states, and for vLLM's events if cache hits may end within a block.
     pub is_hybrid: bool,
-    /// Whether hits are one block shorter than the cached prefix. That is so for speculative decoding with EAGLE and a KV
+    /// Whether cache hits are one block shorter than the cached prefix. That is so for speculative decoding with EAGLE and a KV
     /// connector.
     pub has_eagle_drop: bool,
     /// Whether a KV connector loads main attention's blocks from tiers beyond the device even if other groups lack the blocks
@@ -35,7 +35,7 @@ pub struct GroupFacts {
 }
 
 impl GroupFacts {
-    /// Whether it is unknown how much a request can reuse, whatever the events tell.
+    /// Whether it is unknown how much of a cached prefix a request can reuse, whatever the events tell.
     pub fn hide_hits(&self) -> bool {
         self.is_hybrid || self.has_eagle_drop
     }

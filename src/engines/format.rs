@@ -8,9 +8,10 @@ worded! {
     /// The format of a publisher's payloads.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub enum Format {
-        /// vLLM's `EventBatch`, arrays and maps of every published length.
+        /// vLLM's `EventBatch`. Batches and events are encoded as arrays or maps, with every number of fields that a vLLM release
+        /// has used.
         Vllm => "vllm",
-        /// SGLang's `EventBatch`, which differs in media and salts.
+        /// SGLang's `EventBatch`, which differs from vLLM's in its salts and in its names of media (memories).
         Sglang => "sglang",
         /// Mooncake Store's batches of events.
         Mooncake => "mooncake",
@@ -24,13 +25,13 @@ worded! {
 }
 
 impl Format {
-    /// Whether each removal is of one copy of a block. In other formats the producer counts copies itself, and a removal
-    /// takes the block.
+    /// Whether each removal event removes one copy of a block. In other formats the producer counts copies itself, and a removal
+    /// event removes the whole block.
     pub fn counts_copies(self) -> bool {
         !matches!(self, Self::Mooncake | Self::Dynamo)
     }
 
-    /// Whether a KV connector reports the blocks beyond the device.
+    /// Whether a KV connector reports the blocks beyond the device, that is, on host, disk or remote storage.
     pub fn has_connector(self) -> bool {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }

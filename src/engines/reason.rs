@@ -26,15 +26,15 @@ worded! {
         /// A block comes under a new name, but its content is held already under another name. The engine knows of a difference
         /// that its events do not tell.
         HiddenKey => "hidden_key",
-        /// The parent is not held, so the position and the chain are unknown.
+        /// The parent is not held, so the blocks' positions and sequence hashes are unknown.
         UnknownParent => "unknown_parent",
         /// The salt of a block differs from its parent's.
         SaltConflict => "salt_conflict",
         /// The adapter of a block differs from its parent's.
         AdapterConflict => "adapter_conflict",
-        /// Content is needed to compute the chain, and the event has none.
+        /// The event has no content (tokens), but the blocks' sequence hashes must be computed from it.
         NoContent => "no_content",
-        /// A sampled name is not the contract's hash of its content, though the engine claims so.
+        /// A block's name, checked by sampling, is not the contract's hash of the block's content, though the engine claims so.
         ForeignChain => "foreign_chain",
         /// The table of names is full.
         TableFull => "table_full",
@@ -76,7 +76,7 @@ worded! {
         Placeholder => "placeholder",
         /// A block of an adapter that has a number, but no known name.
         UnnamedAdapter => "unnamed_adapter",
-        /// A removed block that was not held in that tier.
+        /// An event removes a block from a tier that did not hold it.
         NotHeld => "not_held",
         /// An event that changes nothing that is held.
         Ignored => "ignored",
@@ -84,8 +84,8 @@ worded! {
         NoRemovals => "no_removals",
         /// A clear that doesn't say whether it empties this tier, too.
         UnclearTier => "unclear_tier",
-        /// Blocks announced for an offload, in chunks. The event names only the last block of each chunk, and the number of
-        /// blocks in a chunk is unknown.
+        /// Blocks announced for an offload, in chunks of several blocks each. The event names only the last block of each chunk,
+        /// and the number of blocks in a chunk is unknown.
         UnknownChunk => "unknown_chunk",
         /// An object of a store that can't be matched to a block, or is only a part of a block.
         Unjoined => "unjoined",

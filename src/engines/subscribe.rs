@@ -164,7 +164,7 @@ struct KvCacheCleared {
     ownership: Option<String>,
 }
 
-/// `KvCacheLocality::REMOTE`.
+/// Number of the enum value `KvCacheLocality::REMOTE`, for blocks that lie elsewhere.
 const REMOTE: i32 = 2;
 
 impl KvEventFrame {
@@ -338,7 +338,7 @@ impl KvBlocksStored {
         if is_part { before } else { &self.blocks }
     }
 
-    /// Appends the block's objects. Like adapter and salt, objects tell blocks with the same tokens apart.
+    /// Appends the block's multimodal objects. Like adapter and salt, objects tell blocks with the same tokens apart.
     fn read_objects(&self, number: usize, block: &KvBlock, batch: &mut EngineBatch) {
         let block_number = u32::try_from(number).unwrap_or(u32::MAX);
         let start = batch.objects.len();
@@ -358,8 +358,8 @@ impl KvBlocksStored {
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }
 
-    /// Whether an extra key is no object, that is, whether it is empty or repeats the event's field for the adapter's name
-    /// or the salt.
+    /// Whether an extra key is empty, or repeats the event's field for the adapter's name or the salt. Such a key is no
+    /// multimodal object.
     fn is_namespace(&self, text: &str) -> bool {
         text.is_empty()
             || [&self.lora_name, &self.cache_salt]

@@ -38,7 +38,7 @@ enum DnsError {
 struct KnownServers(BTreeMap<String, (NewServer, u32)>);
 
 impl KnownServers {
-    /// Takes note of an answer, and returns all engines that are known.
+    /// Takes note of an answer of DNS, and returns all engines that are known.
     fn answered(&mut self, found: Vec<NewServer>) -> Vec<GivenEngine> {
         for (_, missed) in self.0.values_mut() {
             *missed += 1;

@@ -75,8 +75,8 @@ pub(super) async fn run(
     }
 }
 
-/// Reads the records. Returns the models' cards by their scopes, and writes the publishers to `known` by their keys. A
-/// publisher whose record cannot be read stays as it was.
+/// Reads the records. Returns the models' records ([`Card`]) by their scopes, and writes the publishers to `known` by their keys.
+/// A publisher whose record cannot be read stays as it was.
 async fn look(
     place: &DynamoPlace,
     known: &mut BTreeMap<String, Channel>,
@@ -146,7 +146,7 @@ fn engines<'a>(
     (engines.into_values().collect(), troubles.into_iter().collect())
 }
 
-/// Returns the name of a plane, its endpoint and its topic; `None` if the plane is on NATS and its NATS server is not given.
+/// Returns the name of an event plane, its endpoint and its topic; `None` if it is on NATS and its NATS server is not given.
 fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, String)> {
     match &channel.transport {
         PublisherTransport::Zmq(endpoint) => {
@@ -184,7 +184,7 @@ fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
     })
 }
 
-/// Reads a model's record. Returns its scope and its card; `None` if it is an adapter's record, or has another form.
+/// Reads a model's record. Returns its scope, and the model's [`Card`]; `None` if it is an adapter's record, or has another form.
 fn read_card(value: &[u8]) -> Option<(String, Card)> {
     #[derive(Deserialize)]
     struct Record {

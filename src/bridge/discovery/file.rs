@@ -31,7 +31,8 @@ enum EngineFileError {
     Spec(#[from] SpecError),
 }
 
-/// Mark by which versions of a file are told apart. A changed or replaced file has another mark.
+/// Mark (path, device, inode, size, time of change) by which versions of a file are told apart. A changed or replaced file has
+/// another mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileMark {
     path: PathBuf,
@@ -42,7 +43,8 @@ struct FileMark {
 }
 
 impl FileMark {
-    /// Makes the mark of a regular file. Whoever reads a pipe waits for its writer, and nobody would see the bridge's end.
+    /// Makes the [`FileMark`] of a regular file, by which changes of the file are noticed. Other files are refused: for example,
+    /// reading a pipe waits for a writer, and the bridge could not end meanwhile.
     fn new(path: PathBuf, metadata: &Metadata) -> Result<Self, EngineFileError> {
         if !metadata.is_file() {
             return Err(EngineFileError::Irregular { path });
@@ -85,11 +87,11 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
     }
 }
 
-/// Result of a look: the marks of the files and their engines. The marks are `None` if a file is so new that it may change
-/// without a new mark.
+/// Result of reading all files: their marks ([`FileMark`]) and their engines. The marks are `None` if a file is so new that it
+/// may change without a new mark.
 type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
-/// Reads the engines of all files; `None` if the files' marks are the same as `seen`.
+/// Reads the engines of all files; `None` if no file has changed, that is, if the files' marks are the same as `seen`.
 fn look(
     path: &Path,
     defaults: &EngineDefaults,

@@ -52,7 +52,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 pub struct DiscoverOptions {
     /// Pause between two questions to DNS.
     pub dns_interval: Duration,
-    /// Pause between two looks at files, and at records of Dynamo.
+    /// Pause between two checks whether files, or records of Dynamo, have changed.
     pub file_interval: Duration,
 }
 

@@ -21,7 +21,7 @@ pub struct SourceState {
     pub source: String,
     /// Number of engines that the source knows.
     pub engines: usize,
-    /// Error that keeps the source from looking; `None` if it can look.
+    /// Error that keeps the source from looking for engines; `None` if it can look.
     pub last_error: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl Reports {
         });
     }
 
-    /// Reports that the source cannot look just now. The engines that it has known stay.
+    /// Reports that the source cannot look for engines just now. The engines that it has known stay.
     pub(super) fn fail(&self, error: &dyn Display) {
         self.metrics.discovery_failures.get(self.kind).increment(1);
         self.set_trouble(Some(format!("{error}")));

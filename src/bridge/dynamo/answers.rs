@@ -42,7 +42,7 @@ pub(in super::super) enum AnswerError {
         /// Number of the last event in the answer before.
         known: u64,
     },
-    /// Each dump was outdated when the next answer came.
+    /// Each answer with the worker's whole state was outdated when the next answer came.
     #[error("the worker stores faster than it can be asked")]
     TooFast,
 }

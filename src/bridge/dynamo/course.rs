@@ -31,7 +31,7 @@ const DUMP_INTERVALS_MAX: u32 = 60;
 pub(super) struct Pace {
     /// Pause after a worker's message before the worker is asked whether it has sent more.
     interval: Duration,
-    /// Time from the last sign of life until a worker that does not answer is out of sight.
+    /// Time from the last sign of life until a worker that does not answer counts as out of sight (perhaps dead).
     pub(super) silent_after: Duration,
     /// Backoff between questions, for as long as no useful answer comes.
     backoff: Backoff,
@@ -90,7 +90,7 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Makes the course of a worker of which nothing is known.
+    /// Makes the course of a worker, none of whose events are known yet.
     pub(super) fn new(record: SourceRecord) -> Self {
         let now = Instant::now();
         Self {

@@ -27,13 +27,13 @@ use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
 use super::{MessageOrder, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
-/// Maximum size of the waiting messages of all workers of a plane together, in bytes. Further messages are dropped, and
-/// asked for again.
+/// Maximum size of the messages of an event plane's workers that wait for earlier events, in bytes. Further messages are dropped,
+/// and asked for again.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of publishers that are remembered as gone. Messages that still come from them are left out.
 const GONE_MAX: usize = 4096;
 
-/// Address of an event plane, by which the records of its publishers are recognized.
+/// Address of an event plane (a source of events), by which the records of its publishers are recognized.
 #[derive(Debug, Clone)]
 pub(in super::super) struct PlaneAddress {
     pub(in super::super) endpoint: String,
@@ -63,7 +63,7 @@ pub(in super::super) struct WorkerQuestion {
     look: PendingLook,
 }
 
-/// Workers that can be asked, by their publishers.
+/// Courses of the workers that can be asked, by their publishers. A course says how far a worker's events are known.
 pub(super) struct Courses {
     address: PlaneAddress,
     pace: Pace,
@@ -156,12 +156,13 @@ impl Courses {
 }
 
 impl PlaneEvents {
-    /// Notes that the subscription is made. Even without a message, the connection counts as heard from `settled_at` on.
+    /// Notes that the subscription is made. Even without a message, the connection counts as heard (as one that brings messages)
+    /// from `settled_at` on.
     pub(in super::super) fn connected(&mut self, settled_at: Option<Instant>) {
         self.courses.settled_at = settled_at.unwrap_or_else(|| self.courses.pace.settled_at());
     }
 
-    /// Takes over the records of discovery, and applies them once a look has succeeded.
+    /// Takes over the records of discovery, and applies them once they have been read without an error.
     pub(in super::super) async fn take_records(
         &mut self,
         records: Arc<Records>,
@@ -199,8 +200,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Ends the course of a worker, so that the worker is no longer asked. Either its record is gone, and so is the worker,
-    /// or nobody knows any more which publisher reports it.
+    /// Ends the course of a worker, which says how far its events are known. The worker is then no longer asked. Either its
+    /// record is gone, and so is the worker, or nobody knows any more which publisher reports it.
     async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
         drop(self.courses.take_waiting(publisher));
         let Some(course) = self.courses.all.remove(&publisher) else {
@@ -279,9 +280,9 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either the message or the
-    /// record may be outdated. So the worker's holder goes out of sight, and the message is left out. Returns whether there is
-    /// such a record.
+    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either the message or the record
+    /// may be outdated. So the worker's holder goes out of sight (its events may be missing), and the message is left out.
+    /// Returns whether there is such a record.
     pub(super) async fn contradict_course(
         &mut self,
         worker: &WorkerName,
@@ -299,7 +300,8 @@ impl PlaneEvents {
         Ok(true)
     }
 
-    /// Puts all workers out of sight until they are asked, because an unreadable message may have been about any of them.
+    /// Puts all workers out of sight (their events may be missing) until they are asked, because an unreadable message may have
+    /// been about any of them.
     pub(super) async fn doubt_courses(&mut self) -> Result<(), PublisherError> {
         for course in self.courses.all.values_mut() {
             course.break_off(false);

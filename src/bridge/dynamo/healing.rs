@@ -19,7 +19,7 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// News for a plane that does not come over its subscription: changed records, or an answer of a worker.
+/// News for an event plane that does not come over its subscription: changed records, or an answer of a worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.
     Records(Arc<Records>),
@@ -33,7 +33,7 @@ pub(in super::super) struct Answered {
     answer: Result<Caught, AnswerError>,
 }
 
-/// Open questions of one connection to a plane. Dropping the value ends them.
+/// Open questions to the workers of one event plane, for one connection. Dropping the value ends them.
 pub(in super::super) struct Healing {
     /// Records of discovery; `None` if no discovery is given, so that no worker can be asked.
     records: Option<watch::Receiver<Arc<Records>>>,
@@ -42,7 +42,7 @@ pub(in super::super) struct Healing {
 }
 
 impl Healing {
-    /// Makes a set without open questions. `nats` reaches workers whose request plane is NATS.
+    /// Makes a value without open questions. `nats` reaches workers whose request plane is NATS.
     pub(in super::super) fn new(
         mut records: Option<watch::Receiver<Arc<Records>>>,
         nats: Client,
@@ -59,7 +59,7 @@ impl Healing {
         }
     }
 
-    /// Waits for news. No news is lost if the wait is dropped.
+    /// Waits for changed records of discovery, or for a worker's answer. Nothing is lost if the wait is dropped.
     pub(in super::super) async fn news(&mut self) -> News {
         let changed = async {
             if let Some(records) = &mut self.records
@@ -76,7 +76,7 @@ impl Healing {
         }
     }
 
-    /// Applies news to the plane's `events`.
+    /// Applies changed records or a worker's answer to the `events` of the event plane.
     pub(in super::super) async fn take(
         &self,
         news: News,

@@ -128,7 +128,7 @@ impl Publisher {
     }
 }
 
-/// Reports the events of a plane to daemons.
+/// Reports the events of an event plane to daemons.
 pub(super) struct PlaneEvents {
     holders: Holders,
     decoder: Decoder,
@@ -149,8 +149,8 @@ impl PlaneEvents {
         }
     }
 
-    /// Puts all holders out of sight, because the connection broke. Each publisher's next message shows whether something
-    /// was missed.
+    /// Puts all holders out of sight (events may be missing), because the connection broke. Each publisher's next message shows
+    /// whether something was missed.
     async fn lost(&mut self) -> Result<(), PublisherError> {
         for publisher in self.publishers.values_mut() {
             publisher.is_heard = false;

@@ -128,7 +128,7 @@ impl PlaneEvents {
         }
     }
 
-    /// Takes in one event of the plane's task: a message, news of discovery, or a tick.
+    /// Takes in what woke the event plane's task: a message, changed records or a worker's answer, or a tick of the timer.
     async fn hear(
         &mut self,
         heard: PlaneEvent,
@@ -146,7 +146,7 @@ impl PlaneEvents {
         }
     }
 
-    /// Notes how the plane is followed. An exact holder stays exact when only questions fail.
+    /// Notes the progress of following the event plane. An exact holder stays exact when only questions to workers fail.
     fn note_followed(&self, task: &SourceTask) {
         let in_doubt = self.holders.trouble();
         let trouble = self.trouble().or_else(|| in_doubt.clone());
@@ -154,13 +154,13 @@ impl PlaneEvents {
     }
 }
 
-/// Event that wakes the task of a plane.
+/// Event that wakes the task of an event plane.
 enum PlaneEvent {
     /// A message has come.
     Message(Bytes),
-    /// An answer or a record has come.
+    /// A worker has answered, or discovery's records have changed.
     News(News),
-    /// A tick: nothing waits to be read.
+    /// A tick of the timer, at which no message waits to be read.
     Nothing,
 }
 

@@ -96,8 +96,8 @@ impl Asker {
         }
     }
 
-    /// Asks a worker for its events from event `start` on, and returns the answer as JSON. Without `start`, asks for
-    /// everything. A large answer takes the `room`.
+    /// Asks a worker for its events from event `start` on, and returns the answer as JSON. Without `start`, asks for everything.
+    /// A large answer needs the permit `room`.
     pub(super) async fn ask(
         &self,
         record: &SourceRecord,

@@ -45,7 +45,7 @@ impl Set {
 pub(super) struct Given(BTreeMap<String, Set>);
 
 impl Given {
-    /// Whether a given engine has an endpoint on `host`.
+    /// Whether an engine that flags, files or discovery gave has an endpoint on `host`.
     pub(super) fn has_host(&self, host: &str) -> bool {
         let mut endpoints = self.0.values().flat_map(Set::endpoints);
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))

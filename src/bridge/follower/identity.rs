@@ -28,7 +28,8 @@ pub(super) enum Identity {
 }
 
 impl Follower {
-    /// Notes that the engine has been out of sight for `silence`. That is too long for another process to count as the engine.
+    /// Notes that the engine has been out of sight (silent, or with batches missing) for `silence`. That is too long for another
+    /// process to count as the engine.
     pub(crate) fn was_long_silent(&mut self, silence: Duration) {
         if self.continuity.last().is_some() {
             self.identity = Identity::LongSilent(silence);
@@ -56,8 +57,8 @@ impl Follower {
         Ok(self.relay.restart(doubt).await?)
     }
 
-    /// Settles which process answers at the sockets, once the process has told its content. A stranger is in doubt, even if
-    /// it has cleared before.
+    /// Settles which process answers at the sockets, once the process has told its content. A process that does not count as the
+    /// engine (a stranger) is in doubt, even if it has cleared before.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
         let settled = std::mem::replace(&mut self.identity, Identity::Known);
         let Identity::Stranger(silence) = settled else {

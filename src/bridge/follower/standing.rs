@@ -27,12 +27,12 @@
 
 use std::time::{Duration, Instant};
 
-/// Verdict on the batches of a connection so far.
+/// Verdict on the batches of a connection so far: whether they continue the applied batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
     /// The batches may be those of another process, as after each reconnect.
     Unverified,
-    /// The batches continue the applied batches.
+    /// The connection's batches continue the applied batches.
     Verified,
     /// Verified, and the replay socket has given the same bytes as the connection for the same number.
     Proven,
@@ -120,7 +120,7 @@ impl ReplayState {
         }
     }
 
-    /// Whether the socket is believed.
+    /// Whether the replay socket's answers are believed.
     pub(super) fn is_believed(&self) -> bool {
         *self == Self::Believed
     }
@@ -157,9 +157,9 @@ impl ReplayState {
 pub(super) enum Hearing {
     /// The last batch was published on the connection.
     Heard,
-    /// Since this time, looks have found batches at the replay socket that were not published on the connection.
+    /// Since this time, checks (looks) have found batches at the replay socket that were not published on the connection.
     Since(Instant),
-    /// For too long, looks have found batches at the replay socket that were not published on the connection.
+    /// For too long, checks (looks) have found batches at the replay socket that were not published on the connection.
     Unheard,
 }
 

@@ -124,7 +124,7 @@ impl Follower {
         }
     }
 
-    /// Takes everything from a replay socket that agrees with the connection, as from a new process.
+    /// Takes all batches from a replay socket that agrees with the connection, as if they came from a new process.
     async fn take_all(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
         self.short_replay = None;

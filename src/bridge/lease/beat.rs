@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Version of a beat's form; raised with each change of the form.
+/// Version of the form of a beat ([`LeaseBeat`]); raised with each change of the form.
 const VERSION: u8 = 1;
-/// Maximum number of holders in one beat.
+/// Maximum number of holders in one beat ([`LeaseBeat`]).
 pub(super) const HOLDERS_MAX: usize = 16_384;
-/// Maximum size of a beat, in bytes: more than [`HOLDERS_MAX`] holders need.
+/// Maximum size of a beat ([`LeaseBeat`]), in bytes: more than [`HOLDERS_MAX`] holders need.
 const BYTES_MAX: usize = HOLDERS_MAX * 24 + 64;
 
-/// Entry of one holder in a beat.
+/// Entry of one holder in a beat, the message by which a bridge tells others for which holders it speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FollowedHolder {
     /// Hash of the holder's name.
@@ -20,7 +20,7 @@ pub(super) struct FollowedHolder {
     pub(super) epoch: Option<u64>,
 }
 
-/// A beat of one bridge.
+/// A beat: message by which a bridge tells others for which holders it speaks, and how well it sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LeaseBeat {
     version: u8,

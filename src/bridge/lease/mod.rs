@@ -30,7 +30,7 @@ use table::LeaseTable;
 
 pub use table::Times;
 
-/// Pause between two decisions from the beats that were heard.
+/// Pause between two decisions from the beats (short messages of bridges) that were heard.
 const LOOK: Duration = Duration::from_millis(25);
 /// Pause before the next attempt to subscribe, after one failed.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ pub(super) enum Sight {
     Whole = 2,
 }
 
-/// A bridge's part of the lease. Clones share it.
+/// A bridge's part of the lease, which decides which bridge reports which holder. Clones share it.
 #[derive(Clone)]
 pub(super) struct Lease {
     table: Arc<Mutex<LeaseTable>>,
@@ -81,7 +81,7 @@ impl Turns {
         Self(None)
     }
 
-    /// Waits until it is the bridge's turn.
+    /// Waits until it is the bridge's turn to report the holder to daemons.
     pub(super) async fn begin(&mut self) {
         if let Some(turn) = &mut self.0
             && turn.wait_for(Option::is_some).await.is_err()
@@ -90,7 +90,7 @@ impl Turns {
         }
     }
 
-    /// Waits until the turn that has begun ends.
+    /// Waits until the turn that has begun ends, so that the bridge no longer reports the holder.
     pub(super) async fn end(&mut self) {
         let changed = match &mut self.0 {
             Some(turn) => turn.changed().await.is_ok(),
@@ -133,7 +133,8 @@ impl Lease {
         }
     }
 
-    /// Returns the share of a holder and the voice for its publisher; `None` if the lease has too many holders.
+    /// Returns the holder's entry in the lease (its share), and the voice, which tells its publisher when to speak. `None` if the
+    /// lease has too many holders.
     pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(LeaseShare, Voice)> {
         let PublishedHolder {
             namespace,
@@ -152,8 +153,8 @@ impl Lease {
         Some((share, voice))
     }
 
-    /// Begins to send beats on `subject`, until `stop`. The last beat then tells the other bridges for which holders this
-    /// bridge no longer speaks.
+    /// Begins to send beats, which tell the bridge's claims to other bridges, on `subject`, until `stop`. The last beat then
+    /// tells the other bridges for which holders this bridge no longer speaks.
     pub(super) fn start(
         &self,
         nats: Client,
@@ -193,7 +194,8 @@ impl LeaseTask {
         let _ = self.nats.flush().await;
     }
 
-    /// Sends and receives beats, until the task is stopped or the subscription ends.
+    /// Exchanges beats with the other bridges, which tell who reports which holder. Ends when the task is stopped or the
+    /// subscription ends.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -27,22 +27,22 @@ use super::beat::{FollowedHolder, HOLDERS_MAX, LeaseBeat};
 
 /// Maximum number of other bridges of a group that the table holds.
 const PEERS_MAX: usize = 64;
-/// Maximum number of own beats whose return over NATS is awaited.
+/// Maximum number of own beats (messages to the group) whose return over NATS is awaited.
 const SENT_MAX: usize = 64;
 
 /// Times of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Time between two beats.
+    /// Time between two beats, by which a bridge tells the others for which holders it speaks.
     pub beat: Duration,
-    /// Time for which a bridge may speak, from the sending of its last beat that came back over NATS.
+    /// Time for which a bridge may speak (report holders to daemons), from the sending of its last beat that came back over NATS.
     pub term: Duration,
-    /// Time for which a beat that was heard keeps other bridges from speaking.
+    /// Time for which a beat of a bridge that speaks (reports a holder) keeps other bridges from speaking.
     pub silence: Duration,
     /// Time for which the bridge that spoke last listens before it speaks again, if it was cut off. In that time it hears two
     /// beats of a bridge that speaks, so that bridges which come back together do not begin together.
     pub listen: Duration,
-    /// Extra time that a bridge waits for each bridge that comes before it in the order of speaking.
+    /// Extra time that a bridge waits for each bridge that comes before it in the order in which bridges may take over a holder.
     pub step: Duration,
     /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder gives way
     /// to it.
@@ -74,7 +74,7 @@ struct Own {
     heard_epoch: u64,
     /// Whether this bridge was the last that is known to have spoken for the holder.
     spoke_last: bool,
-    /// Start of the time in which no bridge is known to speak for the holder; `None` if one speaks.
+    /// Start of the time in which no bridge is known to report the holder to daemons; `None` if one does.
     free_since: Option<Instant>,
     /// Start of the time in which another bridge has seen the holder better than this bridge, which speaks for the holder.
     /// `None` if no other bridge sees the holder better.
@@ -94,7 +94,7 @@ impl Own {
     }
 }
 
-/// Last beat of another bridge, reduced to the holders that this bridge follows.
+/// Last beat (message about its holders) of another bridge, reduced to the holders that this bridge follows.
 struct PeerBridge {
     heard: Instant,
     holders: HashMap<u64, FollowedHolder>,
@@ -107,7 +107,7 @@ pub(super) struct Decided {
     pub(super) begun: usize,
     /// Number of holders that the bridge no longer reports to daemons.
     pub(super) ended: usize,
-    /// Whether the bridge's own term is over, so that it no longer speaks for any holder.
+    /// Whether the time for which the bridge may speak is over, so that it no longer reports any holder.
     pub(super) has_lapsed: bool,
 }
 
@@ -118,11 +118,12 @@ pub(super) struct LeaseTable {
     term: Term,
     own: BTreeMap<u64, Own>,
     peers: HashMap<u64, PeerBridge>,
-    /// Own beats that have not come back over NATS: number and time of sending.
+    /// Own beats (messages to the group) that have not come back over NATS: number and time of sending.
     sent: VecDeque<(u64, Instant)>,
     beats: u64,
     shares: u64,
-    /// Start of the time in which own beats come back without a break; `None` if they do not come back.
+    /// Start of the time in which the bridge's own messages (beats) come back over NATS without a break; `None` if they do not
+    /// come back.
     listening_since: Option<Instant>,
     /// Whether a change has to be sent to the other bridges immediately.
     is_news: bool,
@@ -144,8 +145,8 @@ impl LeaseTable {
         }
     }
 
-    /// Begins to follow a holder. Returns its number, its voice, and the cell that notes how well the holder is seen; `None`
-    /// if the table has too many holders.
+    /// Begins to follow a holder. Returns the number of its entry, the voice that tells its publisher when to speak, and the cell
+    /// that notes how well the holder is seen; `None` if the table has too many holders.
     pub(super) fn add(&mut self, holder: u64, now: Instant) -> Option<(u64, Voice, Arc<AtomicU8>)> {
         if self.own.len() >= HOLDERS_MAX && !self.own.contains_key(&holder) {
             return None;
@@ -173,7 +174,7 @@ impl LeaseTable {
         Some((self.shares, voice, sight))
     }
 
-    /// Stops following a holder, so that another bridge may speak for it immediately.
+    /// Stops following a holder, so that another bridge may report it to daemons immediately.
     pub(super) fn remove(&mut self, holder: u64, number: u64) {
         if self.own.get(&holder).is_some_and(|own| own.number == number) {
             // The publisher may end later than this call; until then it is silent.
@@ -184,7 +185,7 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the next beat, which the caller sends now.
+    /// Returns the next beat (message to the other bridges), which the caller sends now.
     pub(super) fn beat(&mut self, now: Instant) -> LeaseBeat {
         self.is_news = false;
         self.beats += 1;
@@ -200,7 +201,7 @@ impl LeaseTable {
         LeaseBeat::new(self.bridge, self.beats, self.own.iter().map(followed).collect())
     }
 
-    /// Takes in a beat that was heard, whether another bridge or this bridge has sent it.
+    /// Takes in a beat (message about the holders that a bridge speaks for), whether another bridge or this bridge has sent it.
     pub(super) fn heard(&mut self, beat: LeaseBeat, now: Instant) {
         if beat.bridge == self.bridge {
             return self.heard_own(beat.number, now);
@@ -291,14 +292,14 @@ impl LeaseTable {
     }
 }
 
-/// Claims of the other bridges that are alive, about one holder.
+/// Beats of the other living bridges, reduced to what they say of one holder.
 #[derive(Debug, Default)]
 struct Others {
-    /// Highest epoch in which another bridge speaks, and that bridge's number; `None` if no other speaks.
+    /// Highest epoch in which another bridge reports the holder, and that bridge's number; `None` if no other bridge reports it.
     claim: Option<(u64, u64)>,
     /// How well the holder is seen by the bridge that sees it best.
     sight_max: u8,
-    /// Number of bridges that come before this one in the order of speaking.
+    /// Number of bridges that come before this one in the order in which bridges may take over the holder.
     before: u32,
 }
 

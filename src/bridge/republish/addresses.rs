@@ -186,7 +186,7 @@ impl Addresses {
         self.range.as_ref()
     }
 
-    /// Assigns the next pair to an engine, unless it has one.
+    /// Assigns the next pair of ports to an engine, unless it has one.
     pub(super) fn assign(&mut self, instance: &str, rank: Rank) {
         let key = (instance.to_owned(), rank);
         let place = self.assigned.len();

@@ -6,10 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of places in a table, so that the table fits into one message.
+/// Maximum number of places (pairs of ports) in a table, so that the table fits into one message.
 pub(super) const PLACES_MAX: usize = 1024;
 
-/// A place that was given to an engine.
+/// A place, that is, a pair of ports from the range, that was given to an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct PortPlace {
     engine: String,
@@ -17,7 +17,7 @@ struct PortPlace {
     given: u64,
 }
 
-/// Table of the places that were given to engines.
+/// Table of the places (pairs of ports) that were given to engines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct PortPlaces {
     /// The given places, by their numbers from 0 on.
@@ -27,18 +27,18 @@ pub(in super::super) struct PortPlaces {
 }
 
 impl PortPlaces {
-    /// Returns the place of an engine; `None` if it has none.
+    /// Returns the number of an engine's place (pair of ports); `None` if it has none.
     pub(super) fn of(&self, engine: &str) -> Option<usize> {
         self.places.iter().position(|place| place.engine == engine)
     }
 
-    /// Returns whether this place belongs to the engine.
+    /// Returns whether this place (pair of ports) belongs to the engine.
     pub(super) fn is_of(&self, place: usize, engine: &str) -> bool {
         self.places.get(place).is_some_and(|place| place.engine == engine)
     }
 
-    /// Returns the place of an engine, and gives it one of `count` places if it has none. `None` if all places belong to
-    /// engines for which `is_known` holds.
+    /// Returns the number of an engine's place (pair of ports), and gives it one of `count` places if it has none. `None` if all
+    /// places belong to engines for which `is_known` holds.
     pub(in super::super) fn give(
         &mut self,
         engine: &str,

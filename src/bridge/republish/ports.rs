@@ -14,13 +14,14 @@ use super::addresses::{PortRange, SocketPair};
 use super::places::PortPlaces;
 use crate::state::{KeptPlaces, PlacesError};
 
-/// Pause before a table that is out of reach is asked again.
+/// Pause before a table of ports that is out of reach is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// An engine that is followed and has its ports from the range.
 #[derive(Debug, Default)]
 struct PortUserState {
-    /// Number of taps that the engine has. An engine that begins anew may have two taps for a moment.
+    /// Number of taps, each of which passes the engine's events to routers. An engine that begins anew may have two taps for a
+    /// moment.
     taps: usize,
     /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
     trouble: Option<String>,
@@ -30,13 +31,13 @@ struct PortUserState {
 pub(super) struct Ports {
     range: PortRange,
     kept: KeptPlaces,
-    /// Last known table, with its revision.
+    /// Last known table of the engines' places (pairs of ports), with its revision.
     places: watch::Sender<(u64, PortPlaces)>,
     /// Engines that are followed. Their places are not given to others.
     known: Mutex<BTreeMap<String, PortUserState>>,
     /// Signal that an engine is not followed any more.
     freed: Notify,
-    /// Lock that a task holds while it changes the table.
+    /// Lock that a task holds while it changes the table of ports.
     changing: tokio::sync::Mutex<()>,
     metrics: Arc<BridgeMetrics>,
 }
@@ -97,7 +98,7 @@ impl Ports {
         }
     }
 
-    /// Takes in the table as another bridge has written it.
+    /// Takes in the table of ports as another bridge has written it.
     pub(super) fn heard(&self, revision: u64, places: PortPlaces) {
         self.places.send_if_modified(|known| {
             let is_news = revision > known.0;
@@ -125,8 +126,8 @@ impl Ports {
         self.metrics.republish_without_ports.set(without as f64);
     }
 
-    /// Gives the engine a place in the table, which is written before this returns. `None` if all places belong to engines
-    /// that are followed.
+    /// Gives the engine a place (pair of ports) in the table, which is written before this returns. `None` if all places belong
+    /// to engines that are followed.
     async fn give(&self, engine: &str) -> Result<Option<usize>, PlacesError> {
         let _changing = self.changing.lock().await;
         if let Some(own) = self.places.borrow().1.of(engine)
@@ -146,7 +147,7 @@ impl Ports {
 }
 
 impl PortUser {
-    /// Waits until the engine has sockets. Returns the number of its place, and the sockets.
+    /// Waits until the engine has sockets. Returns the number of its place (pair of ports), and the sockets.
     pub(super) async fn take(&self) -> (usize, SocketPair) {
         let Ports { range, freed, .. } = &*self.ports;
         loop {
@@ -178,7 +179,7 @@ impl PortUser {
         }
     }
 
-    /// Waits until the place is another engine's.
+    /// Waits until the place (pair of ports) with this number belongs to another engine.
     pub(super) async fn lost(&self, place: usize) {
         let mut places = self.ports.places.subscribe();
         let is_lost = |(_, places): &(u64, PortPlaces)| !places.is_of(place, &self.engine);

@@ -27,7 +27,7 @@ const WAITING_BYTES_MAX: usize = 32 << 20;
 const MESSAGE_OVERHEAD_BYTES: usize = 64;
 /// Minimum time between two states that are written for replays. Clients that ask in between share the next state.
 const STATE_INTERVAL: Duration = Duration::from_millis(50);
-/// Time out of sight after which an engine's blocks are in doubt.
+/// Time after which an engine's blocks are in doubt, if the engine is not known to live or its events may be missing.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
 
 /// Messages that wait for a subscriber.
@@ -79,7 +79,7 @@ struct SubscribedMirror {
     written_at: Option<Instant>,
     /// Number of states that have been written.
     written: u64,
-    /// Time since which the engine is out of sight; `None` while it is in sight.
+    /// Time since which the engine is out of sight; `None` while it is in sight, that is, alive with all of its events known.
     unseen_since: Option<Instant>,
 }
 
@@ -168,7 +168,7 @@ impl Stream {
         }
     }
 
-    /// Begins the numbers anew, so that every subscriber asks for everything.
+    /// Begins the numbers of the batches anew, so that every subscriber asks for all blocks.
     fn begin_anew(&self, inner: &mut SubscribedMirror) {
         inner.number = FIRST;
         for message in self.beginning(FIRST) {
@@ -319,7 +319,7 @@ impl Tap {
             .translate(translator, batch, output);
     }
 
-    /// Returns all blocks, for the next process.
+    /// Returns all blocks in saved form, from which the next bridge process starts.
     pub(in super::super) fn save(&self) -> SavedMirror {
         self.stream.inner.lock().mirror.save()
     }

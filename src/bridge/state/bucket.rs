@@ -61,7 +61,7 @@ pub(super) struct Stores {
 pub(super) struct Bucket {
     name: String,
     set: String,
-    /// Name of the bridge or of the group of bridges that has the set.
+    /// Name of the bridge, or of the group of bridges, that owns the set of files.
     owner: String,
     runtime: Handle,
     stores: watch::Sender<Option<Stores>>,
@@ -80,8 +80,8 @@ impl fmt::Debug for Bucket {
 }
 
 impl Bucket {
-    /// Makes the set `set` of the bucket `name` for `owner`. Asks JetStream nothing yet. Its blocking calls need the current
-    /// runtime.
+    /// Makes the set of files `set` in the bucket `name` for `owner`. Asks JetStream nothing yet. Its blocking calls need the
+    /// current runtime.
     pub(super) fn new(name: String, set: String, owner: String) -> Self {
         Self {
             name,
@@ -99,7 +99,7 @@ impl Bucket {
         format!("{self:?}").into()
     }
 
-    /// Returns the prefix of the set's keys.
+    /// Returns the prefix of the JetStream keys that belong to this set of files.
     pub(super) fn prefix(&self) -> String {
         format!("{}.", self.set)
     }
@@ -108,7 +108,7 @@ impl Bucket {
         format!("{}.owner", self.set)
     }
 
-    /// Opens the buckets, and makes those that are missing. The first call takes the set from its present owner.
+    /// Opens the buckets, and makes those that are missing. The first call takes the set of files from its present owner.
     pub(super) async fn open(&self, jetstream: &Context) -> io::Result<Stores> {
         let name = &self.name;
         let objects = match jetstream.get_object_store(name).await {
@@ -154,7 +154,7 @@ impl Bucket {
         owner == self.owner.as_bytes()
     }
 
-    /// Returns the error for a bridge that no longer owns the set; `owner` is the set's new owner.
+    /// Returns the error for a bridge that no longer owns the set of files; `owner` is the set's new owner.
     pub(super) fn fenced(&self, owner: &[u8]) -> io::Error {
         let owner = shown(&String::from_utf8_lossy(owner));
         io::Error::other(format!(
@@ -162,7 +162,8 @@ impl Bucket {
         ))
     }
 
-    /// Returns the name of the set's owner, if it is another one; `None` if the set belongs to this bridge or its group.
+    /// Returns the name of the set's owner, if that is another bridge or group. `None` if the set of files belongs to this bridge
+    /// or its group.
     pub(super) async fn other_owner(&self, keys: &Store) -> io::Result<Option<Bytes>> {
         let owner = keys.get(self.owner_key()).await.map_err(io::Error::other)?;
         if owner.is_none() {
@@ -172,7 +173,7 @@ impl Bucket {
         Ok(owner.filter(|owner| !self.is_own(owner)))
     }
 
-    /// Fails if another owner has the set.
+    /// Fails if another owner has the set of files.
     pub(super) async fn check_owner(&self, keys: &Store) -> io::Result<()> {
         match self.other_owner(keys).await? {
             Some(owner) => Err(self.fenced(&owner)),

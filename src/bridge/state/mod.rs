@@ -55,7 +55,7 @@ const ENGINE_SUFFIX: &str = ".engine";
 const TEMPORARY_PREFIX: &str = ".new-";
 /// Age after which an engine's file that was not written again is removed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Default name of the set in JetStream, if neither the set nor a lease is named.
+/// Default name of the bridge's set of files in JetStream, if neither the set nor a lease is named.
 const DEFAULT_SET: &str = "bridge";
 /// Maximum size that a name of a block takes in a file, in bytes, approximately.
 const NAME_BYTES_MAX: u64 = 160;
@@ -81,7 +81,7 @@ pub enum StateError {
         /// Name that the other bridge gives itself.
         owner: String,
     },
-    /// The lease's name cannot be the name of a set.
+    /// The lease's name cannot be the name of a set of files in JetStream.
     #[error(transparent)]
     Place(#[from] PlaceError),
 }

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Beginning of a place in JetStream.
+/// Prefix of a text that names a place in JetStream.
 const NATS: &str = "nats:";
 
 /// Place where a bridge keeps its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatePlace {
-    /// A directory of only this bridge.
+    /// A directory that only this bridge uses.
     Directory(PathBuf),
     /// Buckets of JetStream.
     Bucket {

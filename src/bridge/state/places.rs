@@ -24,18 +24,18 @@ const BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of attempts to write a table that other bridges write at the same time.
 const ATTEMPTS_MAX: usize = 32;
 
-/// Error that keeps the table from being changed for now.
+/// Error that keeps the table of ports from being changed for now.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum PlacesError {
-    /// JetStream cannot be asked, or another bridge has the set.
+    /// JetStream cannot be asked, or another bridge has the set of files.
     #[error("the table of ports in JetStream: {0}")]
     Io(#[from] io::Error),
-    /// Other bridges wrote the table at each attempt.
+    /// Other bridges wrote the table of ports at each attempt.
     #[error("the table of ports in JetStream changes all the time")]
     Busy,
 }
 
-/// Storage of the table.
+/// Storage of the table of the ports that engines have.
 #[derive(Debug, Clone)]
 pub(in super::super) struct KeptPlaces(PlacesStorage);
 
@@ -47,7 +47,7 @@ enum PlacesStorage {
 }
 
 impl KeptPlaces {
-    /// Returns the table's place for a bridge with this state.
+    /// Returns the storage of the table of ports, for a bridge with this state.
     pub(in super::super) fn of(state: Option<&StateDirectory>) -> Self {
         Self(match state {
             None => PlacesStorage::Memory,
@@ -58,7 +58,7 @@ impl KeptPlaces {
         })
     }
 
-    /// Returns the table that an earlier bridge has left in a file; an empty table if there is none that can be used.
+    /// Returns the table of ports that an earlier bridge has left in a file; an empty table if there is none that can be used.
     pub(in super::super) fn read(&self) -> PortPlaces {
         let PlacesStorage::File(directory) = &self.0 else {
             return PortPlaces::default();
@@ -102,12 +102,12 @@ impl KeptPlaces {
     }
 }
 
-/// Returns the key of the table in a set.
+/// Returns the JetStream key of the table of ports.
 pub(super) fn places_key(bucket: &Bucket) -> String {
     format!("{}{NAME}", bucket.prefix())
 }
 
-/// Returns the table in the value of its key; `None` if the value cannot be used.
+/// Decodes the table of ports from the value of its JetStream key; `None` if the value cannot be used.
 pub(super) fn places_in(bucket: &Bucket, value: &[u8]) -> Option<PortPlaces> {
     let read = rmp_serde::from_slice(value);
     let read = read.inspect_err(|error| refused(&bucket.path().join(NAME), error));
@@ -142,8 +142,8 @@ async fn change_shared(
     Err(PlacesError::Busy)
 }
 
-/// Replaces the table's `revision` by `places`. Returns the new revision; `None` if another bridge has written the table in
-/// the meantime.
+/// Writes `places` as the table of ports, if `revision` is still the table's revision in JetStream. Returns the new revision;
+/// `None` if another bridge has written the table in the meantime.
 async fn write(
     bucket: &Bucket,
     keys: &Store,

@@ -44,7 +44,7 @@ pub(in super::super) struct Registration {
     pub(in super::super) is_registered: bool,
 }
 
-/// The registrations of a set. Clones share them.
+/// The registrations over HTTP that bridges share through one set of files in JetStream. Clones share them.
 #[derive(Debug, Clone)]
 pub(in super::super) struct SharedRegistrations {
     bucket: Arc<Bucket>,
@@ -79,9 +79,9 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
-    /// Opens the set, and writes the noted registrations and the `registered` engines that the set lacks. Calls `apply` with the
-    /// registrations of all bridges, and `ports` with each revision of the table of ports. Returns when another owner has the
-    /// set.
+    /// Opens the set of files in JetStream, and writes the noted registrations and the `registered` engines that the set lacks.
+    /// Calls `apply` with the registrations of all bridges, and `ports` with each revision of the table of ports. Returns when
+    /// another owner has the set.
     pub(in super::super) async fn run(
         self,
         nats: Client,
@@ -117,7 +117,8 @@ impl SharedRegistrations {
         }
     }
 
-    /// Exchanges registrations until an error occurs, or until another owner has the set. Returns that owner's name.
+    /// Exchanges registrations with other bridges until an error occurs, or until another owner has the set of files. Returns
+    /// that owner's name.
     async fn exchange(
         &self,
         keys: &Store,
@@ -189,8 +190,8 @@ impl SharedRegistrations {
         is_outdated
     }
 
-    /// Applies an entry that a bridge has written. Purges the entry of an engine that was unregistered longer than
-    /// [`FORGOTTEN_AFTER`] ago.
+    /// Applies an entry (a registration or its removal) that a bridge has written. Purges the entry of an engine that was
+    /// unregistered longer than [`FORGOTTEN_AFTER`] ago.
     async fn heard(&self, keys: &Store, entry: &Entry, apply: &impl Fn(Registration)) -> io::Result<()> {
         if entry.operation != Operation::Put {
             return Ok(());

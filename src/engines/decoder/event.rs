@@ -28,7 +28,7 @@ pub(super) enum Tag {
 }
 
 impl Tag {
-    /// The tag with the name `name`: vLLM's and SGLang's, or Mooncake's.
+    /// Returns the kind of event that the text `name` stands for, by the tags of vLLM and SGLang, or of Mooncake.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
             b"BlockStored" | b"stored" => Self::Stored,
@@ -165,11 +165,11 @@ pub(super) struct Fields<'a> {
     image_keys: Option<Reader<'a>>,
     lookahead: Option<Reader<'a>>,
     copies_left: Option<Span>,
-    /// The facts about an object of a store.
+    /// The facts about an object of Mooncake Store.
     object: Object<'a>,
     /// Whether the event is a map. Versions that write maps don't write images as bare texts any more.
     is_map: bool,
-    /// Bit set of the keys that have come so far.
+    /// Bit set of the fields that have been read so far. A field may come only once.
     seen: u32,
 }
 
@@ -462,8 +462,8 @@ impl<'a> Fields<'a> {
         }))
     }
 
-    /// Appends the objects. Like adapter and salt, objects tell blocks with the same tokens apart. Returns the salt, if it is
-    /// among the extra keys.
+    /// Appends the event's multimodal objects. Like adapter and salt, objects tell blocks with the same tokens apart. Returns the
+    /// salt, if it is among the extra keys.
     fn read_objects(
         &self,
         names: Span,
@@ -501,7 +501,8 @@ impl<'a> Fields<'a> {
         Ok(salt)
     }
 
-    /// The blocks' content: their tokens, with the lookahead tokens.
+    /// Returns the blocks' content: their tokens, with the lookahead tokens, that is, tokens after a block that its hash also
+    /// covers.
     fn content(
         &self,
         names: Span,
@@ -595,7 +596,8 @@ fn read_names(
     Ok(Some(batch.hashes_since(start)))
 }
 
-/// Reads the number of copies left of each removed block.
+/// Reads the list `remaining_copy_counts`: for each removed block, the number of copies that are left after the removal. `None`
+/// for nil.
 fn read_copies_left(reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<Option<Span>, DecodeError> {
     let field = "remaining_copy_counts";
     let Some(count) = array_or_nil(reader, field)? else {

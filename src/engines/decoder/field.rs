@@ -35,7 +35,7 @@ fn text_name(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(last, 16).ok()
 }
 
-/// A name; `None` for nil.
+/// Reads the name of a block; `None` for nil.
 pub(super) fn optional_name(
     field: &'static str,
     reader: &mut Reader<'_>,
@@ -46,7 +46,7 @@ pub(super) fn optional_name(
     }
 }
 
-/// Appends a list of names.
+/// Reads a list of block names, and appends the names.
 pub(super) fn names(
     field: &'static str,
     reader: &mut Reader<'_>,
@@ -60,7 +60,7 @@ pub(super) fn names(
     Ok(())
 }
 
-/// An unsigned 32-bit integer; `None` for nil.
+/// Reads an unsigned 32-bit integer; `None` for nil.
 pub(super) fn optional_32(field: &'static str, reader: &mut Reader<'_>) -> Result<Option<u32>, DecodeError> {
     let value = reader.optional_unsigned(field)?;
     value
@@ -74,12 +74,12 @@ pub(super) fn optional_32(field: &'static str, reader: &mut Reader<'_>) -> Resul
         .transpose()
 }
 
-/// A rank; `None` for nil.
+/// Reads a data-parallel rank; `None` for nil.
 pub(super) fn rank(reader: &mut Reader<'_>) -> Result<Option<Rank>, DecodeError> {
     optional_32("rank", reader)
 }
 
-/// Seconds since the Unix epoch; `None` for nil.
+/// Reads a time, in seconds since the Unix epoch; `None` for nil.
 pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> {
     match reader.value()? {
         Value::Nil => Ok(None),
@@ -90,7 +90,7 @@ pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> 
     }
 }
 
-/// A text of at most `bytes_max` bytes; `None` for nil and for the empty text, which mean the same to engines.
+/// Reads a text of at most `bytes_max` bytes; `None` for nil and for the empty text, which mean the same to engines.
 pub(super) fn optional_text<'a>(
     field: &'static str,
     reader: &mut Reader<'a>,

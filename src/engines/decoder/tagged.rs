@@ -20,7 +20,7 @@ use super::media::tier_of_medium;
 use super::pool::Pool;
 use super::{BatchError, Format, Verdict, decode_each, field};
 
-/// The slots of a stored event from number 8 on. Numbers 1 to 7 are read one by one.
+/// Fields of a stored event that is an array, from index 8 on. Indices 1 to 7 are read one by one.
 const STORED_TAIL: [EventField; 8] = [
     EventField::ExtraKeys,
     EventField::GroupIndex,
@@ -39,16 +39,17 @@ const STORED_HEAD: [EventField; 6] = [
     EventField::LoraId,
     EventField::Medium,
 ];
-/// The slot of the medium.
+/// Index of the medium in the array of a stored event.
 const MEDIUM_SLOT: usize = 6;
-/// The slot of the adapter's name.
+/// Index of the adapter's name in the array of a stored event.
 const LORA_NAME_SLOT: usize = 7;
-/// The slots where a removal can have its owner, right after the locality. There are two, because the group's kind and window may
-/// come before the locality.
+/// Indices at which the array of a removal can have its owner, right after the locality. There are two, because the group's kind
+/// and window may come before the locality.
 const OWNER_SLOTS: [usize; 2] = [5, 7];
-/// The slot of the extra keys, with the salt among them.
+/// Index of the extra keys, with the salt among them, in the array of a stored event.
 const EXTRA_KEYS_SLOT: usize = 8;
-/// The slot of the group's number. Dynamo's older forks of vLLM have images in this slot, and the group in the next.
+/// Index of the group's number in the array of a stored event. Dynamo's older forks of vLLM have images at this index, and the
+/// group at the next.
 const GROUP_SLOT: usize = 9;
 
 /// Decodes one batch.
@@ -147,7 +148,8 @@ fn decode_event(
     }
 }
 
-/// The facts that stored events of `slots` slots have no room for. Versions that write maps have room for all facts.
+/// Returns the facts that stored events cannot tell because their array has only `slots` elements. Versions that write maps have
+/// room for all facts.
 fn untold_by(slots: usize, format: Format) -> Untold {
     match format {
         // The slot of the adapter's name has the salt instead.
@@ -212,8 +214,8 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
-/// The field in one of SGLang's slots; `None` if it is the same field as vLLM's. The value shows whether the slot has a medium, a
-/// component or a list of components.
+/// Returns the field at index `slot` of SGLang's array; `None` if it is the same field as vLLM's. The value shows whether the
+/// field is a medium, a component or a list of components.
 fn sglang_key(slot: usize, value: &Value<'_>) -> Option<EventField> {
     match value {
         Value::Text(_) if is_component(value) => Some(EventField::Component),

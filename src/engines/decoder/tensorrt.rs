@@ -171,7 +171,7 @@ fn take(head: &EventHead, change: EngineChange, batch: &mut EngineBatch) -> Verd
     Verdict::Taken
 }
 
-/// Reads a change of a block's level. Other changes, such as that of its priority, move no block and are left out.
+/// Reads a change of a block's cache level. Other changes, such as that of its priority, move no block and are left out.
 fn updated(head: &EventHead, data: &DataFields<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
     let name = data.name.ok_or(DecodeError::Missing { field: "block_hash" })?;
     let Some(level) = &data.level else {
@@ -228,7 +228,7 @@ struct StoredEvent<'a> {
     level: u64,
     lora_id: Option<u64>,
     cache_salt: Option<Span>,
-    /// Lengths of the lists before the current change.
+    /// Lengths of the batch's lists before the current change.
     mark: Mark,
     blocks: u32,
 }

@@ -12,7 +12,7 @@ const BLOCKS_MAX: usize = 2000;
 /// Maximum number of tokens in an event, unless a single block has more.
 const TOKENS_MAX: usize = 32_000;
 
-/// A block as a stored event has it.
+/// A block, with what vLLM's stored event says of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MirrorBlock<'a> {
     pub(super) sequence: SequenceHash,

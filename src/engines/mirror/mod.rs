@@ -184,8 +184,8 @@ impl Mirror {
         }
     }
 
-    /// The slot of the block before a stored event's first block, if there is one, and the seed of the sequence. `None` if
-    /// the event's blocks are left out.
+    /// The slot (index in [`Nodes`]) of the block before a stored event's first block, if there is one, and the hash seed of the
+    /// sequence. `None` if the event's blocks are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -218,7 +218,7 @@ impl Mirror {
         Some((parent, seed))
     }
 
-    /// Applies an event of the translator.
+    /// Applies to the mirror an event that the translator has emitted.
     fn follow(&mut self, tier: Tier, event: &Event) {
         match event {
             Event::Cleared => self.clear(),
@@ -286,7 +286,7 @@ impl Mirror {
         }
     }
 
-    /// Notes that the engine is in sight again, and that all events of the meantime have been applied.
+    /// Notes that the engine is in sight again: it is alive, and all events of the meantime have been applied.
     pub fn regain_sight(&mut self) {
         if std::mem::take(&mut self.has_unseen) {
             self.nodes.regain_sight(&mut self.touched);
@@ -314,7 +314,7 @@ impl Mirror {
         changes
     }
 
-    /// Returns the events that bring routers up to date about the `touched` blocks.
+    /// Returns the events that bring routers up to date about the `touched` blocks, that is, those that may have changed.
     fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         if has_cleared {
@@ -336,8 +336,8 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes a stored event for a held block. First writes stored events for the blocks before it that routers don't know
-    /// yet. Those of them that are not held also go to `gone`, so that they are removed again.
+    /// Writes a stored event for a held block. First writes stored events for the blocks before it that routers don't know yet.
+    /// Blocks among these that are not held are also appended to `gone`, so that they are removed again.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);
@@ -358,7 +358,7 @@ impl Mirror {
     }
 
     /// Returns a clear event, and then stored events for all held blocks. Routers need them if their knowledge is empty or
-    /// outdated. Call it when no changes wait.
+    /// outdated. Call it when no changes wait to be taken.
     pub fn all(&self) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         writer.clear();

@@ -1,5 +1,5 @@
-//! The blocks of a mirror, with the tokens of each block. They form a forest, whose nodes are in one array (a slab) with
-//! reused places.
+//! The blocks that a mirror keeps for routers, with the tokens of each block. Each block refers to its parent, the block before
+//! it. All blocks are in one array, whose free places are used again (a slab).
 
 use std::hash::BuildHasher;
 
@@ -10,12 +10,12 @@ use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, Token};
 
 use super::list::MirrorBlock;
 
-/// Number that stands for no block.
+/// Index that stands for no block.
 const NONE: u32 = u32::MAX;
 /// Maximum number of combinations of salt and adapter that are told apart.
 const CACHES_MAX: usize = 4096;
-/// Bytes of a block in the table of slots. A bucket takes five bytes, and at least seven of sixteen buckets are in use once the
-/// table has grown.
+/// Memory that a block takes in the hash table of slots, in bytes. A bucket takes five bytes, and at least seven of sixteen
+/// buckets are in use once the table has grown.
 const TABLE_BYTES: usize = 12;
 /// Bytes of a block beside its tokens: its node, and its place in the table.
 const OVERHEAD_BYTES: usize = size_of::<MirrorNode>() + TABLE_BYTES;
@@ -34,18 +34,19 @@ impl Slot {
 /// The state of a block on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum BlockState {
-    /// Block is not held. It is kept because other blocks follow it.
+    /// The engine does not hold the block. The block is kept because other blocks follow it.
     No,
-    /// Block is held.
+    /// The engine holds the block.
     Yes,
-    /// Block was held when the engine was last in sight.
+    /// The engine held the block when it was last in sight, that is, alive with all of its events known.
     Unseen,
-    /// Block was held when events were lost, and was not confirmed since.
+    /// The engine held the block when events were lost, and has not confirmed that since.
     InDoubt,
 }
 
 impl BlockState {
-    /// Returns the state of the block for the next process, which has not seen the engine yet: a held block becomes unseen.
+    /// Returns the state to save for the block. The process that restores the mirror has not heard from the engine yet. So a held
+    /// block becomes [`Self::Unseen`]: held when the engine was last in sight.
     pub(super) fn once_kept(self) -> Self {
         match self {
             Self::Yes => Self::Unseen,
@@ -160,7 +161,7 @@ impl Nodes {
         (parent != NONE).then_some(Slot(parent))
     }
 
-    /// The seed of the block's sequence.
+    /// Hash seed of the block's sequence, which stands for its salt and adapter.
     pub(super) fn seed(&self, slot: Slot) -> Option<HashSeed> {
         self.cache(slot).map(|cache| cache.seed)
     }
@@ -243,7 +244,7 @@ impl Nodes {
         Some(slot)
     }
 
-    /// Adds a block to the table, where it must be absent.
+    /// Adds a block to the hash table of slots, where it must be absent.
     fn list(&mut self, slot: Slot, sequence: SequenceHash) {
         let Self {
             slots, nodes, hasher, ..
@@ -255,7 +256,7 @@ impl Nodes {
         slots.insert_unique(hasher.hash_one(sequence), slot.0, hash_again);
     }
 
-    /// Removes a block from the table.
+    /// Removes a block from the hash table of slots.
     fn unlist(&mut self, slot: Slot, sequence: SequenceHash) {
         let is_it = |found: &u32| *found == slot.0;
         if let Ok(found) = self.slots.find_entry(self.hasher.hash_one(sequence), is_it) {
@@ -312,12 +313,12 @@ impl Nodes {
         }
     }
 
-    /// Puts all held and all unseen blocks in doubt.
+    /// Puts in doubt all blocks that are held, or were held when the engine was last in sight.
     pub(super) fn doubt_held(&mut self) {
         self.change_held(&[BlockState::Yes, BlockState::Unseen], BlockState::InDoubt);
     }
 
-    /// Notes that the engine is out of sight. All held blocks become unseen.
+    /// Notes that the engine is out of sight (silent, or with events missing). All held blocks become [`BlockState::Unseen`].
     pub(super) fn lose_sight(&mut self) {
         self.change_held(&[BlockState::Yes], BlockState::Unseen);
     }
@@ -329,7 +330,8 @@ impl Nodes {
         }
     }
 
-    /// Notes that the engine is in sight again. All unseen blocks become held, and are appended to `touched`.
+    /// Notes that the engine is in sight again, with all of its events known. All [`BlockState::Unseen`] blocks become held, and
+    /// are appended to `touched`.
     pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
             if node.held == BlockState::Unseen && !node.is_free {

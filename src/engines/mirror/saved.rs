@@ -12,7 +12,7 @@ use super::{Mirror, MirrorSettings};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNode {
     sequence: u64,
-    /// Index in `blocks` of the block before this one, which is smaller than this block's own; `None` at position 0.
+    /// Index in `blocks` of the block before this one; smaller than this block's own index. `None` at position 0.
     parent: Option<u32>,
     /// Index in `caches` of the block's salt and adapter.
     cache: u16,
@@ -32,7 +32,7 @@ pub struct SavedMirror {
 }
 
 impl Mirror {
-    /// Returns all blocks. Call it between two batches, at the same place as [`crate::Translator::save`].
+    /// Returns all blocks of the mirror. Call it between the same two batches as [`crate::Translator::save`].
     pub fn save(&self) -> SavedMirror {
         let nodes = &self.nodes;
         let mut saved = SavedMirror {

@@ -80,8 +80,8 @@ fn set<const N: usize>(ends: [u32; N]) -> BTreeSet<u32> {
     BTreeSet::from(ends)
 }
 
-/// A stored event of the pages from token `first` to `end`. A page that ends after n tokens of the sequence has the name n. With
-/// `first` 0, the event has no parent.
+/// A stored event of the pages (SGLang's blocks) from token `first` to `end`. A page that ends after n tokens of the sequence has
+/// the name n. With `first` 0, the event has no parent.
 fn pages(first: u32, end: u32, more: &Value) -> Value {
     let names: Vec<u32> = (first / SIZE + 1..=end / SIZE).map(|page| page * SIZE).collect();
     let mut event = json!({
@@ -101,7 +101,7 @@ fn parts(components: &Value, first: u32, end: u32) -> Value {
     pages(first, end, &json!({"component_types": components}))
 }
 
-/// A stored event of the recurrent state that ends at token `end`: one page, without a parent.
+/// A stored event of the recurrent state that ends at token `end`: one page (SGLang's block), without a parent.
 fn state(end: u32) -> Value {
     let mut event = part("mamba", end - SIZE, end);
     event["parent_block_hash"] = Value::Null;

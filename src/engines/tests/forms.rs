@@ -15,7 +15,7 @@ fn tokens(first: u32, count: u32) -> Vec<u32> {
     (first..first + count).collect()
 }
 
-/// A stored event as an array of `slots` slots, with `last` in the last slot.
+/// A stored event as an array of `slots` elements, the last of which is `last`, unless that is null.
 fn stored_array(slots: usize, name: &Value, parent: &Value, tokens: &[u32], last: &Value) -> Value {
     let mut event = vec![
         json!("BlockStored"),
@@ -171,7 +171,8 @@ fn old_forms_have_no_room_for_salts_and_adapters() {
     assert_eq!(translated(Format::Vllm, &[map]).0.untold, Untold::default());
 }
 
-/// SGLang 0.5.5 named each page by Python's hash of its tokens, and told no parent with the first page of a node.
+/// SGLang 0.5.5 named each page (block) by Python's hash of its tokens, and told no parent with the first page of a node of its
+/// tree.
 #[test]
 fn pages_that_are_named_by_their_own_tokens_leave_doubt() {
     // hash((1, 2, 3, 4)) of CPython 3.8 and later.

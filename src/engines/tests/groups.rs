@@ -47,15 +47,15 @@ impl Group {
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
-    /// The blocks that a request needs to continue after some strides of the prompt. Bit n selects the strides whose number
-    /// modulo 8 is n.
+    /// The blocks that a request needs to continue after some strides of the prompt. A stride is as long as the largest group's
+    /// block. Bit n selects the strides whose number modulo 8 is n.
     Tails(u8),
 }
 
 /// One thing that happens in a step.
 #[derive(Debug, Clone)]
 enum Operation {
-    /// A request computes `strides` strides of a prompt, from stride `from` on.
+    /// A request computes `strides` strides of a prompt, from stride `from` on. A stride is as long as the largest group's block.
     Serve {
         prompt: Prompt,
         from: u32,
@@ -115,8 +115,8 @@ struct Cache {
     groups: Vec<Group>,
     /// Groups of layers that have had an event.
     known: BTreeSet<usize>,
-    /// Whether a group with small blocks had its first event after other blocks were stored. Then it is unknown which small
-    /// blocks the earlier blocks consist of.
+    /// Whether a group with blocks smaller than main attention's (small blocks) had its first event after other blocks were
+    /// stored. Then it is unknown which small blocks the earlier blocks consist of.
     is_late: bool,
     /// The copies of each block of each group, by its name.
     copies: BTreeMap<(usize, u64), u32>,

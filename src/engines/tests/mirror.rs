@@ -155,7 +155,7 @@ type Copy = (bool, usize, u64);
 struct Cache {
     has_groups: bool,
     copies: BTreeMap<Copy, u32>,
-    /// The path of each plain block.
+    /// Tokens of the prefix up to each plain block (one without salt, adapter and image), by the block's name.
     plain: BTreeMap<u64, Path>,
     main_groups: BTreeSet<usize>,
 }
@@ -299,7 +299,7 @@ impl Sides {
         }
     }
 
-    /// Both sides as the next process restores them from their saved forms, with room for `bytes_max` bytes.
+    /// The translator and the mirror, restored from their saved forms. The mirror has room for `bytes_max` bytes.
     fn kept(&self, bytes_max: usize) -> Self {
         let written = rmp_serde::to_vec(&self.mirror.save()).unwrap();
         let read: SavedMirror = rmp_serde::from_slice(&written).unwrap();

@@ -170,7 +170,7 @@ impl Cache {
         }
     }
 
-    /// Takes a copy away, if there is one.
+    /// Removes one copy of the block `name` from a tier. Returns whether there was one.
     fn take(&mut self, tier: usize, name: u64) -> bool {
         match self.copies.get_mut(&(tier, name)) {
             None => return false,
@@ -185,7 +185,8 @@ impl Cache {
         true
     }
 
-    /// Ends a batch: adds the late blocks whose place is known by now, drops the others, and then applies the late removals.
+    /// Ends a batch: adds the late blocks (which came before their parents) whose place is known by now, and drops the others.
+    /// Then applies the late removals.
     fn settle(&mut self) {
         loop {
             let late = std::mem::take(&mut self.late);

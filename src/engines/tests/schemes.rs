@@ -1,4 +1,4 @@
-//! Translation into hashes of a scheme.
+//! Translation into the hashes of a hash scheme other than the contract's.
 
 use std::io::BufRead;
 

@@ -29,7 +29,7 @@ fn frames(name: &str) -> Vec<KvEventFrame> {
     frames
 }
 
-/// The state of one rank, by the engine's names and by the translator.
+/// State of one rank after a recording: the number of copies under each of the engine's names, and the translator.
 struct RankState {
     last: u64,
     copies: BTreeMap<u64, u32>,
@@ -159,8 +159,8 @@ struct Hybrid {
     /// Whether the server passes on the events about full attention's blocks. Then it leaves out the other groups' blocks
     /// without saying so.
     has_main: bool,
-    /// Names that the engine's own pool held in the end, in the group whose events the server passes on: their number, and
-    /// the exclusive or of all of them.
+    /// Count of block names, and the XOR of all of them. These are the names that the engine's own block pool held at the end of
+    /// the recording, in the group of layers whose events the server passes on.
     held: (usize, u64),
 }
 
@@ -214,7 +214,7 @@ fn a_recorded_stream_of_several_groups_leaves_what_its_group_held_and_never_says
     }
 }
 
-/// A stored event of one block, as servers hand it on.
+/// One block of a stored event, as servers send it over gRPC.
 #[derive(Clone, PartialEq, Message)]
 struct OneBlock {
     #[prost(int64, tag = "1")]

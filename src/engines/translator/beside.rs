@@ -15,7 +15,7 @@ impl Translator {
         self.doubt
     }
 
-    /// Whether the group is one of main attention, as far as is known.
+    /// Whether the group of layers belongs to main attention (a request needs all of its blocks), as far as is known.
     pub(crate) fn counts(&self, group: Group) -> bool {
         self.groups.counts(self.stated(group))
     }

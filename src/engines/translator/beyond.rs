@@ -32,27 +32,29 @@ use super::{HashMode, StoredStart, Translator};
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// For each tier, the greatest common divisor of the numbers of blocks that events have shown; 0 before the first chunk.
-    /// It is a multiple of the number of blocks in a chunk.
+    /// For each tier, a multiple of the number of blocks in a chunk (blocks that load only together). The multiple is the
+    /// greatest common divisor of the numbers of blocks that events have shown; 0 before the first chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
-    /// Whether a stored event about a tier beyond the device has come.
+    /// Whether any stored event so far was about a tier beyond the device: host, disk or remote storage.
     is_used: bool,
-    /// Whether such an event has told the kind of its group, as events of a connector with a pool do.
+    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. Events of a connector with
+    /// a pool of blocks do so.
     has_kinds: bool,
-    /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk.
+    /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk: several
+    /// blocks that load only together.
     has_ends: bool,
-    /// Whether a name stands for several blocks, that is, for a chunk.
+    /// Whether some name stands for a chunk: several blocks that load only together.
     has_parts: bool,
     /// Whether some blocks have salts. The field `has_objects` tells the same for multimodal objects.
     has_salts: bool,
     has_objects: bool,
-    /// The blocks of the event that is being placed.
+    /// The blocks that the current event's names stand for, as far as they are found.
     named: Vec<NamedBlock>,
 }
 
-/// Stored events that wait for later events of their batch, and the removals that came after them.
+/// Stored events that wait until later events of their batch tell which blocks they name, and the removals that came after them.
 #[derive(Debug, Default)]
 struct Late {
     stored: Vec<EngineStored>,
@@ -76,7 +78,7 @@ struct NamedBlock {
     is_within_chunk: bool,
 }
 
-/// Reason why an event can't be placed.
+/// Reason why it is not known which blocks an event's names stand for.
 enum UnplacedReason {
     /// The block of this name is not known yet. If it does not become known in this batch, the event is left out for this reason.
     Until(u64, Reason),
@@ -91,7 +93,8 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
-    /// Whether a connector with a pool may tell of these tiers: one that clears the pool without saying so.
+    /// Whether events about tiers beyond the device may come from a connector with a pool of blocks. A clear of the pool does not
+    /// say that it is the pool's.
     pub(super) fn may_have_pool(&self) -> bool {
         self.has_kinds
     }
@@ -108,7 +111,7 @@ impl Beyond {
         }
     }
 
-    /// Notes that a chunk of `tier` has a number of blocks that divides `blocks`.
+    /// Notes that a chunk of `tier` (blocks that load only together) has a number of blocks that divides `blocks`.
     fn note_chunk(&mut self, tier: TierIndex, blocks: u32) {
         if let Some(known) = self.chunks.get_mut(tier.place()) {
             *known = gcd(*known, blocks);
@@ -141,7 +144,7 @@ fn gcd(mut one: u32, mut other: u32) -> u32 {
     one
 }
 
-/// A made-up name for block number `part` of the chunk `name`. No engine uses the made-up name.
+/// A made-up name for block number `part` of the chunk `name`, whose blocks load only together. No engine uses the made-up name.
 fn part_name(name: u64, part: u32) -> u64 {
     let part = BlockHash::from(u64::from(part));
     u64::from(next_sequence_hash(Some(SequenceHash::from(name)), part))
@@ -209,8 +212,8 @@ impl Translator {
         }
     }
 
-    /// Translates a stored event about a tier beyond the device. An event that can't be placed yet waits for the rest of its
-    /// batch.
+    /// Translates a stored event about a tier beyond the device. An event whose blocks are not known yet waits for the rest of
+    /// its batch.
     pub(super) fn store_beyond(
         &mut self,
         batch: &EngineBatch,
@@ -247,8 +250,8 @@ impl Translator {
         late.removed.extend(waiting);
     }
 
-    /// Ends a batch: places the waiting stored events, each once the name that it waits for is known. Then applies the
-    /// postponed removals.
+    /// Ends a batch: finds the blocks of the waiting stored events, each once the name that it waits for is known. Then applies
+    /// the postponed removals.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;
@@ -283,7 +286,8 @@ impl Translator {
         }
     }
 
-    /// Removes all blocks but the last one of a chunk that has a single name. The last block itself has that name.
+    /// Removes all blocks but the last one of a chunk (blocks that load only together) that has a single name. The last block
+    /// itself has that name.
     pub(super) fn remove_parts(
         &mut self,
         lane: Option<GroupLaneId>,
@@ -321,7 +325,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk.
+    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk: they load
+    /// only together.
     fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
         let size = u64::from(self.settings.block_size.as_u32());
         let told = match (stored.block_size, stored.content) {
@@ -373,7 +378,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Notes the size of a chunk, as far as an event shows it. The event's blocks must be in `named`.
+    /// Notes the size of a chunk (blocks that load only together), as far as an event shows it. The event's blocks must be in
+    /// `named`.
     fn note_chunk(&mut self, stored: &EngineStored, tier: TierIndex) {
         if !self.settings.has_connector {
             return;
@@ -461,7 +467,7 @@ impl Translator {
         }
     }
 
-    /// The place of an event's first block.
+    /// Finds the place in a sequence at which the first block of an event about a tier beyond the device stands.
     fn start_beyond(
         &self,
         batch: &EngineBatch,
@@ -475,8 +481,8 @@ impl Translator {
             })
     }
 
-    /// Cuts the chunks of an event, of `parts` blocks each, into blocks of the contract. The last block of each chunk has the
-    /// chunk's name.
+    /// Cuts the chunks of an event into blocks of the contract. A chunk is `parts` blocks that load only together. The last block
+    /// of each chunk has the chunk's name.
     fn name_parts(
         &mut self,
         batch: &EngineBatch,
@@ -529,7 +535,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Adds a copy of each named block, or of no block if one fails.
+    /// Adds a copy of each of the current event's blocks (in `named`), or of no block if one fails.
     fn hold_named(&mut self, lane: GroupLaneId, tier: TierIndex) -> Result<(), Reason> {
         self.slots.clear();
         for place in 0..self.beyond.named.len() {
@@ -556,8 +562,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Emits the named blocks that are held and not published yet. Also tells after which of these blocks a request can
-    /// resume.
+    /// Emits those of the current event's blocks (in `named`) that are held and not published yet. Also tells after which of
+    /// these blocks a request can resume.
     fn publish_named(&mut self, tier: TierIndex, output: &mut Translation) {
         let has_tree = self.chain.has_tree();
         let has_chunk = self.beyond.named.iter().any(|named| named.is_within_chunk);

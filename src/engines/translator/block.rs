@@ -2,7 +2,7 @@
 
 use kvatlas_core::hash::{HashSeed, SequenceHash};
 
-/// Slot of a chain, in which a block is kept.
+/// Index of a block in a chain, the array of a holder's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ChainSlot(u32);
 
@@ -27,8 +27,8 @@ pub(super) struct Block {
     /// Sequence hash of the block before; `None` at position 0.
     pub(super) parent: Option<SequenceHash>,
     pub(super) position: u32,
-    /// The seed of the sequence; children inherit it.
+    /// Hash seed of the sequence, which stands for adapter and salt; children inherit it.
     pub(super) seed: HashSeed,
-    /// The seed of the same adapter without a salt.
+    /// Hash seed of the same adapter without a salt.
     pub(super) adapter: HashSeed,
 }

@@ -35,7 +35,7 @@ struct KeptBlock {
 }
 
 impl KeptBlock {
-    /// A slot without a block.
+    /// The entry of a free slot, which has no block.
     fn free() -> Self {
         Self {
             sequence: SequenceHash(0),
@@ -83,7 +83,7 @@ pub(super) struct Chain {
     by_sequence: HashMap<SequenceHash, ChainSlot>,
     /// The parent and children of each block, for engines with several groups of layers.
     tree: Option<Box<Tree>>,
-    /// The block that was entered last, if there is a tree. The next block mostly follows it.
+    /// The block that was inserted last, if there is a tree. The next block usually follows it in its sequence.
     last: Option<ChainSlot>,
     /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Kept only with a tree.
     fresh: Vec<ChainSlot>,
@@ -134,7 +134,7 @@ impl Chain {
         Ok(chain)
     }
 
-    /// The slot of this number, which must have a block.
+    /// Returns the slot of this number; an error if the slot has no block.
     pub(super) fn slot_in_use(&self, number: u32) -> Result<ChainSlot, SavedError> {
         let slot = ChainSlot::new(number);
         let is_used = self.kept.get(slot.place()).is_some_and(|kept| !kept.is_free);
@@ -213,7 +213,7 @@ impl Chain {
         Ok(slot)
     }
 
-    /// Enters a block in the tree, if there is one.
+    /// Inserts a block into the tree of parents and children, if there is one.
     fn enter(&mut self, slot: ChainSlot) {
         let (Some(tree), Some(kept)) = (&mut self.tree, self.kept.get(slot.place())) else {
             return;
@@ -230,7 +230,7 @@ impl Chain {
         tree.enter(slot, block, last.or_else(|| named().filter(is_before)));
     }
 
-    /// Keeps a tree of the blocks from now on.
+    /// Keeps the parent and children of each block in a tree from now on.
     pub(super) fn grow_tree(&mut self) {
         self.tree = Some(Box::default());
         let mut slots = self.slots();
@@ -259,19 +259,20 @@ impl Chain {
         }
     }
 
-    /// The blocks that have changed, some of them several times.
+    /// Blocks that have changed since the last [`Self::forget_touched`], some of them listed several times. A change is a new or
+    /// lost parent, or a new state in a group of layers.
     pub(super) fn touched(&self) -> &[ChainSlot] {
         self.tree.as_ref().map_or(&[], |tree| tree.touched())
     }
 
-    /// Notes that the state of newly entered blocks may have changed, too.
+    /// Adds the newly inserted blocks to those that have changed ([`Self::touched`]).
     pub(super) fn touch_entered(&mut self) {
         if let Some(tree) = &mut self.tree {
             tree.touch_entered();
         }
     }
 
-    /// Forgets which blocks have changed.
+    /// Forgets which blocks have changed, and which are new.
     pub(super) fn forget_touched(&mut self) {
         if let Some(tree) = &mut self.tree {
             tree.forget_touched();
@@ -312,7 +313,8 @@ impl Chain {
         TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
 
-    /// Notes whether the block is published as resumable in `tier`. Returns the block's hash if that has changed.
+    /// Notes whether the block is published as resumable in `tier`: a request can go on after it. Returns the block's hash if
+    /// that has changed.
     pub(super) fn set_resumable(
         &mut self,
         slot: ChainSlot,
@@ -336,7 +338,8 @@ impl Chain {
             .is_some_and(|kept| kept.inner & tier.bit() != 0)
     }
 
-    /// Notes whether the block lies within a chunk of `tier`. A block that is published there already is not put into a chunk.
+    /// Notes whether the block lies within a chunk of `tier` (blocks that load only together), before the last block. A block
+    /// that is published there already is not put into a chunk.
     pub(super) fn set_within_chunk(&mut self, slot: ChainSlot, tier: TierIndex, is_within: bool) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;

@@ -20,14 +20,14 @@ use super::output::Translation;
 use super::recalled::Recalled;
 use super::tiers::{TierIndex, TierSet};
 
-/// The owner of the blocks that a clear empties.
+/// The part of a holder's tiers that a clear empties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClearedPart {
     /// The device, and the tiers up to [`crate::TranslatorSettings::clears_up_to`].
     Device,
     /// The pool of a connector, beyond the device.
     Pool,
-    /// One of both.
+    /// Either the device or the pool; it is unknown which.
     Unknown,
 }
 

@@ -14,23 +14,23 @@ use super::tiers::TIERS;
 /// Reason why a translator can't be restored from its saved form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SavedError {
-    /// The form has blocks of another size than the settings.
+    /// The saved form has blocks of another size than the settings.
     #[error("its blocks have {found} tokens, and the engine's have {expected}")]
     BlockSize {
-        /// Block size in the form, in tokens.
+        /// Block size in the saved form, in tokens.
         found: u32,
         /// Block size in the settings, in tokens.
         expected: u32,
     },
-    /// The form has more names than may be kept.
+    /// The saved form has more block names than may be kept.
     #[error("it has {names} names of blocks; {names_max} are allowed")]
     TooMany {
-        /// Number of names in the form.
+        /// Number of block names in the saved form.
         names: usize,
         /// Maximum number of names that may be kept.
         names_max: usize,
     },
-    /// A part of the form contradicts another part, or is impossible.
+    /// A part of the saved form contradicts another part, or is impossible.
     #[error("it contradicts itself: {0}")]
     Contradiction(&'static str),
 }
@@ -111,8 +111,8 @@ pub(super) struct SavedGroups {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedEnd(pub(super) u64, pub(super) u32, pub(super) u16);
 
-/// A name of a small block. Fields: the name, the block's spot (a hash of its content), the number of copies, and how many
-/// small blocks follow in the block of the contract.
+/// A name of a small block, that is, one smaller than main attention's. Fields: the name, the block's spot (a hash of its
+/// content), the number of copies, and how many small blocks follow in the block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSmall(
     pub(super) u64,
@@ -124,7 +124,8 @@ pub(super) struct SavedSmall(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSpots {
     pub(super) names: Vec<SavedSmall>,
-    /// The spots of the small blocks that matter, by slot. Each slot has the same number of spots.
+    /// The spots (content hashes) of the small blocks that a request may need, by the slot of the contract's block in which they
+    /// lie. Each slot has the same number of spots.
     pub(super) cells: Vec<Option<NonZeroU64>>,
 }
 
@@ -156,7 +157,7 @@ pub(super) struct SavedBeyond {
     pub(super) has_parts: bool,
     pub(super) has_salts: bool,
     pub(super) has_objects: bool,
-    /// Missing in forms from before the first release.
+    /// The field is missing in saved forms from before the first release.
     #[serde(default)]
     pub(super) has_kinds: bool,
 }

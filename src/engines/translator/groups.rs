@@ -18,7 +18,7 @@ const LANES_MAX: usize = 16;
 /// Maximum number of groups of layers of unknown kinds that are remembered.
 const OTHERS_MAX: usize = 256;
 
-/// The number of a lane that stands in for main attention, in models that have none.
+/// Group number under which a window's blocks count as main attention's, in models that have no main attention.
 pub(super) const STAND_IN: u32 = u32::MAX;
 
 /// The index of a lane: the state of a group whose blocks count as main attention's.
@@ -28,7 +28,8 @@ pub(super) struct GroupLaneId(usize);
 /// All groups of layers of a holder.
 #[derive(Debug, Default)]
 pub(super) struct HolderGroups {
-    /// Each group's number and its lane. Events without a number have a lane of their own, which counts for all groups.
+    /// Each group's number and its lane: the group's block names, with their copies. Events without a group number have a lane of
+    /// their own, which counts for all groups.
     lanes: Vec<(Option<u32>, GroupLane)>,
     /// Numbers of groups of unknown kinds.
     others: Vec<u32>,
@@ -67,7 +68,7 @@ impl HolderGroups {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
-    /// The lanes of main attention, without a lane that stands in for main attention.
+    /// The lanes (names and copies) of the groups of main attention, without a window's lane that stands in for main attention.
     fn main_lanes(&self) -> impl Iterator<Item = &GroupLane> {
         let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
         lanes.map(|(_, lane)| lane)
@@ -147,7 +148,8 @@ impl HolderGroups {
             .map(GroupLaneId)
     }
 
-    /// Learns the kind of a stored event's group. Returns the group's lane, and whether the held blocks may have changed.
+    /// Learns the kind of a stored event's group. Returns the group's lane (its names and copies), and whether the held blocks
+    /// may have changed.
     pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<GroupLaneId, Reason>, bool) {
         match (group.index, group.kind) {
             (Some(index), Some(GroupKind::Main)) => {
@@ -198,8 +200,8 @@ impl HolderGroups {
         (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane of a removed event's group. `None` if the event may be about any lane: it tells no group, or it tells group
-    /// 0, which has no lane.
+    /// The lane (names and copies) of a removed event's group. `None` if the event may be about any group: it tells no group, or
+    /// it tells group 0, which has no lane.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<GroupLaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -213,8 +215,9 @@ impl HolderGroups {
         }
     }
 
-    /// The lanes in which `name` is looked up. If a `lane` is given, it is the only one. Otherwise it is the lane without a
-    /// group number if that lane has the name. Otherwise these are all lanes that have the name.
+    /// The lanes (each with the names of one group of layers) in which `name` is looked up. If a `lane` is given, it is the only
+    /// one. Otherwise it is the lane without a group number if that lane has the name. Otherwise these are all lanes that have
+    /// the name.
     pub(super) fn lanes_with(
         &self,
         lane: Option<GroupLaneId>,
@@ -235,12 +238,12 @@ impl HolderGroups {
             .map(GroupLaneId)
     }
 
-    /// The block that `name` stands for in the lane, or else in any lane.
+    /// The block that `name` stands for in the lane, that is, in one group of layers, or else in any lane.
     pub(super) fn find(&self, lane: GroupLaneId, name: u64) -> Option<ChainSlot> {
         self.find_in(lane, name).or_else(|| self.find_any(name))
     }
 
-    /// The block that `name` stands for in any lane.
+    /// The block that `name` stands for in any group whose blocks count as main attention's.
     pub(super) fn find_any(&self, name: u64) -> Option<ChainSlot> {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }
@@ -266,7 +269,8 @@ impl HolderGroups {
             && numbered().any(|(_, lane)| !on_device(lane) && is_beyond(lane))
     }
 
-    /// The names that have copies beyond the device, each with its lane.
+    /// The names that have copies beyond the device (on host, disk or remote storage), each with its lane: the group that has the
+    /// name.
     pub(super) fn names_beyond(&self) -> Vec<(GroupLaneId, u64)> {
         let is_beyond = |lane: &GroupLane, name: u64| {
             TierIndex::BEYOND
@@ -325,8 +329,8 @@ impl HolderGroups {
         lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
-    /// Whether the block is held in `tier`. It is if all groups of layers with a number hold it there, or if the lane
-    /// without a group number holds it there.
+    /// Whether the block is held in `tier`. It is if all groups of layers with a number hold it there, or if it was stored there
+    /// by events without a group number.
     pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);

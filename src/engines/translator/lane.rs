@@ -22,7 +22,7 @@ struct Name {
 }
 
 impl Name {
-    /// Whether the device has copies, all of which are uncertain.
+    /// Whether the device has copies, all of which may be mere reports of a known block.
     fn is_unclear(&self) -> bool {
         let [on_device, ..] = self.copies;
         on_device > 0 && self.reported >= on_device
@@ -69,7 +69,7 @@ pub(super) struct GroupLane {
     device_aliases: usize,
     /// For each tier, the number of names that have a copy there.
     names_in: [usize; TIERS],
-    /// Number of names whose copies on the device are all uncertain.
+    /// Number of names whose copies on the device may all be mere reports of a known block.
     unclear: usize,
 }
 

@@ -191,7 +191,7 @@ impl Translator {
         self.groups.names() + self.windows.names()
     }
 
-    /// Forgets everything, as if the engine had just started. Emits nothing.
+    /// Forgets all that the engine's events have told, as if the engine had just started. Emits no events.
     pub fn reset(&mut self) {
         self.chain = Chain::default();
         self.groups = HolderGroups::default();

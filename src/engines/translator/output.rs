@@ -132,7 +132,7 @@ impl Translation {
         self.sealed = self.mark().events;
     }
 
-    /// The events since `mark`, with their tiers.
+    /// The events that were appended since the place `mark`, with their tiers.
     pub(crate) fn parts_since(&self, mark: TranslationMark) -> impl Iterator<Item = (Tier, &[Event])> {
         let from = mark.parts.saturating_sub(1);
         self.parts
@@ -145,7 +145,7 @@ impl Translation {
             })
     }
 
-    /// The parts since `mark`, each with the index of its first event since `mark`.
+    /// The parts with events that were appended since the place `mark`, each with the index of its first such event.
     fn since(&mut self, mark: TranslationMark) -> impl Iterator<Item = (&mut TranslationPart, usize)> {
         let from = mark.parts.saturating_sub(1);
         let parts = self.parts.iter_mut().enumerate().skip(from);
@@ -171,8 +171,8 @@ impl Translation {
         }
     }
 
-    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event at that place, before
-    /// later events of the tier.
+    /// Appends an event that tells whether held blocks are resumable, that is, whether a request can go on after them. With a
+    /// `mark`, inserts the event at that place, before later events of the tier.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,

@@ -88,7 +88,8 @@ impl Translator {
         self.recalled = recalled;
     }
 
-    /// Takes the remembered names, and adds those of the held blocks. Empty if the engine's stored events prove nothing.
+    /// Takes the remembered names, and adds those of the held blocks. Empty if the engine's stored events prove nothing about
+    /// earlier blocks.
     pub(super) fn names_so_far(&mut self) -> Recalled {
         let earlier = std::mem::take(&mut self.recalled);
         if !self.settings.proves_ancestors {

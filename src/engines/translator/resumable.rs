@@ -34,19 +34,19 @@ use super::tiers::{TierIndex, TierSet};
 use super::windows::{BlockEnd, WindowId};
 use super::{StoredStart, Translator};
 
-/// The state that a step needs until its end.
+/// The state that the translation of one batch (a step) needs until its end.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     /// The changes of groups of layers beside main attention.
     waiting: Vec<EngineChange>,
-    /// The names of main attention that were removed in this step, in order, each with its block. The blocks are kept until
-    /// the step's end.
+    /// The names of main attention that were removed in this batch, in order, each with its block. The blocks are kept until the
+    /// end of the batch.
     gone: Vec<(u64, ChainSlot)>,
     /// The list `gone` as a table by name, made when it is first needed: few steps need it.
     gone_by_name: OnceCell<HashMap<u64, ChainSlot>>,
     /// Whether a new group of layers has changed which blocks a request needs, so that every block has to be checked again.
     has_new_rules: bool,
-    /// Lists for the computation, kept for the next step.
+    /// Lists for the computation, kept for the next batch.
     touched: Vec<(Reverse<u32>, ChainSlot)>,
     stack: Vec<ChainSlot>,
     changed: Vec<ChainSlot>,
@@ -54,14 +54,14 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Forgets the changes and removals of the step so far, at a clear.
+    /// Forgets the changes and removals of the batch so far, because a clear came.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.gone.clear();
         self.gone_by_name.take();
     }
 
-    /// The block that `name` stood for before it was removed in this step. Call it after the last removal of the step.
+    /// The block that `name` stood for before it was removed in this batch. Call it after the last removal of the batch.
     fn gone(&self, name: u64) -> Option<ChainSlot> {
         let by_name = || self.gone.iter().copied().collect();
         self.gone_by_name.get_or_init(by_name).get(&name).copied()
@@ -99,8 +99,8 @@ impl Translator {
         matches!(kind, GroupKind::Window(_) | GroupKind::State).then_some((index, kind))
     }
 
-    /// Learns of the groups beside main attention that a step's events name. Call it before the step's events are translated,
-    /// because a new group changes where a request can resume.
+    /// Learns of the groups beside main attention (windows and states) that a batch's events name. Call it before the events are
+    /// translated, because a new group changes where a request can resume.
     pub(super) fn learn_windows<'a>(
         &mut self,
         events: impl Iterator<Item = &'a EngineEvent>,
@@ -130,8 +130,8 @@ impl Translator {
         }
     }
 
-    /// Postpones a change of a group beside main attention to the end of the step. Returns true if the caller has nothing
-    /// left to do for the change.
+    /// Postpones a change of a group beside main attention (a window or a state) to the end of the batch. Returns true if the
+    /// caller has nothing left to do for the change.
     pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
         let Some((index, kind)) = self.beside_main(change) else {
             return Ok(self.defer_of_all(change));
@@ -144,9 +144,9 @@ impl Translator {
         Ok(true)
     }
 
-    /// Postpones a removal from all of SGLang's components to the end of the step. The caller still applies the removal to
-    /// main attention, unless the call returns true. It returns true if the removal is only from windows that have no known
-    /// blocks.
+    /// Postpones a removal from all of SGLang's components (groups of layers) to the end of the batch. The caller still applies
+    /// the removal to main attention, unless the call returns true. It returns true if the removal is only from windows that have
+    /// no known blocks.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -164,7 +164,7 @@ impl Translator {
     }
 
     /// Forgets the block in `slot`, for which main attention's `name` stood, if the block has no other name. With groups beside
-    /// main attention the block is kept until the end of the step, because their events may name it.
+    /// main attention the block is kept until the end of the batch, because their events may name it.
     pub(super) fn free_later(&mut self, name: u64, slot: ChainSlot) {
         match self.chain.has_tree() {
             true => {
@@ -175,8 +175,9 @@ impl Translator {
         }
     }
 
-    /// Lists the small blocks of each of the event's blocks, if the event tells their tokens. A block with an image is left
-    /// out: its event tells which image it is, but not from which token on.
+    /// Lists the small blocks (a window's blocks that are smaller than main attention's) of each of the event's blocks, if the
+    /// event tells their tokens. A block with an image is left out: its event tells which image it is, but not from which token
+    /// on.
     pub(super) fn list_small_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -207,7 +208,7 @@ impl Translator {
         }
     }
 
-    /// Ends the step that began at `begun`. Appends to `output` after which blocks a request can now resume.
+    /// Ends the translation of a batch, which began at `begun`. Appends to `output` after which blocks a request can now resume.
     pub(super) fn finish_step(
         &mut self,
         batch: &EngineBatch,
@@ -247,8 +248,8 @@ impl Translator {
         output.seal();
     }
 
-    /// Notes which blocks on the device don't list their small blocks. Checks the blocks of this step, or all blocks if a group
-    /// is new.
+    /// Notes the blocks on the device whose small blocks (a window's smaller blocks) are not known. Checks the blocks of this
+    /// batch, or all blocks if a group is new.
     fn note_unlisted(&mut self) {
         if !self.windows.has_small_blocks() {
             return;
@@ -320,7 +321,7 @@ impl Translator {
     }
 
     /// The block of the contract that ends where the block `name` ends. Searches main attention, the groups beside it, and the
-    /// names that were removed in this step.
+    /// names that were removed in this batch.
     fn end_named(&self, name: u64) -> Option<ChainSlot> {
         self.groups
             .find_any(name)
@@ -394,7 +395,7 @@ impl Translator {
         }
     }
 
-    /// The seed of a sequence that begins with the event.
+    /// Hash seed of a sequence that begins with the event.
     fn seed_of(&self, batch: &EngineBatch, stored: &EngineStored) -> Option<HashSeed> {
         let lora_name = self.lora_name(batch, stored).ok()?;
         let salt = stored.cache_salt.map(|salt| batch.text(salt));
@@ -443,8 +444,8 @@ impl Translator {
         }
     }
 
-    /// Recomputes the runs ([`super::windows`]) of all blocks that a change affects: the touched blocks, and the blocks
-    /// after each touched block until a run stays the same.
+    /// Recomputes the runs of all blocks that a change affects: the changed blocks, and the blocks after each of them until a run
+    /// stays the same. A run is the number of a group's blocks that are held without a gap ([`super::windows`]).
     fn recompute(&mut self) {
         let (mut stack, mut changed) = (
             std::mem::take(&mut self.step.stack),
@@ -496,7 +497,7 @@ impl Translator {
         block.is_some_and(|block| self.windows.allow(slot, block.position))
     }
 
-    /// Sets in the stored events of this step which of their blocks are resumable.
+    /// Sets in the stored events of this batch which of their blocks are resumable: a request can go on after them.
     fn tell_stored(&mut self, begun: TranslationMark, output: &mut Translation) {
         let fresh = self.chain.take_fresh();
         let mut slots = fresh.iter().copied();

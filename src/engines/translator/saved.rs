@@ -39,7 +39,7 @@ pub struct SavedTranslator {
 }
 
 impl SavedTranslator {
-    /// Number of names of blocks in the form.
+    /// Number of block names in the saved translator, in all groups of layers.
     pub fn names(&self) -> usize {
         let of_main = self.groups.lanes.iter().map(|(_, names)| names.len());
         let small = |spots: &SavedSpots| spots.names.len();

@@ -29,7 +29,7 @@ pub struct TranslatorSettings {
     pub block_size: BlockSize,
     /// The hashes by which blocks are published.
     pub mode: HashMode,
-    /// The chains of the hash scheme in which hashes are computed; `None` for the contract's.
+    /// Hash scheme by which sequence hashes are computed (see [`SchemeChains`]); `None` for the contract's.
     pub chains: Option<SchemeChains>,
     /// Maximum number of block names that are kept. With several groups of layers, a block has a name in each group.
     pub blocks_max: usize,
@@ -46,8 +46,8 @@ pub struct TranslatorSettings {
     pub proves_ancestors: bool,
     /// The farthest tier that a clear is known to empty, with all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether a connector's own clear may come among the engine's, behind the device's events of the batch. It does not tell
-    /// its tier.
+    /// Whether a KV connector's clear of its own pool may come among the engine's events, after the device's events of the batch.
+    /// Such a clear does not tell its tier.
     pub has_pool_clears: bool,
     /// Whether the engine numbers its groups of layers from 0 on, and tells of them in that order.
     pub numbers_groups: bool,

@@ -9,7 +9,7 @@ use crate::reason::Reason;
 /// The facts that the block sizes in an engine's events have shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Sizes {
-    /// Whether a block of the registered size has come.
+    /// Whether an event has shown a block of the size that the engine was registered with.
     is_proven: bool,
     /// Whether smaller blocks may follow each other. They may then be the engine's whole blocks.
     is_doubted: bool,
@@ -21,7 +21,7 @@ impl Sizes {
         self.is_doubted
     }
 
-    /// Notes that the engine has cleared. A proven size stays proven.
+    /// Notes that the engine has cleared. A block size that events have proven stays proven.
     pub(super) fn clear(&mut self) {
         self.is_doubted = false;
     }

@@ -26,7 +26,7 @@ use crate::reason::Reason;
 use super::block::ChainSlot;
 use super::forms::{SavedError, SavedSmall, SavedSpots};
 
-/// Number that stands for no cell.
+/// Index that stands for no [`Cell`].
 const NONE: u32 = u32::MAX;
 
 /// A hash of the content of a prefix that ends within a block of the contract.
@@ -60,7 +60,7 @@ impl Reach {
         Self::end_of(SequenceHash::from(seed.as_u64()))
     }
 
-    /// This prefix and the next small block, which has these tokens.
+    /// Returns this prefix, extended by the next small block, which has these tokens.
     pub(super) fn next(self, tokens: &[Token]) -> Self {
         // `content` covers the seed of the sequence already.
         let block = block_hash(tokens, HashSeed::default());
@@ -71,11 +71,11 @@ impl Reach {
     }
 }
 
-/// The place of a small block that doesn't end with a block of the contract.
+/// The place of a small block (smaller than main attention's) that doesn't end with a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
-    /// The small block's content; `None` if it is not known. Small blocks that matter must have a known spot: see
-    /// [`Spots::knows`].
+    /// Hash of the small block's content; `None` if it is not known. For small blocks that a request may need, it must be known:
+    /// see [`Spots::knows`].
     pub(super) spot: Option<PrefixSpot>,
     /// Number of small blocks that follow this one in the block of the contract, at least one.
     pub(super) before: u8,
@@ -115,7 +115,8 @@ impl Cell {
     };
 }
 
-/// The users of a spot: the number of its names, and the first cell of its list. A spot has at least one name or cell.
+/// The users of a spot (content hash of a small block): the number of its names, and the first cell of its list. A spot has at
+/// least one name or cell.
 #[derive(Debug, Clone, Copy)]
 struct Users {
     names: u32,
@@ -129,23 +130,25 @@ impl Users {
     };
 }
 
-/// The small blocks of one group.
+/// The small blocks of one group of layers, that is, blocks smaller than main attention's.
 #[derive(Debug)]
 pub(super) struct Spots {
-    /// Tokens in a small block.
+    /// Number of tokens in a small block, that is, one smaller than main attention's.
     block: usize,
     /// Small blocks in a block of the contract.
     fan: u32,
-    /// Number of small blocks that matter in a block of the contract, not counting its last small block. Each takes a cell.
+    /// Number of small blocks in a block of the contract that a request may need, not counting the last one. Each takes a
+    /// [`Cell`].
     kept: u32,
     names: HashMap<u64, SmallBlockName>,
     users: HashMap<PrefixSpot, Users>,
-    /// Cells by slot, `kept` for each slot. The first is the cell of the small block nearest to the block's end.
+    /// Cells of the small blocks of each block of the contract, by the block's slot: `kept` for each slot. The first is the cell
+    /// of the small block nearest to the block's end.
     cells: Vec<Cell>,
 }
 
 impl Spots {
-    /// The names, in no order, and the spots that blocks of the contract list.
+    /// Returns the names of small blocks, in no order, and the spots (content hashes) that blocks of the contract list.
     pub(super) fn save(&self) -> SavedSpots {
         let saved = |(name, known): (&u64, &SmallBlockName)| {
             let spot = known.spot.map(|spot| spot.0);
@@ -209,17 +212,17 @@ impl Spots {
         self.names.len()
     }
 
-    /// Number of cells that a block of the contract takes.
+    /// Number of [`Cell`]s that a block of the contract takes.
     pub(super) fn kept(&self) -> u32 {
         self.kept
     }
 
-    /// Whether the block in `slot` lists its spots. True if no spots matter.
+    /// Whether the block in `slot` lists its spots, the content hashes of its small blocks. True if no such hash is needed.
     pub(super) fn is_listed(&self, slot: ChainSlot) -> bool {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
-    /// Whether the small block at this place has a known spot, or doesn't matter.
+    /// Whether the small block at this place has a known spot (content hash), or no request can need it.
     pub(super) fn knows(&self, at: Within) -> bool {
         u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
     }
@@ -233,7 +236,7 @@ impl Spots {
         })
     }
 
-    /// The prefix up to the end of the small block `name`; `None` if its spot is not known.
+    /// The prefix up to the end of the small block `name`; `None` if the spot (content hash) of that block is not known.
     pub(super) fn reach(&self, name: u64) -> Option<Reach> {
         let Within { spot, before } = self.find(name)?;
         Some(Reach {
@@ -242,7 +245,7 @@ impl Spots {
         })
     }
 
-    /// The place of the small block `name`.
+    /// The place of the small block `name` in the block of the contract that contains it.
     pub(super) fn find(&self, name: u64) -> Option<Within> {
         self.names.get(&name).map(SmallBlockName::at)
     }
@@ -263,7 +266,7 @@ impl Spots {
             .then(|| slot.place() * kept + before - 1)
     }
 
-    /// The slots of the blocks of the contract that have `spot`.
+    /// The slots of the blocks of the contract that contain the small block with the content hash `spot`.
     pub(super) fn slots(&self, spot: PrefixSpot) -> impl Iterator<Item = ChainSlot> {
         let first = self.users.get(&spot).map(|users| users.first);
         let next = |cell: &u32| self.cells.get(*cell as usize).map(|cell| cell.next);
@@ -272,8 +275,9 @@ impl Spots {
             .map(|cell| ChainSlot::new(cell / self.kept.max(1)))
     }
 
-    /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small blocks
-    /// that are held. `None` if the spots are listed already, or the cells would be too many for 32 bits.
+    /// Lists the spots (content hashes of the small blocks) of the block in `slot`, which has these tokens and continues `reach`.
+    /// Returns a mask of the small blocks that are held. `None` if the spots are listed already, or the cells would be too many
+    /// for 32 bits.
     pub(super) fn list(&mut self, slot: ChainSlot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
         if self.is_listed(slot) || u32::try_from(end).is_err() {
@@ -303,7 +307,8 @@ impl Spots {
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
-    /// Puts a cell first in the list of `spot`. Returns whether the spot is held, that is, has a name.
+    /// Puts a cell (a small block of one block of the contract) first in the list of `spot`. Returns whether the spot is held,
+    /// that is, has a name.
     fn link(&mut self, cell: usize, spot: PrefixSpot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
         let users = self.users.entry(spot).or_insert(Users::NONE);
@@ -322,7 +327,7 @@ impl Spots {
         is_held
     }
 
-    /// Removes a cell from the list that it is in, if any.
+    /// Removes a cell from the list of the small blocks with its spot, if it is in one.
     fn unlink(&mut self, cell: usize) {
         let Some(place) = self.cells.get_mut(cell) else {
             return;
@@ -348,9 +353,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if the spot is held only from now on; `None`
-    /// if the spot was held before or doesn't matter. An error changes nothing, except for [`Reason::HiddenKey`]: then
-    /// `name` is added as a second name of the spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if its spot (content hash) is held only from now
+    /// on; `None` if the spot was held before, or no request can need it. An error changes nothing, except for
+    /// [`Reason::HiddenKey`]: then `name` is added as a second name of the spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
@@ -379,8 +384,8 @@ impl Spots {
         }
     }
 
-    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot is no
-    /// longer held.
+    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot (content
+    /// hash) is no longer held.
     pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return (false, None);
@@ -400,7 +405,7 @@ impl Spots {
         (true, is_gone.then_some(at))
     }
 
-    /// The spot of the small block at `at`; `None` if the small block doesn't matter, or its spot is unknown.
+    /// The spot (content hash) of the small block at `at`; `None` if no request can need that block, or its spot is unknown.
     fn mattering(&self, at: Within) -> Option<PrefixSpot> {
         at.spot.filter(|_| u32::from(at.before) <= self.kept)
     }

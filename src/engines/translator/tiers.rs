@@ -45,7 +45,7 @@ pub(super) struct TierSet(u8);
 
 impl TierSet {
     pub(super) const ALL: Self = Self(0b1111);
-    /// All but the device.
+    /// All tiers except for the device.
     pub(super) const BEYOND: Self = Self(0b1110);
 
     pub(super) fn one(tier: TierIndex) -> Self {

@@ -8,7 +8,7 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::block::{Block, ChainSlot};
 
-/// Number that stands for no block.
+/// Slot number that stands for no block.
 const NONE: u32 = u32::MAX;
 
 /// Links of one block to its parent, its first child and its siblings.
@@ -44,7 +44,7 @@ pub(super) struct Tree {
     orphans: HashMap<Missing, u32>,
     /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
     touched: Vec<ChainSlot>,
-    /// Blocks that have been entered since the last [`Self::forget_touched`].
+    /// Blocks that have been inserted since the last [`Self::forget_touched`].
     entered: Vec<ChainSlot>,
 }
 
@@ -89,23 +89,24 @@ impl Tree {
         self.touched.push(slot);
     }
 
-    /// The blocks that have been touched, some of them several times.
+    /// Blocks that have changed since the last [`Self::forget_touched`], some of them listed several times. A change is a new or
+    /// lost parent, or a new state in a group of layers.
     pub(super) fn touched(&self) -> &[ChainSlot] {
         &self.touched
     }
 
-    /// Marks the entered blocks as touched.
+    /// Adds the newly inserted blocks to those that have changed ([`Self::touched`]).
     pub(super) fn touch_entered(&mut self) {
         self.touched.append(&mut self.entered);
     }
 
-    /// Forgets which blocks have been touched or entered.
+    /// Forgets which blocks have changed, and which are new.
     pub(super) fn forget_touched(&mut self) {
         self.touched.clear();
         self.entered.clear();
     }
 
-    /// Enters `block`, whose parent is in `up` if that is kept.
+    /// Inserts `block`. Its parent is in the slot `up`; `None` if the parent is not kept.
     pub(super) fn enter(&mut self, slot: ChainSlot, block: Block, up: Option<ChainSlot>) {
         let place = slot.number();
         if self.links.len() <= slot.place() {
@@ -140,7 +141,7 @@ impl Tree {
         self.entered.push(slot);
     }
 
-    /// Takes out `block`. Its children stay, as orphans.
+    /// Removes `block`. Its children stay, without a parent that is kept.
     pub(super) fn leave(&mut self, slot: ChainSlot, block: Block) {
         let links = self.get(slot.number());
         self.change(links.next, |next| next.before = links.before);

@@ -26,7 +26,8 @@ use super::spots::{Reach, Spots, Within};
 
 /// Maximum number of groups of layers beside main attention.
 const WINDOWS_MAX: usize = 32;
-/// Bit in a run: the group's block that ends with this block of the contract is held. For groups whose `fan` is 1.
+/// Bit in a run (number of blocks held without a gap): the group's block that ends with this block of the contract is held. For
+/// groups whose blocks are not smaller than the contract's.
 const HELD: u32 = 1 << 31;
 
 /// The index of a group of layers beside main attention.
@@ -59,12 +60,13 @@ struct WindowGroup {
     shape: Shape,
     /// Names of blocks that end with a block of the contract.
     names: HashMap<u64, EndName>,
-    /// The other blocks, which are small blocks; `None` unless the shape's `fan` is above one.
+    /// Blocks that end within a block of the contract. `None` unless a block of the contract has several of the group's blocks.
     spots: Option<Spots>,
-    /// By slot, if `fan` is above one: a mask of the group's blocks in this block of the contract that are held. The block's last
-    /// small block has the lowest bit.
+    /// Masks by slot, if a block of the contract has several of the group's blocks. A mask tells which of these blocks are held.
+    /// The last of them has the lowest bit.
     masks: Vec<u64>,
-    /// The run of each block, by slot.
+    /// Run of each block of the contract, by slot: the number of the group's blocks that are held without a gap up to the block's
+    /// end.
     runs: Vec<u32>,
 }
 
@@ -80,11 +82,11 @@ pub(super) struct Learned {
 pub(super) struct Windows {
     /// Tokens in a block of the contract.
     size: u64,
-    /// Number of the contract's blocks in the least common multiple of all block sizes. Hits end at multiples of this
+    /// Number of the contract's blocks in the least common multiple of all block sizes. Cache hits end at multiples of this
     /// number.
     stride: u64,
     all: Vec<WindowGroup>,
-    /// Blocks of the contract on the device whose small blocks are not known.
+    /// Blocks of the contract on the device whose small blocks (a window's blocks within them) are not known.
     unlisted: HashSet<ChainSlot>,
     /// Minimum number of groups of layers, if the groups are SGLang's components; otherwise `None`. SGLang's tree tells of a
     /// component only once the component has a block.
@@ -173,20 +175,21 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether it is unknown what requests can reuse. Either no event has told of an expected group yet, or the small blocks of a
-    /// block on the device are not known.
+    /// Whether it is unknown what requests can reuse. Either no event has told of an expected group yet, or the small blocks (a
+    /// window's blocks) within a block on the device are not known.
     pub(super) fn has_unlisted(&self) -> bool {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
 
-    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. Hits then end within
-    /// main attention's blocks, where no block of the contract ends.
+    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. Cache hits then end
+    /// within main attention's blocks, where no block of the contract ends.
     pub(super) fn has_inner_states(&self) -> bool {
         let is_inner = |window: &WindowGroup| window.kind == GroupKind::State && window.shape.fan > 1;
         self.all.iter().any(is_inner)
     }
 
-    /// Notes that the block in `slot` is on the device, or has been, so that it has to list its small blocks.
+    /// Notes that the block in `slot` is on the device, or has been. Its small blocks (a window's blocks within it) then have to
+    /// be known.
     pub(super) fn note_on_device(&mut self, slot: ChainSlot) {
         let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());
         if spots.any(|spots| !spots.is_listed(slot)) {
@@ -317,8 +320,8 @@ impl Windows {
         }
     }
 
-    /// Lists the small blocks of the block in `slot`, which has these tokens and continues `reach`. Does nothing if all
-    /// groups together would need more than `cells_max` cells.
+    /// Lists the small blocks of the block in `slot`, which has these tokens and continues `reach`. Does nothing if all groups
+    /// together would need more than `cells_max` cells, one for each small block that is kept.
     pub(super) fn list(
         &mut self,
         slot: ChainSlot,
@@ -348,7 +351,8 @@ impl Windows {
         self.unlisted.remove(&slot);
     }
 
-    /// Forgets the runs and small blocks of blocks that are gone, so that new blocks in the same slots begin with nothing.
+    /// Forgets the runs and small blocks that belong to blocks of the contract that are gone, so that new blocks in the same
+    /// slots begin with nothing.
     pub(super) fn sweep(&mut self, chain: &mut Chain) {
         while let Some(slot) = chain.take_freed() {
             if !self.unlisted.is_empty() {
@@ -418,7 +422,8 @@ impl Windows {
         (Some(slot), true)
     }
 
-    /// Computes the runs of the block at `position`. Returns whether a run has changed.
+    /// Computes the block's run in each group: the number of the group's blocks that are held without a gap up to the block's
+    /// end. Returns whether a run has changed.
     pub(super) fn recompute(&mut self, slot: ChainSlot, position: u32, up: Option<ChainSlot>) -> bool {
         let mut has_changed = false;
         for window in &mut self.all {
@@ -515,7 +520,8 @@ impl WindowGroup {
         was_held
     }
 
-    /// Sets whether a small block is held, in all blocks of the contract that have it.
+    /// Sets whether a small block (a window's block within a block of the contract) is held, in all blocks of the contract that
+    /// have it.
     fn set_within(&mut self, at: Within, is_held: bool, chain: &mut Chain) {
         let (Some(spots), Some(spot)) = (&self.spots, at.spot) else {
             return;
@@ -578,8 +584,8 @@ impl WindowGroup {
         true
     }
 
-    /// Whether the block's run is long enough for a request. Near the start of a sequence, where fewer blocks exist than a
-    /// request needs, all of them are enough.
+    /// Whether the block's run (the group's held blocks up to its end, without a gap) is long enough for a request. Near the
+    /// start of a sequence, where fewer blocks exist than a request needs, all of them are enough.
     fn allows(&self, slot: ChainSlot, blocks: u64) -> bool {
         let all = blocks * u64::from(self.shape.fan) / u64::from(self.shape.step);
         u64::from(self.run(slot)) >= u64::from(self.shape.need).min(all)

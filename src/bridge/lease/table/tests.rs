@@ -2,7 +2,7 @@ use super::*;
 
 const HOLDER: u64 = 77;
 
-/// Several bridges that send each other beats, with a common clock.
+/// Several bridges that share a lease, with a common clock.
 struct Group {
     now: Instant,
     bridges: Vec<Member>,
@@ -14,7 +14,7 @@ struct Member {
     sight: Arc<AtomicU8>,
     number: u64,
     beat_at: Instant,
-    /// Whether the bridge runs. While it does not, it neither sends nor hears beats.
+    /// Whether the bridge runs. While it does not, it neither sends messages of the lease nor hears them.
     runs: bool,
     is_connected: bool,
 }

@@ -24,11 +24,11 @@ use rmp::encode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     Map,
-    /// Arrays, with this number of slots in a stored event.
+    /// Arrays, with this number of elements in a stored event.
     Array(u32),
 }
 
-/// How an engine writes names.
+/// Encoding in which an engine writes the names of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Names {
     Unsigned,
@@ -36,7 +36,7 @@ pub(crate) enum Names {
     Bytes,
 }
 
-/// A stored event as an engine has it.
+/// A stored event, before it is encoded in an engine's format.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     pub(crate) names: Vec<u64>,
@@ -76,7 +76,7 @@ impl Store {
     }
 }
 
-/// One event as an engine has it.
+/// One event, before it is encoded in an engine's format.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
     Store(Store),
@@ -378,7 +378,7 @@ pub(crate) fn contract_chain(
     sequence_hashes(block_hashes(tokens, size, seed)).collect()
 }
 
-/// The place of a block, as its stored event says.
+/// The place of a block, as its stored event says: the parent's hash, and the position.
 pub(crate) type Place = (Option<SequenceHash>, u64);
 
 /// A daemon's view of events: for each tier, the held blocks with their places, and the blocks after which no request can resume.
