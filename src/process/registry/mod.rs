@@ -100,8 +100,8 @@ impl NewEngine {
         }
     }
 
-    /// Whether the connection over which this publisher's events come may also bring events of other holders. False for a
-    /// publisher with ZeroMQ sockets of its own.
+    /// Whether the connection over which this publisher's events come may also bring events of other holders. False for
+    /// a publisher with ZeroMQ sockets of its own.
     pub fn is_source(&self) -> bool {
         self.connection() != Connection::Sockets
     }
@@ -412,7 +412,7 @@ pub async fn follow_patiently(
     }
 }
 
-/// Keys of engines that are no longer followed.
+/// Keys of the publishers of engines that are no longer followed.
 pub type RemovedEngines = Vec<EngineKey>;
 
 /// The engines that a bridge follows. No method blocks.
