@@ -84,7 +84,7 @@ pub(super) trait SettingTable: Sized {
     /// Converts the values in force to this type.
     fn read(values: Values<'_>) -> Result<Self, ConfigError>;
 
-    /// Replaces the values of the live settings by those of `other`.
+    /// Takes over the values of the live settings (those that a reload may change) from `other`.
     fn take_live(&mut self, other: &Self);
 }
 
@@ -271,7 +271,8 @@ macro_rules! configuration {
                 })
             }
 
-            /// Returns this configuration with the live settings of `other`. All other settings keep their values.
+            /// Returns this configuration with the live settings (those that a reload may change) of `other`. All other
+            /// settings keep their values.
             #[must_use]
             pub fn with_live(&self, other: &Config) -> Config {
                 let mut config = self.clone();
