@@ -265,8 +265,8 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches. From a gap on, the rest is held again. Batches of an epoch that has ended meanwhile
-    /// are dropped.
+    /// Applies the held batches in order. If a batch is still missing in between, the rest is held again. Batches of an
+    /// epoch that has ended meanwhile are dropped.
     fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {

@@ -113,7 +113,8 @@ impl Unheld {
         self.listening.lock().look(now_us(), is_listening);
     }
 
-    /// Returns the time in which messages could be received so far, in microseconds. Silence is measured in this time.
+    /// Returns the total time so far during which messages could be received, in microseconds. Silence is measured in
+    /// this time.
     pub(super) fn listened_us(&self) -> u64 {
         self.listening.lock().now_us()
     }

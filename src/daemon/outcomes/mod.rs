@@ -55,7 +55,7 @@ pub(crate) struct HolderPromises {
 /// that requests found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct NamespacePromises {
-    /// Number of holders with at least one outcome.
+    /// Number of holders about which a router has reported an outcome.
     holders: usize,
     /// Up to 32 of these holders, sorted by the share of promised blocks that requests did not find. The largest share
     /// comes first.
