@@ -114,7 +114,7 @@ pub struct Named<T> {
 }
 
 impl<T: Copy> Named<T> {
-    /// Returns the values that hold for this name.
+    /// Returns the values for `name`: those of its own table, and the defaults for keys that the table leaves out.
     pub fn of(&self, name: &str) -> T {
         self.overrides.get(name).copied().unwrap_or(self.default)
     }
