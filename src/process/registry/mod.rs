@@ -284,7 +284,7 @@ impl EngineStatus {
 /// An engine that is followed, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineState {
-    /// The engine as it was given.
+    /// Description of the engine, as an operator or a client gave it.
     pub engine: NewEngine,
     /// State of the bridge's connection to the engine.
     pub status: EngineStatus,
@@ -295,7 +295,7 @@ pub struct EngineState {
 /// A server that is or was asked for its publishers, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerState {
-    /// The server as it was given.
+    /// Description of the server, as an operator or a client gave it.
     pub server: NewServer,
     /// Keys of the server's publishers that are followed, in the order of their ranks; empty until the server has named its
     /// publishers.
