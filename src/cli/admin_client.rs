@@ -47,13 +47,13 @@ pub(super) struct AdminClient {
 pub(super) struct ReadinessAnswer {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
-    /// Latches of the process by name, and whether each is set.
+    /// Preconditions of readiness (latches) by name, and whether each is met.
     #[serde(default)]
     pub(super) latches: BTreeMap<String, bool>,
 }
 
 impl ReadinessAnswer {
-    /// Returns the names of the latches that are not set.
+    /// Returns the names of the preconditions of readiness (latches) that are not met.
     pub(super) fn unset(&self) -> impl Iterator<Item = &str> {
         let unset = self.latches.iter().filter(|(_, is_set)| !**is_set);
         unset.map(|(latch, _)| latch.as_str())

@@ -37,7 +37,7 @@ Examples:
   kvatlas demo --stay
   kvatlas demo --workers 64 --requests 50000 --seconds 60";
 
-/// Number of requests between two checkpoints.
+/// Number of requests between two checkpoints, at which all events are applied and replies are compared with the truth.
 const CHECKPOINT_REQUESTS: usize = 250;
 /// Number of queries that are under way at the same time.
 const IN_FLIGHT: usize = 8;

@@ -22,10 +22,10 @@ use super::connect::parse_time;
 use super::failure::Failure;
 use super::serve::expect_regular;
 
-/// Shortest time between two writes of one engine's state. It is far shorter than the time whose events the engine's replay
-/// socket can repeat.
+/// Shortest time between two writes of one engine's state. The engine's replay socket can repeat the events of a far
+/// longer time.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
-/// Name of the source that gives the engines of flags and of `--engines-file`.
+/// Name under which a bridge lists the engines from flags and from `--engines-file`.
 const SOURCE: &str = "flags";
 
 /// Which engines to follow.

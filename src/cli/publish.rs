@@ -195,7 +195,7 @@ fn not_taken(transport: TransportName) -> &'static str {
     }
 }
 
-/// Facts that the daemon tells about the namespace and the worker's rank before anything is published.
+/// Facts about the namespace and the worker's rank for which the daemon is asked before anything is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct PublishTarget {
     /// Tokens in a block of the namespace; `None` if the daemon does not tell.
@@ -314,7 +314,7 @@ struct Sending<'a> {
     payload_max: usize,
     /// Counts of what has been handed over to the publisher.
     handed_over: PublishedCounts,
-    /// Counts of what the server has taken. With JetStream, the stream has kept these batches.
+    /// Counts of what the server has taken. With JetStream, these batches are in the stream.
     taken: PublishedCounts,
     /// Cursor of the last batch that the server has taken.
     cursor: BatchCursor,

@@ -106,7 +106,7 @@ impl DaemonWatch {
     }
 }
 
-/// Knowledge of a daemon about a holder.
+/// State of a holder, as a daemon's answer tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum KnownHolder {
     Status(HolderStatusReply),

@@ -72,7 +72,7 @@ pub(crate) fn file_of_environment() -> Option<PathBuf> {
     named.map(PathBuf::from)
 }
 
-/// Why a reload cannot read the configuration.
+/// Reason why a reload cannot read the configuration.
 #[derive(Debug, thiserror::Error)]
 enum ReloadRefused {
     #[error(transparent)]
@@ -81,12 +81,13 @@ enum ReloadRefused {
     Config(#[from] ConfigErrors),
 }
 
-/// File that a reload does not read: a pipe would let the signals wait for its writer, and has nothing more to say.
+/// Error: the configuration file is a pipe or another irregular file, which a reload does not read. Reading a pipe
+/// would wait for its writer, and signals would wait meanwhile.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no regular file, and only those are read again")]
 pub(super) struct IrregularFile(PathBuf);
 
-/// Fails if `path` is there and is no regular file.
+/// Fails if `path` exists and is not a regular file.
 pub(super) fn expect_regular(path: &Path) -> Result<(), IrregularFile> {
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => Err(IrregularFile(path.to_owned())),
@@ -118,7 +119,8 @@ impl ConfigSource {
         std::future::pending().await
     }
 
-    /// Loads the configuration as [`Self::load`] does, from a regular file only: the signals wait meanwhile.
+    /// Loads the configuration as [`Self::load`] does, but only from a regular file. A pipe could take for ever, and no
+    /// signal is handled while the file is read.
     fn load_again(&self) -> Result<Config, ReloadRefused> {
         self.file.as_deref().map_or(Ok(()), expect_regular)?;
         Ok(self.load()?)
@@ -186,7 +188,7 @@ pub(crate) struct StopSignals {
     last: LastSignal,
 }
 
-/// Time of the last signal that was not an echo of an earlier one.
+/// Time of the last signal that was not an echo, that is, the same signal sent again at once.
 #[derive(Debug, Default)]
 struct LastSignal(Option<Instant>);
 
@@ -195,7 +197,8 @@ impl LastSignal {
     /// process and then its group. A person takes longer.
     const ECHO_MAX: Duration = Duration::from_millis(100);
 
-    /// Notes a signal at the time `now`. Returns whether the signal is new, that is, not an echo of the last one.
+    /// Notes a signal at the time `now`. Returns whether the signal is new, that is, not an echo (the last one, sent
+    /// again at once).
     fn is_new(&mut self, now: Instant) -> bool {
         let is_echo = self
             .0

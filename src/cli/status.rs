@@ -254,7 +254,8 @@ fn unsent(error: &str) -> String {
     format!("snapshots are not sent to the Object Store: {error}")
 }
 
-/// Returns the text `: ` and the names, joined by commas. Empty if there are no names, because an older daemon sends none.
+/// Returns the text `: ` and the names, joined by commas. Empty if there are no names, because an older daemon sends
+/// none.
 fn listed(names: &[String]) -> String {
     match names.is_empty() {
         true => String::new(),
@@ -274,7 +275,7 @@ impl NamespaceStatus {
         }
     }
 
-    /// Returns lines about troubles that do not make a holder degraded.
+    /// Returns lines about troubles of the namespace that do not make any holder degraded.
     fn render_notes(&self) -> String {
         let mut text = String::new();
         let name = &self.namespace;

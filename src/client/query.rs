@@ -23,8 +23,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
 /// because of the request itself.
 const CONNECTIONS_MAX: usize = 8;
-/// Divisor of a request's patience. While no daemon listens, the request is sent again until the resulting part of the patience
-/// has passed.
+/// Divisor of the longest time that a request waits. While no daemon listens, the request is sent again until the
+/// resulting part of that time has passed.
 const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.

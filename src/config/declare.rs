@@ -84,7 +84,7 @@ pub(super) trait SettingTable: Sized {
     /// Converts the values in force to this type.
     fn read(values: Values<'_>) -> Result<Self, ConfigError>;
 
-    /// Replaces the values of the live settings by those of `other`.
+    /// Takes over the values of the live settings (those that a reload may change) from `other`.
     fn take_live(&mut self, other: &Self);
 }
 
@@ -114,7 +114,7 @@ pub struct Named<T> {
 }
 
 impl<T: Copy> Named<T> {
-    /// Returns the values that hold for this name.
+    /// Returns the values for `name`: those of its own table, and the defaults for keys that the table leaves out.
     pub fn of(&self, name: &str) -> T {
         self.overrides.get(name).copied().unwrap_or(self.default)
     }
@@ -271,7 +271,8 @@ macro_rules! configuration {
                 })
             }
 
-            /// Returns this configuration with the live settings of `other`. All other settings keep their values.
+            /// Returns this configuration with the live settings (those that a reload may change) of `other`. All other
+            /// settings keep their values.
             #[must_use]
             pub fn with_live(&self, other: &Config) -> Config {
                 let mut config = self.clone();

@@ -25,7 +25,7 @@ pub(super) struct NamedEntries {
     pub(super) entries: SettingEntries,
 }
 
-/// The values in force.
+/// Values in force: for each setting, the value of the strongest source, with its origin.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Effective {
     pub(super) entries: SettingEntries,
@@ -52,7 +52,8 @@ impl Effective {
         changed.chain(different).collect()
     }
 
-    /// Returns the values in the named tables of `table`, without their origins.
+    /// Returns the values in the named tables of `table` (such as `[namespaces.llama]` in `namespaces`), without their
+    /// origins.
     fn plain(&self, table: &str) -> Vec<(&str, &'static str, &SettingValue)> {
         let mut values = Vec::new();
         for (name, table) in self.named(table) {
@@ -66,14 +67,15 @@ impl Effective {
         values
     }
 
-    /// Returns the named tables in `table` of the file, each with its name.
+    /// Returns the named tables in `table` of the file (such as `[namespaces.llama]` in `namespaces`), each with its
+    /// name.
     pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&String, &NamedEntries)> + Clone {
         self.named.get(table).into_iter().flatten()
     }
 }
 
-/// View of the values in force, from which a table of settings is read. If the view is for a named table, that table's entries
-/// override the others.
+/// View of the values in force (for each setting, the value of the strongest source), from which a table of settings is
+/// read. If the view is for a named table, that table's entries override the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Values<'a> {
     effective: &'a Effective,
@@ -100,7 +102,8 @@ impl<'a> Values<'a> {
             .ok_or(ConfigError::Table { key })
     }
 
-    /// Returns the name of each named table in `table`, with a view of the values in force there.
+    /// Returns the name of each named table in `table` (such as `[namespaces.llama]` in `namespaces`), with a view of
+    /// the values in force there.
     pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&'a String, Values<'a>)> {
         let effective = self.effective;
         effective.named(table).map(move |(name, table)| {

@@ -14,8 +14,8 @@ use super::settings::SETTINGS;
 pub(super) struct Layers {
     pub(super) effective: Effective,
     pub(super) errors: Vec<ConfigError>,
-    /// Settings whose strongest value so far is not allowed. For such a setting, `effective` holds the value of a weaker source.
-    /// A stronger source tried to override that value, so rules about several settings must not rely on it.
+    /// Settings for which the strongest source so far gives a value that is not allowed. For such a setting,
+    /// `effective` holds the value of a weaker source. Rules about several settings must not rely on that value.
     doubtful: BTreeSet<&'static str>,
     /// Whether part of the file could not be read. Then an absent setting may have been in the lost part, so nothing
     /// follows from its absence.
@@ -70,7 +70,8 @@ impl Layers {
         self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)
     }
 
-    /// Whether rules may rely on the values of all these settings, that is, none is doubtful and no part of the file is lost.
+    /// Whether rules about several settings may rely on the values of these settings: no source gives one of them a
+    /// wrong value, and no part of the file is lost.
     pub(super) fn are_settled(&self, keys: &[&str]) -> bool {
         !self.has_lost_input && keys.iter().all(|key| !self.doubtful.contains(key))
     }

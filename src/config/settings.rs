@@ -479,7 +479,8 @@ impl GatewayConfig {
 }
 
 impl EventsConfig {
-    /// Returns the number of lanes on a machine with `cores` cores: `lanes`, or half the cores (from 1 to 256) if `lanes` is 0.
+    /// Returns the number of lanes (threads that apply events) on a machine with `cores` cores: `lanes`, or half the
+    /// cores (from 1 to 256) if `lanes` is 0.
     pub fn lane_count(&self, cores: usize) -> usize {
         const LANES_MAX: usize = 256;
         if self.lanes == 0 {

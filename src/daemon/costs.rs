@@ -15,12 +15,13 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Length of one span of counting. A cost covers one to two spans.
+/// Length of one span of counting. The cost of a doubt covers the last one to two spans.
 const SPAN: Duration = Duration::from_secs(60);
-/// Maximum number of holders in doubt whose cost is kept. A cost takes about 200 bytes.
+/// Maximum number of holders in doubt (their state is not certain) whose cost is kept. A cost takes about 200 bytes.
 const HOLDERS_MAX: usize = 65_536;
 
-/// Counts of answers in the last one to two minutes, or since the doubt began.
+/// Cost of a doubt about a holder or namespace: counts of answers in the last one to two minutes, or since the doubt
+/// began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cost {
     /// Number of all answers about the namespace.
@@ -32,7 +33,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns the sum of the costs at two replicas. Each query is answered by one replica only.
+    /// Returns the sum of two replicas' costs of the same doubt. Each query is answered by one replica only.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -107,14 +108,15 @@ impl ToldCost {
     }
 }
 
-/// Counters of a holder or namespace at three moments: the start of the previous span, the start of the current span, and now.
+/// Numbers of answers about a holder or namespace at three moments: the start of the previous span of counting, the
+/// start of the current span, and now.
 #[derive(Debug)]
 struct CostMarks {
     begun_at: Instant,
     before: Cost,
     current: Cost,
     now: Cost,
-    /// Number of the last look that has seen the holder or namespace.
+    /// Number of the last look (the pass over all holders once a second) that has seen the holder or namespace.
     seen: u64,
 }
 
@@ -175,15 +177,15 @@ impl Costs {
         book.holders = book.namespaces.values().map(|known| known.holders.len()).sum();
     }
 
-    /// Returns the cost of a holder's doubt. `None` if the holder was not in doubt at the last look.
+    /// Returns the cost of a holder's doubt. `None` if the holder was not in doubt at the last call of [`Self::look`].
     pub(crate) fn of_holder(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<Cost> {
         let book = self.book.lock();
         let marks = book.namespaces.get(namespace)?.holders.get(holder)?;
         Some(marks.cost())
     }
 
-    /// Returns the number of recent answers about a namespace, and how many of them were not exact. `None` if the last look did
-    /// not see the namespace.
+    /// Returns the number of recent answers about a namespace, and how many of them were not exact. `None` if the last
+    /// call of [`Self::look`] did not see the namespace.
     pub(crate) fn of_namespace(&self, namespace: &NamespaceName) -> Option<ToldCost> {
         let book = self.book.lock();
         let known = book.namespaces.get(namespace)?;

@@ -26,7 +26,7 @@ pub(crate) struct Told {
 }
 
 /// Subscribes to reports of one kind, and calls `take` for each report, as a task of `stage`. `take` returns the number
-/// of hints or outcomes that it has taken from the report.
+/// of hints or outcomes that it accepts from the report.
 ///
 /// # Errors
 ///

@@ -36,10 +36,10 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
     mends.join("; ")
 }
 
-/// Placeholder for namespace, worker and rank in the commands of the pages.
+/// Text in the commands of the pages that stands for the namespace, worker and rank of a holder.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// Returns the advice of [`mend_of`], with the namespace, worker and rank of the holder at fault in its commands. An
+/// Returns the advice of [`mend_of`] for one holder: its commands name the holder's namespace, worker and rank. An
 /// empty rank means all ranks.
 pub fn mend_for<'a>(
     words: impl Iterator<Item = &'a str>,

@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     pub(crate) missing_shards: Arc<MissingShards>,
     /// Error of the newest snapshot, as long as snapshots cannot be written.
     pub(crate) snapshot_failing: Arc<SnapshotFailing>,
-    /// Turns of requests that take long. Requests over NATS and over all listeners share these turns.
+    /// Queues in which requests that take long wait for their turns, shared by NATS and all listeners.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Record of the times at which each holder was exact, and at which it was not.
     pub(crate) history: Arc<History>,
@@ -57,7 +57,8 @@ pub(crate) struct Shared {
     pub(crate) http_limits: Live<WireLimits>,
     /// Time without any holder after which a namespace is forgotten.
     pub(crate) empty_namespace: Live<Duration>,
-    /// Source of the answers of all listeners. Empty until the first listener asks for the source.
+    /// Source of the answers of all listeners: the index, or the shards that a gateway asks. Empty until the first
+    /// listener asks for the source.
     pub(crate) source: OnceCell<Arc<Source>>,
 }
 
@@ -68,8 +69,8 @@ impl Shared {
         self.answerer(subjects, &self.query_limits)
     }
 
-    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries and the depth that the
-    /// settings choose for dialects.
+    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries. For other protocols than
+    /// the contract's, the settings say which kind of depth the answers give.
     pub(crate) fn listener_answerer(&self) -> Answerer {
         Answerer {
             dialect_depth: self.config.queries.dialect_depth,
@@ -77,7 +78,8 @@ impl Shared {
         }
     }
 
-    /// Returns an answerer that samples its queries, lets large requests take turns, and adds hints to answers.
+    /// Returns an answerer that keeps a sample of its queries, lets large requests take turns, and adds routers' hints
+    /// to answers.
     fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
         let (namespaces, trust) = (Arc::clone(&self.namespaces), Arc::clone(&self.trust));
         let freshness = self.pool.freshness();
@@ -90,7 +92,7 @@ impl Shared {
     }
 }
 
-/// Set of tasks that are stopped together.
+/// Set of tasks that are stopped together at a step of the daemon's stop.
 #[derive(Default)]
 pub(crate) struct Stage {
     pub(crate) stop: CancellationToken,
@@ -98,13 +100,13 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Runs `work` as a task of the stage, until the stage ends.
+    /// Runs `work` as a task of this set, until the set is stopped.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks
             .spawn(self.stop.clone().run_until_cancelled_owned(work));
     }
 
-    /// Tells the stage's tasks to stop, and waits until all have ended.
+    /// Tells the tasks of this set to stop, and waits until all have ended.
     pub(crate) async fn end(&self) {
         self.stop.cancel();
         self.tasks.close();

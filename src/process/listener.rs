@@ -181,7 +181,7 @@ struct OpenConnection {
     displaced: CancellationToken,
 }
 
-/// A connection's place among the open ones. Dropping the place frees it.
+/// Place of a connection among the open ones, whose number is bounded. Dropping this value frees the place.
 pub struct Place {
     open: Arc<Mutex<OpenConnections>>,
     number: u64,
@@ -311,7 +311,7 @@ fn log_end(listener: &'static str, result: hyper::Result<()>) {
     }
 }
 
-/// Address of a request's client, as an extension of the request.
+/// Address of the client that sent a request. Handlers find it among the request's extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
@@ -378,7 +378,7 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for WatchedServic
     }
 }
 
-/// The future of an answer. When the answer is made, the connection waits for its client again.
+/// Future of an answer. When it is done, the connection counts as waiting for its client again.
 struct AnswerFuture<F> {
     answer: Pin<Box<F>>,
     waits: Arc<AtomicBool>,

@@ -85,7 +85,7 @@ impl ServiceCounts {
     }
 }
 
-/// Identity of an instance. It is part of every answer.
+/// Identity of one process among the instances of the service. It is part of every answer to a `$SRV` request.
 #[derive(Debug, Clone, Serialize)]
 struct InstanceIdentity {
     name: &'static str,
@@ -135,7 +135,8 @@ struct EndpointStats<'a> {
     num_requests: u64,
     num_errors: u64,
     last_error: String,
-    /// Total processing time of all requests, in nanoseconds. The next field, the average, is in nanoseconds, too.
+    /// Total processing time of all requests of the endpoint, in nanoseconds. The next field, the average, is in
+    /// nanoseconds, too.
     processing_time: u64,
     average_processing_time: u64,
 }

@@ -24,7 +24,7 @@ pub struct Setup {
     pub snapshots: Option<SnapshotRoom>,
 }
 
-/// Free and wanted space on the disk for snapshots.
+/// Free space on the disk for snapshots, and the space that should be free.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRoom {
     /// Path of the snapshot directory.

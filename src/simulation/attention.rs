@@ -52,7 +52,8 @@ impl CacheModel {
         self.tail_blocks() > 0
     }
 
-    /// Returns how many blocks of windows or states a request needs before the place where it resumes.
+    /// Returns how many blocks of windows or states a request needs just before the boundary of blocks at which it
+    /// resumes from the cache.
     fn tail_blocks(self) -> usize {
         match self.attention {
             Attention::Full => 0,
@@ -66,8 +67,8 @@ impl CacheModel {
         blocks.saturating_sub(self.tail_blocks())..blocks
     }
 
-    /// Whether a cache keeps the window's or state's block at `position`. `boundaries` are the places where further requests are
-    /// expected to resume.
+    /// Whether a cache keeps the window's or state's block at `position`. `boundaries` are the boundaries between
+    /// blocks at which further requests are expected to resume.
     pub(super) fn keeps(self, position: usize, boundaries: &[usize]) -> bool {
         let retained = match self.retention {
             _ if !self.is_hybrid() => false,

@@ -35,9 +35,10 @@ struct ResidentBlock {
     parent: Option<SequenceHash>,
     position: usize,
     children: usize,
-    /// Number of the admission that used the block last.
+    /// Number of the request's admission to the cache that used the block last.
     used: u64,
-    /// Number of the admission that used the block's side block last. `None` if the block has no side block.
+    /// Number of the admission to the cache that used the block's side block (a block of the windows or states) last.
+    /// `None` if the block has no side block.
     side_used: Option<u64>,
 }
 
@@ -52,17 +53,18 @@ pub struct Admission {
     pub resident_blocks: usize,
     /// Blocks that were evicted, each after its children.
     pub evicted: Vec<SequenceHash>,
-    /// Blocks that lost their side block. A block that was evicted itself is in `evicted`, too.
+    /// Blocks that lost their side block (a block of the windows or states). A block that was evicted itself is in
+    /// `evicted`, too.
     pub sides_evicted: Vec<SequenceHash>,
     /// Blocks of the request beside which this admission stored a side block (a block of the windows or states).
     pub sides_stored: Vec<SequenceHash>,
 }
 
-/// Age of an entry that can be evicted: the admission that used it last, and its rank within that admission. Side blocks rank by
-/// position, and the leaf ranks last.
+/// Age of a block that can be evicted: the admission of a request that used it last, and its rank within that
+/// admission. Side blocks (of windows or states) rank by position, and the leaf ranks last.
 type Age = (u64, usize);
 
-/// Rank of a leaf among the entries that one admission used.
+/// Rank of the leaf among the blocks that the admission of one request used: it is evicted last.
 const LEAF: usize = usize::MAX;
 
 /// The resident blocks of one worker.
@@ -72,14 +74,15 @@ pub struct PrefixCache {
     model: CacheModel,
     blocks: HashMap<SequenceHash, ResidentBlock>,
     side_blocks: usize,
-    /// Entries that can be evicted, by age: the blocks without children, and the side blocks. No two entries have the same age:
-    /// one admission uses one path, which has one leaf and at most one side block at each position.
+    /// Blocks that can be evicted, by age: the blocks without children, and the side blocks (of windows or states). No
+    /// two have the same age: one admission uses one path, which has one leaf and at most one side block at each
+    /// position.
     oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
 }
 
 impl PrefixCache {
-    /// Creates an empty cache for at most `capacity_blocks` blocks, side blocks included.
+    /// Creates an empty cache for at most `capacity_blocks` blocks. Side blocks (of windows or states) count, too.
     pub fn new(capacity_blocks: NonZeroUsize, model: CacheModel) -> Self {
         Self {
             capacity_blocks: capacity_blocks.get(),
@@ -91,7 +94,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns how many blocks are resident, without side blocks.
+    /// Returns how many blocks are resident. Side blocks (of windows or states) do not count.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -161,8 +164,8 @@ impl PrefixCache {
         admission
     }
 
-    /// Stores side blocks beside the blocks that the request computed. Stops when only blocks that the request used could make
-    /// room.
+    /// Stores side blocks (of the windows or states) beside the blocks that the request computed. Stops when room could
+    /// only be made by evicting blocks that the request used.
     fn keep_sides(&mut self, chain: &[SequenceHash], admission: &mut Admission) {
         let end = chain.len().saturating_sub(1);
         let parting = admission.matched_blocks.min(end);
@@ -190,7 +193,7 @@ impl PrefixCache {
         self.blocks.len() + self.side_blocks >= self.capacity_blocks
     }
 
-    /// Whether all entries that can be evicted were used by the present admission.
+    /// Whether all blocks that can be evicted were used by the request that is being admitted.
     fn is_oldest_in_use(&self) -> bool {
         let oldest = self.oldest.first_key_value();
         oldest.is_none_or(|((used, _), _)| *used == self.admissions)
@@ -207,7 +210,7 @@ impl PrefixCache {
         }
     }
 
-    /// Touches the side block of a block. Returns whether there is one.
+    /// Marks the side block (of the windows or states) of a block as used now. Returns whether there is one.
     fn touch_side(&mut self, hash: SequenceHash) -> bool {
         let Some((block, before)) = self
             .blocks
@@ -382,8 +385,8 @@ mod tests {
         sides: BTreeMap<Vec<u64>, u64>,
     }
 
-    /// Order of eviction among the entries that one request used last: the side blocks from the front, then the leaf. Entries of
-    /// earlier requests are evicted first.
+    /// Order of eviction among the blocks that one request used last: the side blocks (of windows or states) from the
+    /// front, then the leaf. Blocks that only earlier requests used are evicted first.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
     enum Rank {
         Side(usize, Vec<u64>),
@@ -401,7 +404,8 @@ mod tests {
             }
         }
 
-        /// Returns how many blocks before the place where a request resumes need a side block.
+        /// Returns how many blocks just before the place where a request resumes need a side block (a block of the
+        /// windows or states).
         fn tail_blocks(&self) -> usize {
             match self.cache.attention {
                 Attention::Full => 0,
@@ -434,7 +438,8 @@ mod tests {
                 .unwrap_or(0)
         }
 
-        /// Returns the positions in a prompt, from 1, whose blocks the cache keeps a side block for.
+        /// Returns the positions in a prompt, from 1, for whose blocks the cache keeps a side block (a block of the
+        /// windows or states).
         fn kept(&self, ids: &[u64]) -> BTreeSet<usize> {
             let tail = |end: usize| (1..=end).rev().take(self.tail_blocks());
             let all = 1..=ids.len();
@@ -490,9 +495,9 @@ mod tests {
             admission
         }
 
-        /// Evicts the oldest entry if there is no room. Returns `false` if nothing can be evicted. Blocks of the request `ids`
-        /// are never evicted. Side blocks that this request used are evicted only if `blocks` is true, that is, to make room for
-        /// its blocks.
+        /// Evicts the oldest block if there is no room. Returns `false` if nothing can be evicted. Blocks of the
+        /// request `ids` are never evicted. Side blocks (of windows or states) that this request used are evicted only
+        /// if `blocks` is true, that is, to make room for its blocks.
         fn make_room(&mut self, ids: &[u64], blocks: bool, admission: &mut Admission) -> bool {
             if self.used.len() + self.sides.len() < self.capacity {
                 return true;

@@ -184,7 +184,7 @@ pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Ev
     events
 }
 
-/// A worker, and the last batch of its publisher.
+/// Worker, with the epoch and number of the last batch of its publisher.
 pub(super) type WorkerCursor = (WorkerName, BatchCursor);
 
 #[cfg(test)]

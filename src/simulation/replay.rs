@@ -34,15 +34,15 @@ const BATCH_QUERIES_MAX: usize = 128;
 const BATCH_BYTES: usize = 512 << 10;
 /// Approximate bytes of one holder in a reply.
 const HOLDER_BYTES: usize = 96;
-/// Maximum number of earlier requests that are drawn and checked at a checkpoint.
+/// Maximum number of earlier requests that are drawn at a checkpoint, to compare replies about them with the truth.
 const CHECKPOINT_SAMPLE: usize = 64;
 
-/// Requests that are checked at the end.
+/// Requests for which replies are compared with the truth at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalCheck {
-    /// All requests are checked.
+    /// Replies about all requests are compared.
     All,
-    /// Only the last requests are checked, at most this many.
+    /// Replies about the last requests are compared, at most this many.
     Last(usize),
 }
 
@@ -51,21 +51,23 @@ pub enum FinalCheck {
 pub struct ReplayOptions {
     /// Size of the fleet.
     pub size: FleetSize,
-    /// Seed of the random choice between equally good workers, and of the requests that checkpoints check.
+    /// Seed of the random choice between equally good workers, and of the choice of requests whose replies checkpoints
+    /// compare with the truth.
     pub seed: u64,
     /// Maximum number of queries that are under way at the same time.
     pub in_flight: NonZeroUsize,
-    /// Number of requests between two checkpoints.
+    /// Number of requests between two checkpoints. At a checkpoint all events are applied, and replies are compared
+    /// with the truth.
     pub checkpoint_requests: NonZeroUsize,
 }
 
-/// A fleet that is being driven through requests.
+/// A fleet that serves requests, with a router that asks a daemon.
 pub struct Replay<'session> {
     session: &'session Session,
     options: ReplayOptions,
     fleet: Fleet,
     publishers: Vec<HolderPublisher>,
-    /// Workers that have published since the last checkpoint.
+    /// Workers that have published since the last checkpoint, at which all events were applied.
     touched: BTreeSet<usize>,
     sampling: Rng,
     tally: Tally,
@@ -201,7 +203,8 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Checks some requests drawn from `requests`. Call it only after [`Replay::advance`] has returned.
+    /// Compares the replies about some requests, drawn from `requests`, with the truth. Call it only after
+    /// [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///
@@ -215,7 +218,8 @@ impl<'session> Replay<'session> {
         self.check(&drawn).await
     }
 
-    /// Checks the requests that `check` selects, each distinct prompt once. Call it only after [`Replay::advance`] has returned.
+    /// Compares the replies about the requests that `check` selects with the truth, each distinct prompt once. Call it
+    /// only after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///

@@ -35,11 +35,11 @@ pub struct Tally {
     pub requests: usize,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Blocks of requests that the serving worker held already.
+    /// Blocks of the requests that the serving worker held already when each request arrived.
     pub hit_blocks: usize,
-    /// Batches published.
+    /// Batches of events that the workers have published.
     pub batches: usize,
-    /// Events in the batches.
+    /// Events in the published batches.
     pub events: usize,
     /// Blocks stored or removed by the events.
     pub event_blocks: usize,
@@ -105,7 +105,8 @@ impl Tally {
         self.latency_us.saturating_record(latency_us);
     }
 
-    /// Counts a comparison with the truth.
+    /// Counts a comparison of a reply with the truth. `difference` says how a wrong reply differs; the first few of
+    /// these texts are kept.
     pub fn record_check(&mut self, difference: Option<String>) {
         self.checked_replies += 1;
         let Some(difference) = difference else {
@@ -176,9 +177,9 @@ pub struct Report {
     pub momentary_replies: usize,
     /// Latencies of the queries of the run.
     pub query_us: QueryLatency,
-    /// Batches published.
+    /// Batches of events that the workers have published.
     pub batches: usize,
-    /// Events in the batches.
+    /// Events in the published batches.
     pub events: usize,
     /// Blocks stored or removed by the events.
     pub blocks: usize,
@@ -189,7 +190,7 @@ pub struct Report {
     /// Requests served per second of `elapsed_seconds`. Serving a request means one query, the routing, and the publishing of the
     /// worker's events.
     pub requests_per_second: f64,
-    /// Blocks of events per second of `elapsed_seconds`.
+    /// Blocks stored or removed by events, per second of `elapsed_seconds`.
     pub blocks_per_second: f64,
     /// Texts of the first few differences between replies and the truth.
     #[serde(skip_serializing_if = "Vec::is_empty")]

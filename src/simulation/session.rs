@@ -21,7 +21,7 @@ use super::fleet::{RANK, WorkerCursor};
 pub(super) const SUBSCRIPTION_CAPACITY: usize = 4096;
 /// Maximum time until the daemon is ready, and until the broker answers.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
-/// Longest time for which the daemon may make no progress with the published events.
+/// Longest time for which the daemon may apply none of the published events.
 pub(super) const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
 /// Pauses between two questions to the daemon about its progress.
 pub(super) const POLLS: Backoff = Backoff {
@@ -218,7 +218,8 @@ impl Session {
         self.wait_until(present).await.map(|_| ())
     }
 
-    /// Asks for the status until `backlog` finds no worker that is behind. Fails if nothing changes for [`PROGRESS_PATIENCE`].
+    /// Asks for the status until `backlog` finds no worker whose batches the daemon still has to apply. Fails if
+    /// nothing changes for [`PROGRESS_PATIENCE`].
     async fn wait_until(
         &self,
         backlog: impl Fn(Option<&StatusReply>) -> DaemonBacklog,
@@ -263,7 +264,7 @@ impl Session {
 struct DaemonBacklog {
     /// Number of workers whose batches the daemon has not all applied.
     workers: usize,
-    /// Sum of these workers' last applied batch numbers. It changes as long as the daemon makes progress.
+    /// Sum of the last applied batch numbers of these workers. It changes as long as the daemon makes progress.
     applied: u64,
 }
 

@@ -41,7 +41,7 @@ pub struct SteadyOptions {
     pub transport: Transport,
 }
 
-/// Counts of one call of [`SteadyFleet::go_on`].
+/// Counts of the time that one call of [`SteadyFleet::go_on`] covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SteadyTally {
     /// Requests served.

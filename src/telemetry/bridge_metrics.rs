@@ -13,15 +13,16 @@ use super::declare::metric_group;
 use super::labels::{EngineSource, FrameFault, PerLabel, RepublishCut, RepublishOmission, label_of};
 use super::log_gated;
 
-/// Largest number of engines that have series of their own at the same time.
+/// Maximum number of engines that have metric series of their own at the same time.
 const ENGINES_MAX: usize = 1024;
-/// Label of the engines beyond [`ENGINES_MAX`].
+/// Label that all engines beyond [`ENGINES_MAX`] share.
 const OTHER_ENGINES: &str = "(other)";
 
 /// Name of an engine in labels: the namespace, and the instance with its rank.
 type EngineName = (String, String);
 
-/// The right of an engine to series of its own. Dropping the last lease of an engine frees its place among [`ENGINES_MAX`].
+/// Right of an engine to metric series of its own. Dropping the last lease of an engine frees its place among
+/// [`ENGINES_MAX`].
 struct EngineLease {
     named: Arc<Mutex<HashMap<EngineName, usize>>>,
     name: EngineName,
@@ -216,7 +217,8 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge, and not another bridge of its group, publishes the engine's blocks to daemons.
+    /// Records whether this bridge tells daemons of the engine's blocks. Bridges that follow the same engines form a
+    /// group, of which one does.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }

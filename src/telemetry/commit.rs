@@ -1,5 +1,5 @@
-//! The commit that the running program was built from. The library that holds it is not built anew for each commit, so the
-//! program sets the commit at its start.
+//! The commit from which the running program was built. The library that keeps it is not built anew for each commit, so
+//! the program sets the commit at its start.
 
 use std::sync::OnceLock;
 

@@ -192,8 +192,9 @@ impl EventMetrics {
         );
     }
 
-    /// Logs that a second publisher of the holder sends batches of an epoch (`lower`) below the epoch that the daemon follows
-    /// (`believed`). Call it once per contest, which ends with [`Self::contest_ended`].
+    /// Logs that a second publisher of the holder sends batches of an epoch (`lower`) below the epoch that the daemon
+    /// follows (`believed`). Call it once in the time in which two publishers claim the holder. [`Self::contest_ended`]
+    /// logs the end of that time.
     pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
         log_gated!(
             warn "two publishers claim a worker: batches of a lower epoch are dropped";
@@ -223,7 +224,8 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that only one publisher claims the holder again. The line tells how many batches of lower epochs were dropped.
+    /// Logs that only one publisher claims the holder again. The line tells how many batches of lower epochs were
+    /// dropped.
     pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
         log_gated!(
             info "worker is claimed by one publisher again";

@@ -103,8 +103,8 @@ metric_group! {
 }
 
 impl GrpcHitMetrics {
-    /// Sets the number of blocks whose look-ups are counted. Adds the number of blocks whose count was dropped because there was
-    /// no room.
+    /// Sets the number of blocks whose look-ups over gRPC are counted. Adds the number of blocks whose count was
+    /// dropped because there was no room.
     pub fn kept(&self, counted: usize, dropped: u64) {
         self.counted.set(counted as f64);
         self.dropped.increment(dropped);

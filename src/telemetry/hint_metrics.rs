@@ -25,7 +25,8 @@ metric_group! {
 }
 
 impl HintMetrics {
-    /// Counts `times` hints that were not kept, or were dropped before their time ended. Also writes a log line at level debug.
+    /// Counts `times` hints (reports of where routers sent requests) that were not kept, or were dropped before their
+    /// time ended. Also writes a log line at level debug.
     pub fn dropped(&self, reason: HintDrop, times: u64, detail: &dyn Display) {
         self.dropped.get(reason).increment(times);
         log_gated!(debug "a hint of a router was not kept" per HintDrop(reason); %reason, %detail);

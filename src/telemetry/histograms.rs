@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::declare::{MetricDescription, MetricKind};
 
-/// The histograms of a recorder.
+/// The histograms of a recorder, which keeps all metrics of the process.
 #[derive(Debug)]
 pub(super) struct Histograms {
     declared: HashMap<&'static str, MetricDescription>,

@@ -121,9 +121,9 @@ label_values! {
         /// The batch has another block size than its holder's namespace. Or it is part of a snapshot that was written while the
         /// namespace had another hashing or block size.
         OtherSettings => "other_settings",
-        /// The queue of the worker's lane was full.
+        /// The queue in front of the worker's lane (the thread that applies its events) was full.
         LaneFull => "lane_full",
-        /// The lane that should apply the batch takes no more work.
+        /// The lane (thread) that should apply the batch takes no more work.
         LaneStopped => "lane_stopped",
     }
 }
@@ -183,7 +183,7 @@ label_values! {
         Rename => "rename",
         /// Another snapshot is being written.
         Busy => "busy",
-        /// A lane takes no more work.
+        /// A lane (thread that applies events), which dumps its holders, takes no more work.
         LaneStopped => "lane_stopped",
         /// The task that writes the snapshot was cut short.
         Interrupted => "interrupted",
@@ -385,13 +385,13 @@ label_values! {
 }
 
 label_values! {
-    /// The kinds of work that a lane spends its time on.
+    /// The kinds of work on which a lane (a thread that applies events) spends its time.
     LaneWork: "work" {
         /// Decoding and applying event batches.
         Events => "events",
-        /// The lane's part in resyncs.
+        /// The lane's part in resyncs: holding batches, and applying the publishers' answers.
         Resync => "resync",
-        /// The lane's part in writing and reading snapshots.
+        /// The lane's part in snapshots: dumping its holders, and restoring them.
         Snapshot => "snapshot",
         /// Regular checks for batches that have waited too long, and for holders that have been silent too long. Also the
         /// commands of operators.
@@ -412,9 +412,9 @@ label_values! {
         Snapshots => "snapshots",
         /// The connection that receives commands of operators.
         Admin => "admin",
-        /// The connection that receives outcomes of requests from routers.
+        /// The connection that receives outcomes from routers: how many blocks requests really found.
         Outcomes => "outcomes",
-        /// The connection that receives hints of routers.
+        /// The connection that receives hints from routers: where they have sent requests.
         Hints => "hints",
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::declare::{MetricDescription, MetricKind};
 
-/// The counters and gauges of a recorder that end with their handles.
+/// The counters and gauges of a recorder that end when their last handle is dropped.
 #[derive(Debug)]
 pub(super) struct LeasedSeries {
     declared: BTreeMap<&'static str, MetricDescription>,

@@ -14,12 +14,12 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 /// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
-    /// Time at which the next line is due at a steady rate, in nanoseconds since [`now_ns`]'s origin.
+    /// Time at which the gate lets the next line pass at a steady rate, in nanoseconds since [`now_ns`]'s origin.
     due_ns: AtomicU64,
     suppressed: AtomicU64,
-    /// Interval between two lines at the steady rate, in nanoseconds.
+    /// Interval between two lines that the gate lets pass at the steady rate, in nanoseconds.
     step_ns: u64,
-    /// Time by which a line may pass before it is due, in nanoseconds.
+    /// Time by which the gate may let a line pass before its turn, in nanoseconds. It allows bursts.
     early_ns: u64,
 }
 

@@ -66,8 +66,8 @@ impl CountedOutcome {
 }
 
 impl OutcomeMetrics {
-    /// Counts an outcome by whether its answer called the holder exact. Only an outcome with promised blocks adds to the
-    /// histogram of missing shares.
+    /// Counts an outcome (the blocks that one request found) by whether its answer called the holder exact. Only an
+    /// outcome with promised blocks adds to the histogram of missing shares.
     pub fn told(&self, outcome: CountedOutcome) {
         let state = outcome.state();
         self.requests.get(state).increment(1);
@@ -82,7 +82,8 @@ impl OutcomeMetrics {
 }
 
 impl OutcomeErrorMetrics {
-    /// Counts `times` outcomes that were not taken. Also writes a log line at level debug.
+    /// Counts `times` outcomes (numbers of blocks that requests found) that were not taken. Also writes a log line at
+    /// level debug.
     pub fn refused(&self, reason: OutcomeRefusal, times: u64, detail: &dyn Display) {
         self.refused.get(reason).increment(times);
         log_gated!(debug "an outcome was not taken" per OutcomeRefusal(reason); %reason, %detail);
@@ -90,7 +91,7 @@ impl OutcomeErrorMetrics {
 }
 
 impl HolderOutcomeMetrics {
-    /// Counts an outcome by whether its answer called the holder exact.
+    /// Counts an outcome (the blocks that one request found) by whether its answer called the holder exact.
     pub fn told(&self, outcome: CountedOutcome) {
         let state = outcome.state();
         self.promised.get(state).increment(outcome.promised_blocks);

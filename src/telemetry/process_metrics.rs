@@ -12,7 +12,7 @@ use super::declare::metric_group;
 use super::labels::{Connection, ConnectionEvent, LabelValue, LaneWork, PerLabel};
 use super::{ConnectionCounts, LogGate, log_gated};
 
-/// One gate for each pair of a connection and an event: `[connection][event]`.
+/// Gates that limit the rate of log lines: one for each pair of a connection and an event, `[connection][event]`.
 static CONNECTION_GATES: [[LogGate; ConnectionEvent::ALL.len()]; Connection::ALL.len()] =
     [const { [const { LogGate::new() }; ConnectionEvent::ALL.len()] }; Connection::ALL.len()];
 

@@ -61,12 +61,13 @@ metric_group! {
 }
 
 impl RedisGuessMetrics {
-    /// Sets the number of speculative entries that are kept.
+    /// Sets the number of speculative entries (routers' guesses of where blocks will be) that are kept.
     pub fn kept(&self, count: usize) {
         self.kept.set(count as f64);
     }
 
-    /// Counts a speculative entry that was dropped before its router took it back.
+    /// Counts a speculative entry (a router's guess of where a block will be) that was dropped before its router took
+    /// it back.
     pub fn dropped(&self, reason: GuessDrop) {
         self.dropped.get(reason).increment(1);
     }

@@ -5,10 +5,10 @@ use serde::Deserialize;
 use super::report::Check;
 use crate::cli::text::counted;
 
-/// Maximum number of sources that get a line of their own.
+/// Maximum number of sources of engines (such as DNS or a file) that get a check of their own.
 const LINES_MAX: usize = 16;
 
-/// Engines, servers and sources of a bridge, as its route `/workers` lists them.
+/// Answer of a bridge's route `/workers`: its engines, its servers, and the sources in which it looks for engines.
 #[derive(Debug, Deserialize)]
 pub(super) struct BridgeListing {
     engines: Vec<ListedInstance>,
@@ -37,7 +37,8 @@ impl BridgeListing {
     pub(super) const TARGET: &'static str = "/workers?limit=10000";
 }
 
-/// Returns the checks of the bridge at the address `place`: one for each source, and one for all engines and servers.
+/// Returns the checks of the bridge at the address `place`: one for each source in which it looks for engines, and one
+/// for all its engines and servers.
 pub(super) fn judge(place: &str, followed: &BridgeListing) -> Vec<Check> {
     let sources = followed.sources.iter().take(LINES_MAX).map(judge_source);
     let mut checks: Vec<Check> = sources.collect();

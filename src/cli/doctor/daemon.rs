@@ -20,10 +20,10 @@ const ROUND_TRIP: &str = "round trip";
 /// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Last answer of the daemon that did not have the probe event.
+/// Last answer of the daemon that did not list the probe event's block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LackingAnswer {
-    /// No shard is known to be missing, and nothing was refused.
+    /// All shards answered, as far as is known, and the daemon did not refuse.
     Silent,
     /// Some shards did not answer.
     Incomplete(Gathered),
@@ -108,7 +108,7 @@ fn unknown_probe(last: &LackingAnswer, timeout: Duration) -> Check {
     }
 }
 
-/// Returns the failed check for a round trip in which every answer lacked shards.
+/// Returns the failed check for a probe event if shards were missing from every answer about it.
 fn missing_shards(gathered: &Gathered) -> Check {
     let missing = gathered.missing_in_words();
     let are = if gathered.missing.len() == 1 { "is" } else { "are" };

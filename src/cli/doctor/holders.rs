@@ -36,7 +36,8 @@ struct Culprit<'d> {
     /// Details of the reasons, from the first daemon that tells any. The text comes from that daemon, or from the bridge that
     /// follows the engine.
     detail: Option<&'d str>,
-    /// Cost of the doubt: the sum of the costs that the daemons tell.
+    /// Numbers of recent answers about the namespace, and of those that list the holder as not exact, summed over all
+    /// daemons.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }

@@ -49,7 +49,7 @@ pub(super) struct NamespacePublishers {
     /// Counts of the last answers about the namespace. An older daemon leaves the counts out.
     #[serde(default)]
     cost: Option<Cost>,
-    /// Number of holders whose block size is guessed, because nobody tells it.
+    /// Number of holders whose block size is guessed, because their publishers do not tell it.
     #[serde(default)]
     unsized_holders: u64,
 }
@@ -123,7 +123,8 @@ pub(super) fn refused(daemons: &[(&str, Vec<NamespacePublishers>)], own: &str) -
 #[derive(Debug, Default)]
 struct CulpritPublisher<'d> {
     reason: Option<&'d str>,
-    /// Cost of the dropped batches: the sum of the costs that the daemons tell.
+    /// Numbers of recent answers about the publisher's namespace, and of those that were not exact, summed over all
+    /// daemons.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }

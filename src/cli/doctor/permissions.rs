@@ -34,7 +34,7 @@ pub(super) async fn check(
     checks
 }
 
-/// The subjects that a role needs.
+/// Subjects on which a role (a daemon, a publisher or a router) publishes and subscribes.
 struct Needs {
     subscribe: Vec<String>,
     /// Subjects on which the role publishes. On each of them, an empty message has no effect.

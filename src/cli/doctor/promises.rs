@@ -5,7 +5,8 @@ use serde::Deserialize;
 use super::report::Check;
 use crate::cli::promises::BrokenPromise;
 
-/// Namespace with its broken promises, from a daemon's route `/index`.
+/// Namespace with the holders for which answers promised more blocks than requests find, from a daemon's route
+/// `/index`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Promising {
     namespace: String,

@@ -153,8 +153,8 @@ pub(super) async fn look(replicas: Vec<Replica>) -> Vec<ReplicaAnswer> {
     join_all(asked).await
 }
 
-/// Returns the needs of each daemon that tells its needs, with the daemon's address. Older daemons, gateways and bridges do not
-/// tell them.
+/// Returns the needs of each daemon (message size, stream, disk space) with the daemon's address. Older daemons,
+/// gateways and bridges do not tell their needs.
 pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     let told = seen.iter().filter_map(|(replica, index)| {
         let index = Wanting::deserialize(index.as_ref().ok()?).ok()?;
@@ -261,7 +261,7 @@ fn view_of<V: DeserializeOwned>((admin, index): Indexed<'_>) -> Result<V, Failur
     })
 }
 
-/// Returns the checks of the holders that are not exact, as the daemons with an index tell them.
+/// Returns the checks of the holders that are not exact, from the answers of the daemons that have an index.
 async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
@@ -290,7 +290,8 @@ fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
     known.missing_shards.iter().map(failed).collect()
 }
 
-/// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, strays, promises, hashing.
+/// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,
+/// promised blocks, hashing.
 fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();

@@ -57,7 +57,7 @@ impl Check {
         Self::new(name, CheckOutcome::Skipped, &why, None)
     }
 
-    /// Adds the share of queries that the finding concerns.
+    /// Adds to the check the share of queries that its finding concerns.
     pub(super) fn costing(self, cost: Option<String>) -> Self {
         Self { cost, ..self }
     }

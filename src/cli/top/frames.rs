@@ -18,7 +18,8 @@ pub(super) struct Hello {
     pub(super) mends: Vec<(String, String)>,
 }
 
-/// State of the daemon at one time, and the changes of holders since the previous frame.
+/// Message of the stream that the daemon sends every second: its state, and the changes of holders since the previous
+/// message.
 #[derive(Debug, Deserialize)]
 pub(super) struct DaemonFrame {
     /// Time of the frame, in microseconds since the Unix epoch.
@@ -42,8 +43,8 @@ pub(super) struct DaemonFrame {
     /// Failure to send snapshots to the Object Store; `None` if they are sent, or if an older daemon does not tell.
     #[serde(default)]
     pub(super) uploads: Option<FrameSnapshotFailure>,
-    /// Holders with the most costly doubts, each as the holder's number and the cost in words. An older daemon leaves this list
-    /// out.
+    /// Holders whose doubts concern the most queries, each as the holder's number and the cost in words. An older
+    /// daemon leaves this list out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
@@ -94,7 +95,7 @@ pub(super) struct FrameRates {
     pub(super) query_p99_us: Option<f64>,
 }
 
-/// Changes of the holders since the previous frame.
+/// Changes of the holders since the previous message of the stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct HolderChanges {
     pub(super) whole: bool,
@@ -107,8 +108,8 @@ pub(super) struct HolderChanges {
     /// holder is exact. An older daemon leaves this list out.
     #[serde(default)]
     pub(super) since: Vec<(u64, u64)>,
-    /// Facts about holders: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds,
-    /// parked events.
+    /// Facts about holders: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in
+    /// microseconds, events that wait for their parent block.
     pub(super) facts: Vec<(u64, u64, u32, u64, u64, u32)>,
     pub(super) gone: Vec<u64>,
 }

@@ -1,12 +1,12 @@
-//! Troubles of a frame that no holder's row shows: missing shards, strays, dropped batches, failing snapshots, broken promises,
-//! clocks.
+//! Troubles that no holder's row of `kvatlas top` shows: missing shards, events for missing namespaces, dropped
+//! batches, failing snapshots, broken promises, clocks.
 
 use kvatlas_daemon::runbook::mend_for;
 
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::text::{printable, since};
 
-/// Returns the worst trouble of a frame in words, with the advice; `None` if there is none.
+/// Returns the worst trouble in a message of the daemon in words, with the advice; `None` if there is none.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));

@@ -6,7 +6,8 @@ use std::collections::btree_map::Entry;
 
 use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
-/// Maximum number of replies that are kept, of all divisions together.
+/// Maximum number of replies to one request that are kept. Replies of several divisions of the workers into shards can
+/// come at the same time.
 const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
 
 /// Shards' replies to one request that have come so far. Their number and size are bounded, because any client that sees the
@@ -21,10 +22,10 @@ pub(super) struct Collection<T> {
     bytes_left: usize,
 }
 
-/// Replies of one division of the workers into shards.
+/// Replies of the shards of one division, that is, of one way to divide the workers into shards.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Division<T> {
-    /// Number of shards of the division.
+    /// Number of shards into which the division divides the workers.
     pub(super) shards: u32,
     /// The replies, by the shard's index.
     pub(super) replies: BTreeMap<u32, T>,
@@ -40,8 +41,9 @@ impl<T> Collection<T> {
         }
     }
 
-    /// Adds a reply of `bytes`. If a shard replies twice, its first reply is kept. Returns whether collecting ends. It ends if
-    /// all shards of the reply's division have replied, or if there is no room for the reply.
+    /// Adds a reply of `bytes`. If a shard replies twice, its first reply is kept. Returns whether collecting ends. It
+    /// ends if all shards of the reply's division (way to divide the workers) have replied, or if there is no room for
+    /// the reply.
     pub(super) fn add(&mut self, shard: Shard, reply: T, bytes: usize) -> bool {
         let replies = self.divisions.entry(shard.count()).or_default();
         if let Entry::Vacant(place) = replies.entry(shard.index()) {
@@ -55,8 +57,9 @@ impl<T> Collection<T> {
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())
     }
 
-    /// Returns the division in which the largest share of the shards has answered. If two shares are equal, returns the division
-    /// with more shards. `None` if there is no reply.
+    /// Returns the replies of the division (way to divide the workers into shards) in which the largest share of the
+    /// shards has answered. If two shares are equal, returns the division with more shards. `None` if there is no
+    /// reply.
     pub(super) fn into_best(self) -> Option<Division<T>> {
         let parts = |division: &Division<T>| (division.replies.len() as u64, u64::from(division.shards));
         let divisions = self

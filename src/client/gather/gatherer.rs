@@ -201,7 +201,8 @@ impl Gatherer {
     }
 }
 
-/// Collects replies until a division is complete or the time is up; `None` if no daemon is subscribed.
+/// Collects replies until all shards of one division of the workers have replied, or the time is up; `None` if no
+/// daemon is subscribed.
 async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<Message>> {
     let mut collection = Collection::within(REPLY_BYTES_MAX);
     while let Ok(Some(reply)) = tokio::time::timeout_at(deadline, replies.next()).await {
@@ -226,8 +227,8 @@ fn shard_of(reply: &Message) -> Option<Shard> {
     header.as_str().parse().ok()
 }
 
-/// Decodes the replies of a division and merges them. A shard counts as missing if it could not answer or its reply cannot be
-/// decoded.
+/// Decodes the replies of one division of the workers into shards, and merges them. A shard counts as missing if it
+/// could not answer or its reply cannot be decoded.
 fn merge<Reply, Whole>(
     division: Division<Message>,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,

@@ -76,7 +76,7 @@ impl ReplyInbox {
         })
     }
 
-    /// Begins to receive the replies to one request.
+    /// Begins to receive the replies to one request. The returned value has the subject for the replies.
     pub(super) fn expect(&self) -> Replies {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(REPLIES_WAITING_MAX);

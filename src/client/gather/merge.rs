@@ -12,7 +12,7 @@ use kvatlas_core::wire::{
     WireError,
 };
 
-/// The answer of one shard.
+/// The answer of one shard to a request: its reply, or an error.
 pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
 /// Returns the answers of the shards that know the namespace. If no shard does, or a shard answered with another error, returns

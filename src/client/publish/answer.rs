@@ -18,12 +18,14 @@ pub(super) struct ResyncAnswerChunks {
 }
 
 impl Outbox {
-    /// Whether the request needs the full state as answer, because the missing batches cannot be sent from the ring.
+    /// Whether only the full state can answer the request, because the publisher no longer keeps all of the missing
+    /// batches.
     pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
         self.missing(request).is_none()
     }
 
-    /// Returns the batches that a daemon lacks, from the ring. Returns `None` in these cases:
+    /// Returns the batches that a daemon lacks, from the ring (the last batches that the publisher keeps). Returns
+    /// `None` in these cases:
     ///
     /// - The daemon asks for the full state, or knows another epoch.
     /// - The ring no longer has all these batches.
@@ -40,8 +42,8 @@ impl Outbox {
             .collect()
     }
 
-    /// Makes the answer to a daemon: the missing batches if the ring has them all, or else the full state. The full state is
-    /// `kept` if the caller keeps it, or else comes from the publisher's own table.
+    /// Makes the answer to a daemon: the missing batches if the publisher still keeps them all, or else the full state.
+    /// The full state is `kept` if the caller keeps it, or else comes from the publisher's own table of blocks.
     ///
     /// # Errors
     ///
@@ -66,7 +68,7 @@ impl Outbox {
         Ok(self.chunks(ResyncAnswerKind::Full, state))
     }
 
-    /// Returns the full state in the publisher's own table, as encoded batches.
+    /// Returns the full state from the publisher's own table of the holder's blocks, as encoded batches.
     fn table_state(&mut self, clocks: Clocks) -> Result<Vec<Vec<u8>>, WireError> {
         let unavailable = |text| WireError::new(ErrorCode::Unavailable, text);
         // The table is taken out, so that its events can be encoded one by one.
@@ -189,7 +191,7 @@ impl Outbox {
     }
 }
 
-/// Maximum number of bytes in a chunk that precede each of its batches.
+/// Maximum number of bytes in a chunk that precede the payload of each batch.
 const BATCH_HEAD_BYTES: usize = 5;
 
 /// Returns the event, without its engine hashes if these equal the sequence hashes.

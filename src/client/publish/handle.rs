@@ -50,9 +50,9 @@ pub struct PublisherCounters {
     pub queue_waits: u64,
     /// Calls of [`HolderPublisher::try_publish`] that failed because the queue was full.
     pub queue_refusals: u64,
-    /// Answers that gave a daemon the batches that it had missed.
+    /// Answers to a daemon's question with the batches that the daemon had missed.
     pub answers_missing: u64,
-    /// Answers that gave a daemon the full state.
+    /// Answers to a daemon's question with all blocks of the holder (the full state).
     pub answers_full: u64,
     /// Questions of daemons that the publisher refused to answer.
     pub answers_refused: u64,
@@ -71,7 +71,7 @@ pub(super) struct LiveCounters {
     pub(super) answers_refused: AtomicU64,
 }
 
-/// The state that the handle and the task share.
+/// State that the publisher's handle and its task share.
 #[derive(Debug)]
 pub(super) struct PublisherShared {
     pub(super) counters: LiveCounters,
@@ -106,8 +106,8 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, Lent::default()).await
     }
 
-    /// Starts a publisher as [`start`](Self::start) does, but without a table of its own. Daemons that need the full state get it
-    /// from `state`. This is for a relay that knows the full state anyway.
+    /// Starts a publisher as [`start`](Self::start) does, but without a table of the holder's blocks. Daemons that need
+    /// the full state get it from `state`. This is for a relay that knows the full state anyway.
     ///
     /// # Errors
     ///

@@ -39,8 +39,9 @@ pub enum Beginning {
     NewEpoch,
     /// Begins a new epoch of this number, which must be above every earlier one. The holder has no blocks yet.
     Epoch(u64),
-    /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first number is
-    /// skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already knows the holder's blocks.
+    /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first
+    /// batch number is skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already
+    /// knows the holder's blocks.
     Above(u64),
     /// Continues after this batch, which an earlier incarnation of the publisher sent. The blocks of the earlier batches are not
     /// known here. So daemons can get the batches that are published from now on, but not the full state.
@@ -76,9 +77,9 @@ pub struct PublisherOptions {
     /// [`publish`](super::HolderPublisher::publish) waits for room, and [`try_publish`](super::HolderPublisher::try_publish)
     /// fails.
     pub queue_batches_max: usize,
-    /// Maximum number of batches that the ring keeps for daemons that miss them.
+    /// Maximum number of the last batches that the publisher keeps (its ring) for daemons that miss them.
     pub ring_batches_max: usize,
-    /// Maximum number of payload bytes that the ring keeps.
+    /// Maximum number of payload bytes of the last batches that the publisher keeps for daemons that miss them.
     pub ring_bytes_max: usize,
     /// Approximate maximum size of one chunk of an answer to a daemon, in bytes.
     pub chunk_bytes_max: usize,

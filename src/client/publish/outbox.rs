@@ -30,7 +30,7 @@ pub(super) struct Clocks {
     pub(super) unix_us: u64,
 }
 
-/// Events that wait for more events to share their batch.
+/// Events that wait for more events to share their batch (the *open batch*).
 #[derive(Debug)]
 struct OpenBatch {
     tier: Tier,
@@ -52,11 +52,11 @@ pub(super) struct Outbox {
     /// blocks itself.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
-    /// Time at which the last batch was numbered, in microseconds on the monotonic clock.
+    /// Time at which the last batch got its number, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
     /// Time until which the publisher counts as new, in microseconds on the monotonic clock; see [`Self::rise_above`].
     new_until_us: u64,
-    /// Time of the last successful [`Self::rise_above`], in microseconds on the monotonic clock.
+    /// Time at which [`Self::rise_above`] last began an epoch, in microseconds on the monotonic clock.
     risen_us: Option<u64>,
     /// Doubts about the holder that the publisher has reported. They are part of the full state.
     pub(super) doubts: DegradedReasons,
@@ -177,9 +177,9 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile, and returns the batches to send immediately. These are the open batch, which has no room for the
-    /// profile, and a heartbeat that tells the profile. Adds no heartbeat if the profile has not changed, or if the holder has
-    /// left.
+    /// Sets the profile (address and labels), and returns the batches to send immediately. These are the open batch
+    /// (events that wait to share a batch), which has no room for the profile, and a heartbeat that tells the profile.
+    /// Adds no heartbeat if the profile has not changed, or if the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -187,16 +187,16 @@ impl Outbox {
         rest.into_iter().chain(told).collect()
     }
 
-    /// Returns the time at which the open batch must be sent, in microseconds on the monotonic clock; `None` if no batch is
-    /// open. The time is one delay after the previous batch. After a pause it has already passed, so an event waits for further
-    /// events only if events come in quick succession.
+    /// Returns the time at which the open batch (events that wait to share a batch) must be sent, in microseconds on
+    /// the monotonic clock; `None` if no batch is open. The time is one delay after the previous batch. After a pause
+    /// it has already passed, so an event waits for further events only if events come in quick succession.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
         Some(self.numbered_us.map_or(0, |before| before.saturating_add(delay)))
     }
 
-    /// Closes the open batch, if there is one.
+    /// Closes and numbers the open batch (events that wait to share a batch), if there is one.
     pub(super) fn seal(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         let open = self.open.take()?;
         Some(self.number(open.tier, open.events, clocks))
@@ -257,8 +257,9 @@ impl Outbox {
         }
     }
 
-    /// Begins a new epoch, in which the holder has no blocks. Returns the batches to send: the open batch, which belongs to the
-    /// old epoch, and the first batch of the new epoch, which tells the `doubts`.
+    /// Begins a new epoch, in which the holder has no blocks. Returns the batches to send. If events were still
+    /// waiting, the first batch has these, and belongs to the old epoch. The last batch begins the new epoch, and tells
+    /// the `doubts`.
     pub(super) fn begin_epoch(&mut self, doubts: DegradedReasons, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         self.come_back(clocks);
@@ -301,8 +302,9 @@ impl Outbox {
         true
     }
 
-    /// Begins the publisher's turn: begins an epoch above `known` with all blocks of the holder, and returns the epoch's first
-    /// batch, which tells the doubts. The open batch is dropped, because its events are part of the full state.
+    /// Begins the turn of this publisher, which shares its holder with other publishers. Begins an epoch above `known`
+    /// with all blocks of the holder, and returns the epoch's first batch, which tells the doubts. Events that were
+    /// still waiting are dropped, because they are part of the full state.
     pub(super) fn take_turn(&mut self, known: u64, clocks: Clocks) -> SealedBatch {
         self.open = None;
         self.go_on_above(known.max(self.cursor.epoch), clocks);
@@ -310,7 +312,8 @@ impl Outbox {
         self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks)
     }
 
-    /// Continues in an epoch above `known` with all blocks of the holder. The epoch's first number is skipped.
+    /// Begins an epoch above `known` that keeps all blocks of the holder. The epoch's first batch number is skipped, so
+    /// that daemons see a gap and ask for the blocks.
     fn go_on_above(&mut self, known: u64, clocks: Clocks) {
         self.cursor = second_above(known, clocks.unix_us);
         self.profile.begin_epoch();

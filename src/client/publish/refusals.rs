@@ -73,7 +73,7 @@ impl From<Client> for PublishConnection {
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
-/// One message subject or subscription that publishers watch.
+/// Message subject or subscription for whose refusals by the server publishers watch.
 #[derive(Debug)]
 struct RefusalWatch {
     watchers: usize,
@@ -155,7 +155,7 @@ struct Watch {
     refusals: Refusals,
     refused: Refused,
     told: watch::Receiver<RefusalTally>,
-    /// Number of refusals that the last report has covered.
+    /// Number of refusals that [`Self::report`] has reported so far.
     reported: AtomicU64,
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 pub(super) struct Ring {
     batches: VecDeque<Bytes>,
     bytes: usize,
-    /// Number of the last batch.
+    /// Number of the last batch that was added.
     last: u64,
     batches_max: usize,
     bytes_max: usize,

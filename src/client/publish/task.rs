@@ -37,10 +37,11 @@ pub(super) enum PublisherCommand {
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// The full state and the voice that a caller lends to a publisher. A voice says when it is the publisher's turn to publish.
+/// Parts that a caller lends to a publisher: the full state of the holder, and the voice. A voice says when it is the
+/// publisher's turn to publish.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
-    /// Full state of the holder, kept by the caller; `None` if the outbox keeps it.
+    /// Full state of the holder, kept by the caller; `None` if the publisher keeps it in a table of its own.
     pub(super) state: Option<SharedState>,
     /// Voice that says when the publisher may publish; `None` if it always may.
     pub(super) voice: Option<Voice>,
@@ -49,7 +50,8 @@ pub(super) struct Lent {
 /// Turns of a publisher that shares its holder with other publishers.
 struct PublisherTurns {
     voice: Voice,
-    /// Turn in which the publisher publishes now; `None` while it must not publish.
+    /// Present turn of the publisher, named by the number that its epochs in this turn must exceed. `None` while it
+    /// must not publish.
     current: Option<u64>,
     /// Subject of daemons' questions; `None` if the publisher answers none.
     questions_subject: Option<String>,
@@ -61,7 +63,7 @@ pub(super) struct Task {
     subject: String,
     outbox: Outbox,
     shared: Arc<PublisherShared>,
-    /// Full state of the holder, kept by the caller; `None` if the outbox keeps it.
+    /// Full state of the holder, kept by the caller; `None` if the publisher keeps it in a table of its own.
     state: Option<SharedState>,
     turns: Option<PublisherTurns>,
     started: Instant,
@@ -149,7 +151,8 @@ impl Task {
         clocks(self.started)
     }
 
-    /// Begins or stops to publish if the turn has changed.
+    /// Begins or stops to publish if the turn has changed. In its turn, this publisher may publish in place of the
+    /// others of the holder.
     async fn change_turn(&mut self, questions: &mut Option<Subscriber>) {
         let Some(turns) = &mut self.turns else { return };
         let turn = turns.voice.turn();
@@ -186,7 +189,7 @@ impl Task {
         due.map_or(self.heartbeat_at, |due| due.min(self.heartbeat_at))
     }
 
-    /// Sends the open batch if the time to send it has come.
+    /// Sends the open batch (events that wait to share a batch) if the time to send it has come.
     async fn send_due(&mut self) {
         let clocks = self.clocks();
         if self.outbox.due_us().is_some_and(|due| due <= clocks.monotonic_us) {
@@ -195,7 +198,7 @@ impl Task {
         }
     }
 
-    /// Sends the open batch, or else a heartbeat.
+    /// Sends the open batch (events that wait to share a batch), or else a heartbeat.
     async fn wake(&mut self) {
         let clocks = self.clocks();
         let mut sealed = self.outbox.seal(clocks);
@@ -207,8 +210,8 @@ impl Task {
         self.send_all(sealed).await;
     }
 
-    /// Subscribes to questions again if the server has refused the subscription. The server does not restore a refused
-    /// subscription by itself when the client gets the right again.
+    /// Subscribes to daemons' questions again if the server has refused the subscription. The server does not restore a
+    /// refused subscription by itself when the client gets the right again.
     async fn listen_again(&mut self, questions: &mut Option<Subscriber>) {
         let Some(refusals) = &self.shared.refusals else {
             return;
@@ -418,7 +421,7 @@ async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     question
 }
 
-/// Waits until the turn has changed. Waits without end if the publisher takes no turns.
+/// Waits until the publisher's turn to publish begins or ends. Waits without end if the publisher takes no turns.
 async fn turn_changed(turns: &mut Option<PublisherTurns>) {
     match turns {
         Some(turns) => turns.voice.changed().await,

@@ -21,7 +21,7 @@ pub struct Term {
 }
 
 impl Default for Term {
-    /// Makes a term that is over.
+    /// Makes the term of a lease that is over.
     fn default() -> Self {
         Self {
             begun: Instant::now(),
@@ -31,18 +31,18 @@ impl Default for Term {
 }
 
 impl Term {
-    /// Extends the term to `until`, if that is later than its end.
+    /// Extends the term of the lease to `until`, if that is later than its end.
     pub fn extend(&self, until: Instant) {
         let until_us = self.us_at(until);
         self.until_us.fetch_max(until_us, Ordering::AcqRel);
     }
 
-    /// Ends the term now.
+    /// Ends the term of the lease now.
     pub fn end(&self) {
         self.until_us.store(0, Ordering::Release);
     }
 
-    /// Whether the term is not over at `now`.
+    /// Whether the lease still holds at `now`.
     pub fn holds_at(&self, now: Instant) -> bool {
         self.us_at(now) < self.until_us.load(Ordering::Acquire)
     }
@@ -59,21 +59,22 @@ impl Term {
 pub struct Voice {
     /// Number that the publisher's epochs must exceed during its turn; `None` while it is not the publisher's turn.
     pub turn: watch::Receiver<Option<u64>>,
-    /// Term of the lease, beyond which no turn holds.
+    /// Term of the lease. After its end, the publisher must not publish.
     pub term: Term,
     /// The publisher's epoch. The publisher stores it here for the publishers that speak after it.
     pub epoch: Arc<AtomicU64>,
 }
 
 impl Voice {
-    /// Returns the number that the publisher's epochs must exceed during its present turn. `None` while it is not the publisher's
-    /// turn, or after the term.
+    /// Returns the number that the publisher's epochs must exceed during its present turn. `None` while it is not the
+    /// publisher's turn, or after the end of the lease.
     pub(super) fn turn(&self) -> Option<u64> {
         let turn = *self.turn.borrow();
         turn.filter(|_| self.term.holds_at(Instant::now()))
     }
 
-    /// Waits until the turn has changed. Waits for ever if the other end of the channel that tells the turns is gone.
+    /// Waits until the publisher's turn begins or ends. Waits for ever if the other end of the channel that tells the
+    /// turns is gone.
     pub(super) async fn changed(&mut self) {
         if self.turn.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -50,7 +50,7 @@ const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Time that a router gets to end the connection of an answer. After this time, the daemon ends the connection.
 const END_PATIENCE: Duration = Duration::from_secs(1);
-/// Number of bytes for which one permit of the semaphore `Service::room` stands.
+/// Number of bytes for which one permit of the semaphore `Service::room` (memory for requests) stands.
 const ROOM_BYTES: usize = 1 << 10;
 /// Time between two checks of the readiness, while this replica does not take queries yet.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -63,7 +63,7 @@ pub(super) struct AnswerWithCertainty<T> {
 /// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers of the searched namespaces, each with the depth of its deepest rank.
+    /// Workers of the searched namespaces, each with the number of leading blocks at the rank that has the most.
     workers: Vec<FoundHolder>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
@@ -93,8 +93,8 @@ impl Certain {
         }
     }
 
-    /// Returns each address once, with the worker at that address that has the largest number of leading blocks. The
-    /// deepest worker comes first. Workers without an address are left out, and counted in `metrics`.
+    /// Returns each address once, with the worker at that address that has the most leading blocks. The workers are
+    /// sorted by that number, the largest first. Workers without an address are left out, and counted in `metrics`.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
@@ -236,8 +236,8 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// Registers this answer to wait for its turn, if it is one of the namespace's large answers. Refuses an answer
-    /// with more than `BLOCKS_MAX` blocks.
+    /// Registers this answer to wait for its turn, if it is large. Large answers about one namespace are made one after
+    /// the other. Refuses an answer with more than `BLOCKS_MAX` blocks.
     fn heavy(
         &self,
         certain: &Certain,
@@ -256,8 +256,8 @@ impl Questions {
         entered.map_err(|error| self.refused(&error))
     }
 
-    /// Searches the namespaces for a prompt's blocks. `reports` says how certain the state of the workers is that
-    /// report over gRPC.
+    /// Searches the namespaces for a prompt's blocks. `reports` is the certainty about the workers that report their
+    /// blocks over gRPC.
     async fn ask(&self, hashes: &[i64], reports: Coverage) -> Result<Certain, Status> {
         if !self.readiness.may_answer() {
             let reasons = self.readiness.report().reasons().join("; ");

@@ -41,7 +41,7 @@ pub(super) struct Door {
     pub(super) questions: Questions,
     pub(super) bodies: Bodies,
     pub(super) token: Option<Secret>,
-    /// Settings for reports about workers' blocks. `None` if reports are not taken.
+    /// Blocks that workers have reported over gRPC, and the token that reports need. `None` if reports are not taken.
     pub(super) writing: Option<Writing>,
     /// Maximum length of a question, in bytes.
     pub(super) message_bytes_max: usize,

@@ -23,7 +23,7 @@ use kvatlas_telemetry::labels::HintDrop;
 pub(crate) use table::KeptHint;
 use table::{HintTable, cost};
 
-/// Hints of all namespaces. A hint says that a router has sent a request to a holder.
+/// Hints of all namespaces. A hint is a router's report that it has sent a request to a holder.
 pub(crate) struct Hints {
     /// Shard of the daemon, if it has one. Hints about workers of other shards are ignored.
     shard: Option<Shard>,
@@ -40,8 +40,8 @@ impl std::fmt::Debug for Hints {
 }
 
 impl Hints {
-    /// Creates an empty store of hints about the workers of `shard`. It keeps a hint for `time_to_live`, in at most `bytes_max`
-    /// bytes.
+    /// Creates an empty store of hints (reports of where routers have sent requests) about the workers of `shard`. It
+    /// keeps a hint for `time_to_live`, in at most `bytes_max` bytes.
     pub(crate) fn new(shard: Option<Shard>, time_to_live: Duration, bytes_max: usize) -> Self {
         Self {
             shard,
@@ -110,8 +110,8 @@ impl Hints {
         })
     }
 
-    /// Checks up to `max` unfulfilled hints of each namespace. `has_all` says whether the hint's holder has all blocks
-    /// of the hint. If so, the hint becomes fulfilled, and no longer predicts anything.
+    /// Checks up to `max` hints of each namespace whose blocks the index has not shown yet. `has_all` says whether the
+    /// hint's holder has all blocks of the hint. If so, the hint becomes fulfilled, and no longer predicts anything.
     pub(crate) fn look(
         &self,
         max: usize,

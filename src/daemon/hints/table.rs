@@ -12,7 +12,8 @@ use kvatlas_core::wire::{HolderId, QueryKey};
 const BLOCK_BYTES: usize = 160;
 /// Approximate size of a hint without its blocks, in bytes.
 const HINT_BYTES: usize = 256;
-/// Maximum number of holders that are kept for a block, and listed in a reply. The latest holders are kept.
+/// Maximum number of holders that hints name for one block, as kept and as listed in a reply. The latest holders are
+/// kept.
 pub(super) const HOLDERS_MAX: usize = 64;
 
 /// Returns the approximate size in bytes of a hint with `blocks` blocks.
@@ -68,7 +69,7 @@ pub(super) struct HintTable {
     /// Claims of each block: the latest hint of each holder that should have the block, in the order of the hints.
     claims: HashMap<PositionalLineageHash, Vec<Arc<KeptHint>>>,
     hints: VecDeque<Arc<KeptHint>>,
-    /// Number that the next hint gets.
+    /// Number that the next hint gets. Hints are numbered in the order in which they come.
     next: u64,
     /// Number of the hint with which the next call of [`Self::look`] begins.
     looked: u64,
@@ -109,7 +110,8 @@ impl HintTable {
         self.hints.push_back(hint);
     }
 
-    /// Forgets hints that have ended by `now`. Returns how many of the forgotten hints were not fulfilled.
+    /// Forgets hints whose time has ended by `now`. Returns how many of them were not fulfilled, that is, how many
+    /// holders never had all blocks of the hint.
     pub(super) fn expire(&mut self, now: Instant) -> u64 {
         let mut unfulfilled = 0;
         while self.hints.front().is_some_and(|first| first.ends <= now) {
@@ -134,8 +136,8 @@ impl HintTable {
         Some(oldest)
     }
 
-    /// Returns at most `max` hints that are not fulfilled. The next call continues after them. When the last hint has
-    /// been returned, the next call begins with the first.
+    /// Returns at most `max` hints that are not fulfilled: the holder has not had all their blocks. The next call
+    /// continues after them. When the last hint has been returned, the next call begins with the first.
     pub(super) fn look(&mut self, max: usize) -> Vec<Arc<KeptHint>> {
         let first = self.hints.partition_point(|hint| hint.number < self.looked);
         let behind = self.hints.range(first..).chain(self.hints.range(..first));

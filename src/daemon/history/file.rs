@@ -95,8 +95,8 @@ impl History {
         }
     }
 
-    /// Takes over a saved history. From the time of saving on, its holders count as unwatched, except holders that were
-    /// removed before.
+    /// Takes over a saved history. From the time of saving on, the state of its holders counts as not known, because no
+    /// daemon was running. Holders that had been removed before stay removed.
     pub(crate) fn restore(&self, saved: SavedHistory) {
         let mut book = self.book.lock();
         for SavedHolder {

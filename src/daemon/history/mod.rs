@@ -50,7 +50,7 @@ struct HistoryBook {
 #[derive(Debug, Default)]
 struct HolderHistory {
     changes: Changes,
-    /// Number of the last check of all holders that has seen this holder.
+    /// Number of the last pass over all holders that has seen this holder.
     seen: u64,
 }
 
@@ -92,7 +92,8 @@ impl History {
         })
     }
 
-    /// Begins a check of all holders at `now_s`, in seconds since the Unix epoch.
+    /// Begins a pass over all holders at `now_s`, in seconds since the Unix epoch. The pass notes the states that have
+    /// changed.
     pub(crate) fn look(&self, now_s: u64) -> Look<'_> {
         let mut book = self.book.lock();
         book.look += 1;
@@ -121,7 +122,7 @@ impl History {
     }
 }
 
-/// One check of the states of all holders.
+/// One pass over all holders, which notes the states that have changed.
 pub(crate) struct Look<'h> {
     book: MutexGuard<'h, HistoryBook>,
     now_s: u64,
@@ -141,7 +142,8 @@ impl Look<'_> {
         record.status.inexact_since_us.store(since_us);
     }
 
-    /// Ends the check of all holders. Every existing holder must have been noted before.
+    /// Ends the pass over all holders. Every existing holder must have been noted before, because the others count as
+    /// removed.
     pub(crate) fn end(mut self) {
         self.book.end_look(self.now_s);
         self.metrics.dropped(self.dropped);
@@ -183,8 +185,8 @@ impl HistoryBook {
         Some(entry.changes.inexact_since_s())
     }
 
-    /// Marks holders that were not seen in this check as removed. Forgets holders that were removed at least [`GONE_S`]
-    /// ago.
+    /// Marks holders that the present pass has not seen as removed. Forgets holders that were removed at least
+    /// [`GONE_S`] ago.
     fn end_look(&mut self, now_s: u64) {
         let Self {
             holders,

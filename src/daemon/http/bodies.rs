@@ -50,7 +50,7 @@ pub(crate) struct BodyLimits {
     pub(crate) setting: &'static str,
 }
 
-/// Bodies for which room is reserved at present.
+/// Request bodies for which memory is reserved at present.
 #[derive(Default)]
 struct BodyReservations {
     bytes: usize,
@@ -190,8 +190,8 @@ impl Bodies {
         }
     }
 
-    /// Reserves `more` bytes of room for a body. If there is not enough room, other unfinished bodies are given up, or
-    /// this body is.
+    /// Reserves `more` bytes of memory for a body. If too little is free, drops unfinished bodies of other requests, or
+    /// this body.
     fn grow(&self, room: &BodyRoom, more: usize) -> Result<(), HttpRefusal> {
         let mut held = self.held.lock();
         while held.bytes.saturating_add(more) > self.limits.all_bytes_max {
@@ -240,7 +240,7 @@ impl BodyReservations {
 }
 
 impl BodyRoom {
-    /// Marks the body as arrived in full. From now on the body is not given up.
+    /// Marks the body as arrived in full. From now on it is not dropped to free memory for other bodies.
     fn is_whole(&self) {
         if let Some(body) = self.held.lock().bodies.get_mut(&self.number) {
             body.is_coming = false;

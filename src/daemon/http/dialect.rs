@@ -23,7 +23,7 @@ use super::fields::Unknown;
 use super::scores::{ScoreDialect, Scores};
 use super::shared::{HttpShared, Index, Payload, json_response};
 
-/// Fields that a query can have, on both routes and in both dialects.
+/// Fields of a query by tokens or by hashes, in the dialect of Mooncake or of Dynamo.
 #[derive(Debug, Deserialize)]
 pub(super) struct QueryJson {
     model: Option<String>,
@@ -71,7 +71,7 @@ impl InstanceId {
     }
 }
 
-/// Returns the dialect of a body, and the cache that the body names.
+/// Returns the dialect of a request body (Mooncake's or Dynamo's), and the model and tenant that the body names.
 pub(super) fn cache_of(
     model: Option<&str>,
     model_name: Option<&str>,
@@ -214,8 +214,8 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     Ok(respond(&Scores::new(found), words, &cache))
 }
 
-/// Finds the holders that have a prefix of `key` in `namespace`, the namespace of `cache`. `worker` limits the search
-/// to the ranks of one worker. Counts the query.
+/// Finds the holders that have leading blocks of `key` in `namespace`, which belongs to the model `cache`. `worker`
+/// limits the search to the ranks of one worker. Counts the query.
 ///
 /// # Errors
 ///
@@ -300,8 +300,8 @@ fn respond(scores: &Scores, words: ScoreDialect, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the text `MODEL:TENANT` that names a cache in `/dump` and elsewhere. For a namespace that names a hash
-/// scheme, or is not made from a model, returns `NAMESPACE:default`.
+/// Returns the text `MODEL:TENANT` that names a model's blocks in `/dump` and elsewhere. For a namespace that names a
+/// hash scheme, or is not made from a model, returns `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),

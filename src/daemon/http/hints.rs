@@ -16,7 +16,7 @@ use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
-/// Report of hints, with the namespace that the hints are about.
+/// Report of hints (where a router has sent requests), with the namespace that the hints are about.
 #[derive(Debug, Deserialize)]
 struct ReportJson {
     namespace: Option<String>,
@@ -33,7 +33,7 @@ struct HintReportAnswer {
     gathered: Option<Gathered>,
 }
 
-/// Answers `POST /v1/hints` with the number of hints that were taken.
+/// Answers `POST /v1/hints` with the number of hints that are kept.
 pub(super) async fn hints(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,

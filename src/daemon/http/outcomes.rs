@@ -17,7 +17,7 @@ use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
-/// Report of outcomes, with the namespace that the outcomes are about.
+/// Report of outcomes (how many blocks requests found cached), with the namespace that the outcomes are about.
 #[derive(Debug, Deserialize)]
 struct OutcomeReportJson {
     namespace: Option<String>,

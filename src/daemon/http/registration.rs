@@ -20,7 +20,7 @@ use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
 use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 
-/// Fields of a registration, in both dialects.
+/// Fields of a request to follow an engine, in the dialects of Mooncake and Dynamo.
 #[derive(Debug, Deserialize)]
 pub(super) struct RegisterJson {
     instance_id: InstanceId,

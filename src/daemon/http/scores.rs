@@ -11,14 +11,14 @@ use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
 use crate::queries::{Found, FoundHolder};
 
-/// Dialect in which the numbers are given.
+/// Dialect (protocol of another indexer) in which the numbers of tokens are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScoreDialect {
     Mooncake,
     Dynamo,
 }
 
-/// Holders that a query has found, for an answer in a dialect.
+/// Holders that a query has found, for an answer in a dialect (the protocol of another indexer).
 pub(super) struct Scores {
     block_size: u32,
     holders: Vec<FoundHolder>,

@@ -90,7 +90,8 @@ impl HttpServer {
         })
     }
 
-    /// Returns the address to which the listener is bound, with the port that was chosen.
+    /// Returns the address at which the listener accepts connections. If the configured port was 0, this address has
+    /// the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }

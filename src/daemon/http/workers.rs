@@ -29,7 +29,7 @@ pub(super) struct WorkerSelection {
     routing_group: Option<String>,
 }
 
-/// State of the connection over which the bridge follows one rank.
+/// State of the connection over which the bridge receives the events of one rank.
 #[derive(Debug, Serialize)]
 struct Listener {
     endpoint: String,
@@ -222,7 +222,7 @@ async fn add_known(
 /// Adds a rank to its worker, and returns the worker's entry.
 ///
 /// A worker that is not listed yet is added only while fewer than `workers_max` are listed; otherwise returns `None`. A
-/// listed worker always takes further ranks, because a rank in doubt can come late.
+/// listed worker always takes further ranks, even late ones, because a missing rank could hide a doubt.
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,

@@ -20,11 +20,12 @@ pub(crate) fn now_us() -> u64 {
     u64::try_from(micros).unwrap_or_default().max(1)
 }
 
-/// Clocks of a lane. One reading gives both the end of one job and the beginning of the next.
+/// Clocks of a lane (a thread that applies events). One reading gives both the end of one job and the beginning of the
+/// next.
 pub(super) struct LaneClock {
     started: Instant,
-    /// Time at which the turn began: in nanoseconds since the lane was started, and in microseconds since the Unix
-    /// epoch.
+    /// Time at which the lane's present turn (the jobs that it takes at once) began: in nanoseconds since the lane was
+    /// started, and in microseconds since the Unix epoch.
     turn: (u64, u64),
     /// Time of the last reading of the clock, in nanoseconds since the lane was started.
     now_ns: Cell<u64>,
@@ -39,7 +40,7 @@ impl LaneClock {
         }
     }
 
-    /// Notes that a turn begins now.
+    /// Notes that a turn (the jobs that the lane takes at once) begins now.
     pub(super) fn begin_turn(&mut self) {
         self.lap();
         self.turn = (self.now_ns.get(), unix_time_us());
@@ -52,7 +53,8 @@ impl LaneClock {
         Duration::from_nanos(now_ns.saturating_sub(before_ns))
     }
 
-    /// Returns the time from the beginning of the turn to the last reading of the clock.
+    /// Returns the time from the beginning of the lane's present turn (the jobs taken at once) to the last reading of
+    /// the clock.
     pub(super) fn turn_elapsed(&self) -> Duration {
         Duration::from_nanos(self.turn_ns())
     }

@@ -17,14 +17,16 @@ const SILENT_US: u64 = 3_000_000;
 /// Age in microseconds beyond which a batch of a lower epoch may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
 
-/// Record of the batches that have come with an epoch lower than the believed one.
+/// Record of the batches whose epoch is lower than the epoch of the batches that the holder applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Lower {
-    /// Epoch and number of the last such batch.
+    /// Epoch and number of the last batch that came with a lower epoch.
     last: BatchCursor,
-    /// Time at which the last such batch came, in microseconds of listening.
+    /// Time at which the last batch with a lower epoch came, in microseconds of the time in which messages could be
+    /// received.
     last_us: u64,
-    /// Number of batches of a lower epoch in the present contest. 0 means that there is no contest.
+    /// Number of batches with a lower epoch since another publisher was noticed. 0 means that only one publisher claims
+    /// the holder.
     batches: u64,
 }
 
@@ -41,7 +43,8 @@ impl Lower {
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
     }
 
-    /// Whether a contest is over at `listening_us`, that is, whether the other publisher has been silent for 3 seconds.
+    /// Whether the other publisher of a contested holder has been silent for 3 seconds at `listening_us`, so that the
+    /// contest is over.
     fn is_over(&self, listening_us: u64) -> bool {
         self.batches > 0 && listening_us.saturating_sub(self.last_us) >= SILENT_US
     }
@@ -55,7 +58,8 @@ pub(super) fn is_fresh(batch: &EventBatch, unix_us: u64) -> bool {
 }
 
 impl Holder {
-    /// Notes a batch of a lower epoch, which is dropped. Begins a contest if the batch shows that another publisher is alive.
+    /// Notes a batch of a lower epoch, which is dropped. If the batch shows that another publisher is alive, the holder
+    /// counts as contested from now on.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
         let is_alive = self.lower.is_alive(batch, context.clocks.unix_us);
         if is_alive && self.lower.batches == 0 {
@@ -81,8 +85,9 @@ impl Holder {
         self.lower.batches > 0
     }
 
-    /// Returns the reason `Contested` during a contest, else no reason. The reason stays when the believed publisher
-    /// replaces or clears its state, because the other publisher's blocks are as unknown as before.
+    /// Returns the reason `Contested` while two publishers claim the holder, else no reason. The reason stays when the
+    /// publisher with the highest epoch replaces or clears its state, because the other publisher's blocks are as
+    /// unknown as before.
     pub(super) fn contested(&self) -> DegradedReasons {
         match self.is_contested() {
             true => DegradedReasons::of(DegradedReason::Contested),
@@ -90,14 +95,16 @@ impl Holder {
         }
     }
 
-    /// Ends a contest if the other publisher has fallen silent. Must be called with each batch that is applied.
+    /// Ends a contest (two publishers claim the holder) if the other publisher has fallen silent. Must be called with
+    /// each batch that is applied.
     pub(super) fn settle_contest(&mut self, context: Context<'_>) {
         if self.lower.is_over(context.clocks.listening_us) {
             self.end_contest();
         }
     }
 
-    /// Ends a contest, because a higher epoch has begun or the other publisher is silent.
+    /// Ends a contest (two publishers claim the holder), because a higher epoch has begun or the other publisher is
+    /// silent.
     pub(super) fn end_contest(&mut self) {
         let Lower { last, batches, .. } = std::mem::take(&mut self.lower);
         if batches > 0 {

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Maximum number of remembered steps. A step is a batch that must be seen whole. If more steps end during a search,
-/// the search may have seen parts of any batch.
+/// Maximum number of steps that are remembered. A step is a batch that must be seen whole. If more steps end during a
+/// search, the search may have seen parts of any batch.
 const STEPS_REMEMBERED: usize = 256;
 
 /// Flows of all namespaces. A flow tells which messages wait, and which batches are half applied.
@@ -29,7 +29,8 @@ impl Flows {
         }
     }
 
-    /// Returns the flow of a namespace. Makes the flow if it does not exist.
+    /// Returns the flow of a namespace (its waiting messages and half-applied batches). Makes the flow if it does not
+    /// exist.
     pub(super) fn of(&self, namespace: &NamespaceName) -> Arc<NamespaceFlow> {
         if let Some(found) = self.get(namespace) {
             return found;
@@ -41,13 +42,14 @@ impl Flows {
         Arc::clone(&made)
     }
 
-    /// Returns the flow of a namespace, or `None` if there is none.
+    /// Returns the flow of a namespace (its waiting messages and half-applied batches), or `None` if there is none.
     pub(crate) fn get(&self, namespace: &NamespaceName) -> Option<Arc<NamespaceFlow>> {
         let found = self.by_namespace.get(namespace)?;
         Some(Arc::clone(&found))
     }
 
-    /// Forgets the flows of namespaces that are no longer used.
+    /// Forgets the flows of namespaces that are no longer used. A flow holds a namespace's waiting messages and
+    /// half-applied batches.
     pub(super) fn prune(&self) {
         self.by_namespace.retain(|_, flow| Arc::strong_count(flow) > 1);
     }
@@ -78,8 +80,8 @@ impl NamespaceFlow {
         }
     }
 
-    /// Changes the time at which the oldest waiting message of `line` came, from `before_us` to `since_us`. 0 means that no
-    /// message waits.
+    /// Changes the time at which the oldest waiting message of a worker's queue `line` came, from `before_us` to
+    /// `since_us`. 0 means that no message waits.
     pub(super) fn note_line(&self, lane: usize, line: u64, before_us: u64, since_us: u64) {
         let Some(waits) = self.lanes.get(lane) else {
             return;
@@ -95,7 +97,8 @@ impl NamespaceFlow {
         waits.oldest_us.store(oldest, Ordering::Release);
     }
 
-    /// Returns the numbers of the lines whose oldest message came before `before_us`, in ascending order.
+    /// Returns the numbers of the workers' queues (lines) whose oldest message came before `before_us`, in ascending
+    /// order.
     pub(super) fn lines_since_before(&self, before_us: u64) -> Vec<u64> {
         let mut numbers = Vec::new();
         for waits in &self.lanes {
@@ -134,7 +137,7 @@ struct RecentSteps {
     /// Steps in the order in which they began. `ended_at` of a step is the change counter at its end, or `None` while
     /// the batch is being applied.
     steps: VecDeque<BatchStep>,
-    /// The largest `ended_at` of the steps that have been forgotten.
+    /// Largest `ended_at` (change counter at the end of a step) among the steps that are no longer remembered.
     forgotten_until: u64,
 }
 
@@ -145,14 +148,16 @@ struct BatchStep {
     ended_at: Option<u64>,
 }
 
-/// Step that is being applied. The step ends when this value is dropped.
+/// Batch that is being applied as one step, so that queries see it whole or not at all. The step ends when this value
+/// is dropped.
 #[derive(Debug)]
 pub(super) struct OpenStep {
     flow: Arc<NamespaceFlow>,
     begun_at: u64,
 }
 
-/// Moment at which a search begins. At the search's end, it tells which holders were seen in parts.
+/// Moment at which a search begins. When the search ends, this mark tells of which holders it may have seen
+/// half-applied batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SearchMark {
     changes: u64,
@@ -162,11 +167,11 @@ pub(crate) struct SearchMark {
 /// Holders of which a search may have seen half-applied batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SeenInParts {
-    /// No holder was seen in parts.
+    /// The search has seen no half-applied batch.
     Nobody,
-    /// Listed holders may have been seen in parts.
+    /// The search may have seen half-applied batches of the listed holders.
     These(Vec<HolderId>),
-    /// All holders may have been seen in parts, because more steps ended than are remembered.
+    /// The search may have seen half-applied batches of all holders, because more batches ended than are remembered.
     Any,
 }
 
@@ -230,7 +235,7 @@ impl NamespaceFlow {
 }
 
 impl RecentSteps {
-    /// Forgets the oldest remembered step that has ended.
+    /// Forgets the oldest remembered step (a batch that must be seen whole) that has ended.
     fn forget_oldest(&mut self) {
         let oldest = self.steps.iter().position(|step| step.ended_at.is_some());
         let forgotten = oldest.and_then(|index| self.steps.remove(index));

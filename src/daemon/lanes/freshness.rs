@@ -57,7 +57,7 @@ impl Freshness {
         }
     }
 
-    /// Returns the freshness of a daemon that follows no events.
+    /// Returns the record of the state's age for a daemon that follows no events.
     #[cfg(test)]
     pub(crate) fn without_events() -> Self {
         let flows = Arc::new(Flows::new(1));
@@ -65,8 +65,8 @@ impl Freshness {
         Self::new(flows, assignments, None)
     }
 
-    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes. 0 means that nothing is known of
-    /// the broker; then another reason for doubt applies.
+    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes (the threads that apply
+    /// them). 0 means that nothing is known of the broker; then another reason for doubt applies.
     pub(crate) fn heard(&self, at_us: u64) {
         self.heard_us.store(at_us, Ordering::Release);
     }
@@ -76,13 +76,15 @@ impl Freshness {
         self.unread_since_us.store(since_us, Ordering::Release);
     }
 
-    /// Notes that every message that the stream had at `at_us` has been read, or counts as unread. 0 means that no stream is followed.
+    /// Notes that every message that the stream had at `at_us` has been read, or counts as unread. 0 means that no
+    /// stream is followed.
     pub(crate) fn stream_known(&self, at_us: u64) {
         self.known_us.store(at_us, Ordering::Release);
     }
 
-    /// Returns the earliest time at which a message that is handed over now may have come. Normally that is now. If the broker
-    /// has not been heard for longer than is allowed, the message may have waited in the socket since then.
+    /// Returns the earliest time at which a message that is handed to a lane now may have come. Normally that is now.
+    /// If the broker has not been heard for longer than is allowed, the message may have waited in the socket since
+    /// then.
     pub(super) fn came_us(&self) -> u64 {
         let now_us = now_us();
         let heard_us = self.heard_us.load(Ordering::Acquire);
@@ -93,14 +95,16 @@ impl Freshness {
         if is_heard { now_us } else { heard_us }
     }
 
-    /// Interval at which the pulse is sent; `None` if there is no limit on the age of the state.
+    /// Interval at which the daemon sends itself a message (the pulse) on the connection of the events; `None` if there
+    /// is no limit on the age of the state.
     pub(crate) fn pulse_interval(&self) -> Option<Duration> {
         let behind_after = Duration::from_micros(self.behind_after_us?);
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Time without a message after which the stream is asked for its end, and the interval at which it is asked again. Twice this time
-    /// is less than a message may wait, so that an idle stream makes nobody behind.
+    /// Time without a message after which the server is asked for the number of the stream's last message, and the
+    /// interval at which it is asked again. Twice this time is less than a message may wait, so that no holder counts
+    /// as behind because of an idle stream.
     pub(crate) fn look_interval(&self) -> Duration {
         let longest = Duration::from_millis(500);
         self.behind_after_us.map_or(longest, |limit| {
@@ -157,8 +161,8 @@ pub(crate) struct FreshnessReading<'f> {
     /// Age of the oldest event that was known and not applied, in microseconds. 0 if there was no such event.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
-    /// Numbers of the workers' lines whose events had waited for too long, in ascending order. They are read before the
-    /// search, because an event that the search does not see may be applied before the search ends.
+    /// Numbers of the workers' queues (lines) whose events had waited for too long, in ascending order. They are read
+    /// before the search, because an event that the search does not see may be applied before the search ends.
     lines_behind: Vec<u64>,
     flow: Option<Arc<NamespaceFlow>>,
 }

@@ -8,17 +8,19 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 
 use super::sequence::ReceivedBatch;
 
-/// Bounds on held batches.
+/// Bounds on held batches, which wait at a holder until the missing batches before them have come.
 #[derive(Debug, Clone)]
 pub(super) struct HoldingLimits {
-    /// Whether batches are held at all. If resyncs are off, none are held, because nobody would ask for the missing batches.
+    /// Whether batches are held at all until the missing batches before them have come. If resyncs are off, none are
+    /// held, because nobody would ask for the missing batches.
     pub(super) is_enabled: bool,
     /// Maximum size of the batches that one holder holds, in bytes. A single batch may be larger. Each batch counts 256
     /// bytes more than its payload.
     pub(super) bytes_per_holder_max: usize,
-    /// Maximum size of the batches that all holders of the lane hold together, in bytes, counted in the same way.
+    /// Maximum size of the batches that all holders of the lane hold together, in bytes. Each batch counts 256 bytes
+    /// more than its payload.
     pub(super) bytes_max: usize,
-    /// Maximum time for which batches wait for an answer, in microseconds.
+    /// Maximum time for which held batches wait for the publisher's answer, in microseconds.
     pub(super) wait_us_max: u64,
     held_bytes: Arc<AtomicUsize>,
 }
@@ -49,7 +51,7 @@ pub(super) struct HeldBatches {
     batches: VecDeque<ReceivedBatch>,
     bytes: usize,
     lane_bytes: Arc<AtomicUsize>,
-    /// Time at which holding began, in microseconds on the lane's clock.
+    /// Time at which the holder began to hold batches, in microseconds on the lane's clock.
     pub(super) since_us: u64,
     /// Reasons for doubt that have come since the resync began.
     doubts: DegradedReasons,
@@ -69,7 +71,7 @@ struct DroppedMessages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResyncNumber(pub(super) u64);
 
-/// Error for a batch for which there is no room. It returns the batch.
+/// Error that a holder or lane has no room for another held batch. It returns the batch.
 #[derive(Debug)]
 pub(super) struct NoRoom(pub(super) ReceivedBatch);
 
@@ -85,8 +87,8 @@ impl HeldBatches {
         }
     }
 
-    /// Notes that a resync begins. Its answer will cover everything that has come so far, so only later reasons for
-    /// doubt are collected.
+    /// Notes that a resync begins. The publisher's answer will cover everything that has come so far, so only later
+    /// reasons for doubt are collected.
     pub(super) fn begin(&mut self, now_us: u64) {
         self.since_us = now_us;
         self.doubts = DegradedReasons::default();
@@ -119,7 +121,8 @@ impl HeldBatches {
         self.doubts
     }
 
-    /// Holds one more batch. Fails if the holder or the lane has no room for the batch.
+    /// Holds one more batch until the missing batches before it have come. Fails if the holder or the lane has no room
+    /// for the batch.
     pub(super) fn push(&mut self, received: ReceivedBatch, limits: &HoldingLimits) -> Result<(), NoRoom> {
         let bytes = received.bytes + BATCH_OVERHEAD_BYTES;
         let on_lane = self.lane_bytes.load(Ordering::Relaxed);
@@ -134,8 +137,8 @@ impl HeldBatches {
         Ok(())
     }
 
-    /// Returns the held batches in order, each with the doubts of messages that were dropped after it. The memory of
-    /// the batches no longer counts as held.
+    /// Returns the held batches in order, each with the doubts of messages that were dropped after it. The batches no
+    /// longer count toward the lane's bound on held batches.
     pub(super) fn into_batches(mut self) -> impl Iterator<Item = (ReceivedBatch, DegradedReasons)> {
         let DroppedMessages { doubts, behind } = std::mem::take(&mut self.dropped);
         let batches = std::mem::take(&mut self.batches).into_iter().enumerate();

@@ -35,7 +35,7 @@ pub(super) struct JobClocks {
     pub(super) monotonic_us: u64,
     /// Time in microseconds since the Unix epoch.
     pub(super) unix_us: u64,
-    /// Time so far during which messages could be received, in microseconds.
+    /// Time so far during which the daemon could receive messages, in microseconds.
     pub(super) listening_us: u64,
 }
 
@@ -65,14 +65,15 @@ pub(crate) struct Holder {
     pub(super) later_doubts: DegradedReasons,
     /// Record of the dropped batches whose epoch is lower than the epoch of the applied batches.
     pub(super) lower: Lower,
-    /// Time at which the publisher was last heard of, in microseconds of listening.
+    /// Time at which the publisher was last heard of, in microseconds of the time in which messages could be received.
     heard_us: u64,
     /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
     /// the mark is not believed. A batch before the mark does not confirm the holder.
     pub(super) high_water: HighWater,
-    /// Whether the present lack of room has been counted. Needed because eviction degrades the holder without counting.
+    /// Whether the present lack of room for the holder's blocks has been counted in the metrics. Needed because
+    /// eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
-    /// Epoch of the batches that told the present address and labels.
+    /// Epoch of the batch from which the holder's present address and labels come.
     pub(super) profile_epoch: u64,
 }
 
@@ -111,7 +112,7 @@ impl Holder {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
 
-    /// Notes that the block size is known, if the batch says how many tokens its blocks have.
+    /// Notes that the holder's block size is known, if the batch tells how many tokens its blocks have.
     fn note_size(&self, batch: &EventBatch) {
         let has_tokens = |event: &Event| {
             let Event::Stored(stored) = event else {
@@ -197,7 +198,7 @@ impl Holder {
         afterwards
     }
 
-    /// Begins a *step* if queries must see `batch` whole or not at all. Returns `None` if the batch is not a step.
+    /// Begins a *step* if queries must see `batch` whole or not at all. Returns `None` if they may see parts of it.
     ///
     /// A batch is a step in two cases: it both removes and adds blocks, or it begins a new epoch while the holder has
     /// blocks. Half applied, such a batch shows a state that the holder never had. That state is not even a lower bound
@@ -226,9 +227,9 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Notes a dropped batch, of which only the `head` is known. The holder is unverified until that batch or a later
-    /// one has been applied. If a resync is under way, the holder stops waiting for its answer, because the answer may
-    /// be older than the dropped batch.
+    /// Notes a dropped batch, of which only the `head` is known. The holder's state is not certain until that batch or
+    /// a later one has been applied. If a resync is under way, the holder stops waiting for its answer, because the
+    /// answer may be older than the dropped batch.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {
@@ -242,8 +243,8 @@ impl Holder {
         self.release(context)
     }
 
-    /// Raises the high-water marks to those of a received batch. If numbering restarted without a new epoch, begins the
-    /// new count and returns true.
+    /// Raises the high-water marks (the newest batch received so far) to a received batch. If numbering restarted
+    /// without a new epoch, begins the new count and returns true.
     fn note_received(&mut self, batch: &EventBatch) -> bool {
         let is_numbered_anew = self.high_water.is_numbered_anew(batch);
         self.high_water.note(batch);
@@ -295,7 +296,8 @@ impl Holder {
         }
     }
 
-    /// Applies `change` to the state of the blocks, and clears the blocks if the table of transitions says so.
+    /// Applies `change` to the state of the blocks, and clears the blocks if the table of transitions in `standing.rs`
+    /// says so.
     pub(super) fn note_blocks(&mut self, change: BlocksChange) {
         let (state, is_cleared) = self.blocks.after(change);
         self.blocks = state;
@@ -309,8 +311,8 @@ impl Holder {
         self.publisher = self.publisher.after(change);
     }
 
-    /// Takes note that numbering restarted without a new epoch. The blocks of the old count are not continued by
-    /// batches of the new count.
+    /// Notes that the publisher's numbering restarted without a new epoch. Batches of the new count do not continue the
+    /// blocks of the old count.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
         self.note_gap(next, next.seq.saturating_sub(1));
@@ -345,7 +347,7 @@ impl Holder {
         self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
-    /// Takes over the doubts that the publisher has about its own state. The blocks here still count as whole, since
+    /// Takes over the doubts that the publisher has about its own state. The blocks here still count as complete, since
     /// they are exactly the blocks that the publisher told.
     fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
@@ -402,14 +404,15 @@ impl Holder {
         afterwards
     }
 
-    /// Gives up events that have waited too long for their parent, and batches that have been held for too long.
+    /// Gives up events that have waited too long for their parent block, and batches that have been held for too long.
     pub(super) fn tick(&mut self, context: Context<'_>) -> Afterwards {
         let applied = self.writer.expire_parked(context.clocks.monotonic_us);
         self.report_rejects(&applied);
         self.time_out_holding(context)
     }
 
-    /// Returns whether the holder is alive, stale or gone. Degrades a stale holder, and counts a holder that is gone.
+    /// Returns the grade of the holder's silence: alive, stale (silent for long) or gone. Degrades a stale holder, and
+    /// counts a holder that is gone.
     pub(super) fn check_liveness(&self, limits: &LivenessLimits, context: Context<'_>) -> Silence {
         let silence = silence(self.heard_us, context.clocks.listening_us, limits);
         match silence {
@@ -438,7 +441,8 @@ impl Holder {
         self.hear(clocks);
     }
 
-    /// Degrades the holder for `reason`. If a resync is under way, its answer may not cover the reason.
+    /// Degrades the holder for `reason`. A resync under way can no longer make the holder exact, because its answer may
+    /// not cover the reason.
     fn doubt(&mut self, reason: DegradedReason) {
         if let Some(held) = self.phase.held_mut() {
             held.note_doubt(reason);

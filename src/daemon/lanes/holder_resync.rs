@@ -11,7 +11,7 @@ use super::replace::remove_surplus;
 use super::sequence::{BatchAdmission, ReceivedBatch, SequenceTracker, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange};
 
-/// Complete answer of a publisher. Its chunks agree with each other and with the request.
+/// Complete answer of a publisher to a resync request. Its chunks agree with each other and with the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResyncAnswer {
     /// Kind of the answer: the missing batches, or the full state.
@@ -33,14 +33,15 @@ pub(crate) struct ResyncBegun {
     pub(crate) cursor: BatchCursor,
     /// Epoch and number of the newest received batch. An answer that ends before this batch contradicts it.
     pub(crate) seen: BatchCursor,
-    /// Whether the full state must be asked for, because single batches do not help.
+    /// Whether the publisher must be asked for its full state, because missing batches alone would not make the holder
+    /// exact.
     pub(crate) full: bool,
 }
 
 /// Result of a resync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResyncOutcome {
-    /// Holder is exact, as far as the stream is trusted.
+    /// Holder is exact, except for doubts about the whole event stream.
     Exact,
     /// Answer was applied, but reasons for doubt are left.
     Incomplete,
@@ -90,7 +91,7 @@ impl Holder {
         }
     }
 
-    /// Holds a batch because batches before it are missing. The missing batches can then be applied first.
+    /// Holds a batch because batches before it are missing. It is applied after them.
     pub(super) fn hold_at_gap(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
@@ -151,8 +152,8 @@ impl Holder {
         }
     }
 
-    /// Applies the publisher's answer, then the held batches. `generation` is the generation of the stream in which the
-    /// publisher was asked.
+    /// Applies the publisher's answer, then the held batches. `generation` is the stream's generation (it changes when
+    /// messages are lost) at the time of the request.
     pub(super) fn finish_resync(
         &mut self,
         number: ResyncNumber,
@@ -264,8 +265,8 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches. From a gap on, the rest is held again. Batches of an epoch that has ended meanwhile
-    /// are dropped.
+    /// Applies the held batches in order. If a batch is still missing in between, the rest is held again. Batches of an
+    /// epoch that has ended meanwhile are dropped.
     fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
@@ -294,7 +295,7 @@ impl Holder {
         !left.filtered(|reason| !reason.is_upstream()).is_empty()
     }
 
-    /// Ends a resync without an answer. `may_answer` says whether the publisher may answer if asked again.
+    /// Ends a resync without an answer. `may_answer` says whether the publisher may answer a further request.
     pub(super) fn abandon_resync(
         &mut self,
         number: ResyncNumber,
@@ -325,8 +326,8 @@ impl Holder {
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches, because the count to which their numbers belong has ended. Also ends a resync that is
-    /// under way for them.
+    /// Drops the held batches, because the publisher's numbering to which they belong has ended. Also ends a resync
+    /// that is under way for them.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.phase.release() else {
             return;
@@ -337,7 +338,7 @@ impl Holder {
         self.end_resync();
     }
 
-    /// Stops holding batches: applies the held batches without an answer. Missing batches before them stay missing.
+    /// Stops waiting for the missing batches: applies the held batches without them. The missing batches stay missing.
     pub(super) fn release(&mut self, context: Context<'_>) -> Afterwards {
         let Some(held) = self.phase.release() else {
             return Afterwards::Stays;

@@ -25,15 +25,16 @@ pub struct HolderDump {
     pub frame: HolderFrame,
     /// Events that rebuild the holder, in order, each with its tier.
     events: Vec<(Tier, Event)>,
-    /// Record for the walk over the index that finds the blocks of a regular holder; `events` is then empty. `None` for
-    /// an irregular holder.
+    /// Record by which a walk over the index finds the blocks of this holder later; `events` is then empty. `None` if
+    /// the blocks are in `events`, because a walk cannot describe the holder completely.
     pub walked: Option<WalkedHolder>,
 }
 
 /// Result of comparing a holder with its dump, after the walk over the index that was to find its blocks.
 #[derive(Debug)]
 pub enum Revisited {
-    /// The dump is valid: the walk's blocks and the batches since the dump lead to the holder's present state.
+    /// The dump is valid: the blocks that the walk found and the batches since the dump lead to the holder's present
+    /// state.
     Unchanged,
     /// The dump is not valid. The value is the present state of the holder, as events.
     Changed(Box<HolderDump>),
@@ -90,7 +91,8 @@ impl Holder {
     /// The holder is cleared first, because a restore can bring it twice, in two cases. Either it left during the
     /// snapshot and came back on another lane. Or an older snapshot follows one that could not be read to its end.
     ///
-    /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
+    /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`, a generation of the event
+    /// stream (it changes when messages are lost).
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
         self.phase = Phase::default();
         self.writer.clear();
@@ -143,16 +145,17 @@ impl Holder {
         self.note_blocks(BlocksChange::Missed);
     }
 
-    /// Stores runs of blocks from a snapshot's forest.
+    /// Stores runs of consecutive blocks that a snapshot has in its forest (the blocks of many holders together).
     pub(super) fn restore_runs<'r>(&mut self, tier: Tier, runs: impl Iterator<Item = RestoredRun<'r>>) {
         let applied = self.writer.restore_runs(tier, runs);
         self.report_rejects(&applied);
     }
 
-    /// Returns the holder's present state. For a regular holder it has no blocks; for any other holder it has events
-    /// that rebuild the blocks.
+    /// Returns the holder's present state. If a walk over the index can find all blocks of the holder later, the state
+    /// has no blocks. Otherwise it has events that rebuild the blocks.
     ///
-    /// A holder that no batch has confirmed in `generation` is dumped as unverified, and so is a contested or stale one.
+    /// A holder that no batch has confirmed in `generation` of the event stream is dumped as unverified. So is a holder
+    /// that is silent, or that two publishers claim.
     pub(super) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
         match self.writer.as_walked() {
             Some(walked) => HolderDump {
@@ -179,8 +182,8 @@ impl Holder {
         }
     }
 
-    /// Compares the holder with its earlier dump. `before` and `dumped` describe the holder before the walk over the
-    /// index.
+    /// Compares the holder with its earlier dump. `before` is its state in the dump, and `dumped` says how the walk
+    /// over the index was to find its blocks.
     pub(super) fn revisit(
         &mut self,
         before: &WalkedHolder,

@@ -27,13 +27,14 @@ use super::queue::LineJob;
 pub(crate) enum Job {
     /// Decode messages, and apply their batches.
     Batches(BatchesJob),
-    /// Put the holders of a worker in doubt, because messages were dropped at this place in the queue.
+    /// Put the holders of a worker in doubt, because messages were dropped at this place in the lane's queue.
     Lost(LostJob),
-    /// Restore from a frame of a snapshot.
+    /// Restore a part of a holder's state from a frame (one record) of a snapshot.
     Restore(Box<RestoreJob>),
-    /// Store the blocks that one part of a snapshot's forest has of the lane's holders.
+    /// Store the blocks of this lane's holders from one part of a snapshot's forest (the blocks of many holders
+    /// together).
     RestoreForest(Arc<ForestChunk>),
-    /// End restoring a snapshot: no further part of a forest follows.
+    /// End the restoring of a snapshot: no further blocks follow.
     EndRestore,
     /// Dump the first holder after `after` in the order of keys. Blocks that a walk over the index can find are
     /// included only if `with_blocks` is set.
@@ -43,7 +44,7 @@ pub(crate) enum Job {
         generation: StreamGeneration,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
     },
-    /// Compare a holder with its dump, after a walk over the index.
+    /// Compare a holder with its dump, after a walk over the index has looked for its blocks.
     Revisit {
         holder: HolderKey,
         before: Box<(WalkedHolder, HolderFrame)>,
@@ -59,7 +60,7 @@ pub(crate) enum Job {
         /// Whether messages can be received at present.
         is_listening: bool,
     },
-    /// Reply that all jobs before this one are done.
+    /// Send the reply once all jobs before this one are done.
     Barrier(oneshot::Sender<()>),
 }
 
@@ -139,7 +140,7 @@ impl LineJob for Job {
     }
 }
 
-/// Frame of a snapshot that concerns a worker of the lane.
+/// Frame (one record) of a snapshot that concerns a worker of the lane.
 pub(crate) struct RestoreJob {
     pub(super) namespace: Arc<Namespace>,
     pub(super) metrics: Arc<EventMetrics>,
@@ -151,12 +152,13 @@ pub(crate) struct RestoreJob {
 /// Content of a snapshot's frame, for a holder of the worker.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Beginning of a holder. If the holder was not in doubt, it counts as confirmed in this generation of the stream.
+    /// Beginning of a holder. If the holder was not in doubt, its state counts as confirmed in this generation of the
+    /// event stream.
     Holder(HolderFrame, StreamGeneration),
     /// Beginning of a holder whose blocks were stored under other settings than the namespace has now. No blocks of this holder
     /// follow.
     Refused(HolderFrame),
-    /// Blocks of the holder of this rank, as an event batch.
+    /// Blocks of the holder of this rank, as an encoded event batch.
     Batch(Rank, Vec<u8>),
     /// Order to forget the holder of this rank, because the rest of its frames cannot be read. A state restored in half
     /// must not stay.
@@ -197,7 +199,8 @@ pub(crate) enum ResyncStep {
     /// Hold batches from now on, and reply with the request for the publisher. No reply comes if the holder does not
     /// exist.
     Begin(oneshot::Sender<ResyncBegun>),
-    /// Apply the publisher's answer. The publisher was asked in this generation of the stream.
+    /// Apply the publisher's answer. The publisher was asked in this generation of the event stream; a later generation
+    /// means that messages may have been lost.
     Finish {
         number: ResyncNumber,
         answer: ResyncAnswer,

@@ -29,8 +29,8 @@ use super::unheld::{self, NoHolder, Unheld};
 /// Holders of one lane, and the parts that the lane needs to do its jobs.
 pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
-    /// Holders whose blocks come in a snapshot's forests, by the numbers that the forests give them. Filled only while
-    /// a snapshot is restored.
+    /// Holders whose blocks come in a snapshot's forests (the blocks of many holders together), by the numbers that the
+    /// forests give them. Filled only while a snapshot is restored.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
     pub(super) unheld: Arc<Unheld>,
     assignments: Arc<Assignments>,
@@ -169,7 +169,7 @@ impl Lane {
         }
     }
 
-    /// Ends a job with messages of a worker. If the worker has no holder then, it gives up its lane.
+    /// Ends a job with messages of a worker. If the worker has no holder then, it is no longer assigned to this lane.
     pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
@@ -299,7 +299,8 @@ impl Lane {
         }
     }
 
-    /// Removes a holder whose publisher has said goodbye, and remembers the goodbye.
+    /// Removes a holder whose publisher has said goodbye, and remembers the goodbye, so that late batches do not bring
+    /// the holder back.
     pub(super) fn take_leave(&mut self, key: &HolderKey) {
         if let Some(holder) = self.holders.remove(key) {
             self.retire_left(key.clone(), holder);
@@ -311,7 +312,7 @@ impl Lane {
         holder.retire();
     }
 
-    /// Ends a job for a worker. If the worker has no holder then, it gives up its lane.
+    /// Ends a job for a worker. If the worker has no holder then, it is no longer assigned to this lane.
     pub(super) fn finish(&mut self, worker: &WorkerKey, in_flight: InFlight) {
         drop(in_flight);
         self.release_if_empty(worker);
@@ -353,8 +354,8 @@ impl Lane {
         self.unheld.unreadable.note(worker, now_us());
     }
 
-    /// Notes a worker as refused, because its message cannot be read. Does nothing if the worker has holders, because
-    /// they are in doubt already.
+    /// Notes that batches of a worker are dropped, because its message cannot be read. Does nothing if the worker has
+    /// holders, because they are in doubt already.
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let unix_us = self.clocks().unix_us;

@@ -28,11 +28,11 @@ pub(super) fn ranks_of(worker: &WorkerKey) -> RangeInclusive<HolderKey> {
     (worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX)
 }
 
-/// Number of a lane, from 0.
+/// Number of a lane (a thread that applies events), from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LaneId(pub(crate) usize);
 
-/// Line (queue) of one worker's jobs at its lane.
+/// Queue (*line*) of one worker's jobs at its lane.
 #[derive(Debug)]
 pub(crate) struct Line {
     /// Number that distinguishes this line from all other lines.
@@ -41,9 +41,10 @@ pub(crate) struct Line {
     in_flight: AtomicUsize,
     /// Time at which the oldest message came that has not been applied yet, in microseconds. 0 if no message waits.
     waiting_since_us: AtomicU64,
-    /// Virtual time of the line in microseconds, by which the queue orders turns.
+    /// Time that the lane has spent on the worker in microseconds, corrected for idle times (virtual time). The lane
+    /// next serves the worker with the smallest value.
     turn_us: AtomicU64,
-    /// Time that the lane has spent on the line, in microseconds.
+    /// Time that the lane has spent on the worker, in microseconds.
     spent_us: AtomicU64,
 }
 
@@ -59,7 +60,7 @@ impl Line {
         }
     }
 
-    /// Returns the time that the lane has spent on the line, in microseconds.
+    /// Returns the time that the lane has spent on the worker, in microseconds.
     pub(crate) fn spent_us(&self) -> u64 {
         self.spent_us.load(Ordering::Relaxed)
     }
@@ -73,7 +74,8 @@ impl Line {
         self.spent_us.fetch_add(elapsed_us, Ordering::Relaxed);
     }
 
-    /// Notes that a message that came at `came_us` waits. Returns true if no other message of the line was waiting.
+    /// Notes that a message of the worker that came at `came_us` waits. Returns true if no other message of the worker
+    /// was waiting.
     ///
     /// The caller must hold the lock on the queue of `lane`. The same holds for [`Self::go_on_waiting`] and
     /// [`Self::end_waiting`].
@@ -85,12 +87,12 @@ impl Line {
         is_first
     }
 
-    /// Notes that the oldest message still waiting came at `came_us`.
+    /// Notes that the worker's oldest message still waiting came at `came_us`.
     pub(super) fn go_on_waiting(&self, lane: usize, came_us: u64) {
         self.wait_since(lane, came_us);
     }
 
-    /// Notes that no message of the line waits any more.
+    /// Notes that no message of the worker waits any more.
     pub(super) fn end_waiting(&self, lane: usize) {
         self.wait_since(lane, 0);
     }
@@ -103,7 +105,7 @@ impl Line {
     }
 }
 
-/// Guard of a job on its way to its lane. While the guard exists, the job's worker keeps that lane.
+/// Guard of a job on its way to its lane. While the guard exists, the job's worker stays assigned to that lane.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Line>);
 
@@ -196,7 +198,7 @@ impl Assignments {
         }
     }
 
-    /// Returns the line of a worker, or `None` if the worker has no lane.
+    /// Returns the queue of a worker's jobs, or `None` if the worker has no lane.
     pub(crate) fn line_of(&self, worker: &WorkerKey) -> Option<Arc<Line>> {
         let found = self.by_worker.get(worker)?;
         Some(Arc::clone(&found.line))

@@ -40,11 +40,11 @@ pub(super) struct ListeningClock {
 }
 
 impl ListeningClock {
-    /// Maximum time that one look adds to the clock, in microseconds. If more time has passed since the last look, the
-    /// daemon was not listening for the rest of it.
+    /// Maximum time that one call of [`ListeningClock::look`] adds to the clock, in microseconds. If more time has
+    /// passed since the last call, the daemon was not listening for the rest of it.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
-    /// Adds the time since the last look, if messages could be received. `now_us` is the time on another clock, in
+    /// Adds the time since the last call, if messages could be received. `now_us` is the time on another clock, in
     /// microseconds. If that clock runs backwards, nothing is added.
     pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
         let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
@@ -104,7 +104,8 @@ mod tests {
         assert_eq!(silence(clock.now_us(), clock.now_us(), &LIMITS), Silence::Alive);
     }
 
-    /// The next look comes half a second later, so a holder counts as stale half a second before its limit.
+    /// The next look for silent holders comes half a second later, so a holder counts as stale half a second before its
+    /// limit.
     #[test]
     fn who_is_silent_is_stale_before_the_limit_is_over() {
         let after = |silent_us| silence(0, silent_us, &LIMITS);

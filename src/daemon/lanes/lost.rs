@@ -8,8 +8,8 @@ use super::line::Sender;
 use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
 
-/// Maximum number of ranks for which a mark keeps the newest dropped batch. Dropped batches of further ranks count as
-/// unknown.
+/// Maximum number of ranks for which a mark (it stands for dropped messages) keeps the newest dropped batch. Dropped
+/// batches of further ranks count as unknown.
 const RANKS_MAX: usize = 64;
 
 /// Mark (tombstone) in the queue, in the place of dropped messages of a worker.
@@ -23,7 +23,7 @@ pub(crate) struct LostJob {
 }
 
 impl LostJob {
-    /// Makes the mark for the dropped messages in `payloads`.
+    /// Makes the mark that takes the place of dropped messages in the queue. `payloads` has these messages.
     pub(super) fn of(sender: Arc<Sender>, payloads: &Payloads) -> Self {
         let mut lost = Self {
             sender,

@@ -64,7 +64,7 @@ impl Phase {
         Ok(())
     }
 
-    /// Notes that the publisher has been asked in the resync `number`.
+    /// Notes that the publisher has been asked, in the resync with this number.
     pub(super) fn ask(&mut self, number: ResyncNumber, limits: &HoldingLimits, now_us: u64) {
         let mut held = self.release().unwrap_or_else(|| HeldBatches::new(limits, now_us));
         held.begin(now_us);
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Returns the phase called `name`. Unless the phase is `Flowing`, it has one held batch.
+    /// Returns the phase called `name`. In every phase except `Flowing`, it has one held batch.
     fn state(name: &str) -> Phase {
         let mut phase = Phase::default();
         if name != "Flowing" {

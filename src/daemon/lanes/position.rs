@@ -10,15 +10,15 @@ use kvatlas_core::snapshot::StreamCursor;
 
 /// Last message of the events stream that has been handed to the lanes; `None` without JetStream.
 ///
-/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so
-/// every message up to the position is part of the snapshot.
+/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before
+/// it, so every message up to the position is part of the snapshot.
 ///
-/// A message before the position may have been dropped because of a setting, such as the shard. So a position counts only under the
-/// settings in which its messages were taken.
+/// A message before the position may have been dropped because of a setting, such as the shard. So a position counts
+/// only under the settings in which its messages were taken.
 #[derive(Debug, Default)]
 pub struct StreamPosition {
     cursor: Mutex<Option<StreamCursor>>,
-    /// Digest of the settings that decide whose messages are taken.
+    /// Digest of the settings that decide which workers' messages are taken.
     intake: u64,
 }
 
@@ -44,7 +44,7 @@ impl StreamPosition {
         }
     }
 
-    /// Returns the position.
+    /// Returns the last message of the stream that has been handed to the lanes. `None` if there is none.
     pub fn get(&self) -> Option<StreamCursor> {
         self.cursor.lock().clone()
     }
@@ -54,17 +54,17 @@ impl StreamPosition {
         *self.cursor.lock() = Some(cursor);
     }
 
-    /// Returns the digest of the settings that decide whose messages are taken.
+    /// Returns the digest of the settings that decide which workers' messages are taken.
     pub(crate) fn intake(&self) -> u64 {
         self.intake
     }
 
-    /// Whether every publisher of the messages up to the position is known here.
+    /// Whether this daemon knows every publisher of the messages up to the position in the stream.
     pub(crate) fn has_all(&self) -> bool {
         self.cursor.lock().as_ref().is_some_and(|cursor| cursor.has_all)
     }
 
-    /// Notes that every publisher has been heard of since the position was set.
+    /// Notes that every publisher has been heard of since the position in the stream was set.
     pub(crate) fn note_all(&self) {
         if let Some(cursor) = self.cursor.lock().as_mut() {
             cursor.has_all = true;
@@ -79,7 +79,8 @@ impl StreamPosition {
         }
     }
 
-    /// Returns the sequence number of the last message; 0 if there is none.
+    /// Returns the sequence number of the last message of the stream that has been handed to the lanes; 0 if there is
+    /// none.
     pub(crate) fn sequence(&self) -> u64 {
         self.cursor.lock().as_ref().map_or(0, |cursor| cursor.sequence)
     }

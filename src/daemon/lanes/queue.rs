@@ -26,21 +26,22 @@ use super::line::Line;
 
 /// Bytes that a message counts in addition to its payload.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
-/// Maximum size of the jobs of one turn, in bytes, unless the turn is a single job.
+/// Maximum size of the jobs that a lane takes in one turn, in bytes, unless the turn is a single job.
 const TURN_BYTES_MAX: usize = 32 * 1024;
 
-/// Job that can wait in a line.
+/// Job that can wait in a line, the queue of one worker's jobs.
 pub(crate) trait LineJob: Sized {
     /// Number of messages in the job. Each message counts toward the room of the queue and the size of a turn.
     fn messages(&self) -> usize {
         1
     }
 
-    /// Turns a job that is dropped into the mark that takes its place, and counts the drop. As an error, returns a job
-    /// that must not be dropped.
+    /// Turns a job that is dropped into the mark that takes its place in the queue, and counts the drop. As an error,
+    /// returns a job that must not be dropped.
     fn into_mark(self) -> Result<Self, Self>;
 
-    /// Merges a later mark into this mark. As an error, returns the later mark if either of the two is not a mark.
+    /// Merges a later mark (it stands for dropped messages) into this mark. As an error, returns the later mark if
+    /// either of the two is not a mark.
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
 
@@ -66,14 +67,15 @@ struct LineQueue<J> {
     line: Arc<Line>,
     jobs: VecDeque<QueuedJob<J>>,
     bytes: usize,
-    /// Virtual time of the line in microseconds, by which turns are ordered.
+    /// Time that the lane has spent on the worker in microseconds, corrected for idle times (virtual time). Turns are
+    /// ordered by it.
     turn_us: u64,
 }
 
 /// Jobs between two control jobs, with the control job that ends them.
 struct Era<J> {
     outstanding: usize,
-    /// Control job at the end of the era; `None` in the last era.
+    /// Control job at the end of this era, that is, of the jobs since the previous control job. `None` in the last era.
     end: Option<Control<J>>,
 }
 
@@ -87,7 +89,8 @@ struct Control<J> {
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// Eras of the dropped jobs that left no mark of their own, because their mark was merged into another one.
+    /// Numbers of the eras (between two control jobs) from which a dropped job left no mark of its own, because its
+    /// mark was merged into another one.
     vacated: Vec<u64>,
 }
 
@@ -98,17 +101,18 @@ enum Arrival<J> {
 
 struct QueueState<J> {
     lines: HashMap<u64, LineQueue<J>>,
-    /// Lines whose turn can come, as pairs of virtual time and line number. The line whose jobs are being done is
-    /// absent.
+    /// Lines (workers' queues) whose turn can come, as pairs of virtual time and line number. The line whose jobs are
+    /// being done is absent.
     turns: BTreeSet<(u64, u64)>,
-    /// Virtual time of the line that had the last turn.
+    /// Virtual time of the line (worker's queue) that had the last turn.
     turn_us: u64,
-    /// Control jobs whose turn has come.
+    /// Control jobs that are to be done next, because all jobs that were queued before them are done.
     ready: VecDeque<Control<J>>,
-    /// Eras in order; there is always at least one. The first era has the number `first_era`.
+    /// Eras in order: the jobs between two control jobs are an era. There is always at least one. The first era has the
+    /// number `first_era`.
     eras: VecDeque<Era<J>>,
     first_era: u64,
-    /// Jobs that came after a fence, and wait for it to be done.
+    /// Jobs that came after a fence (a control job that no job overtakes), and wait for it to be done.
     behind_fence: VecDeque<Arrival<J>>,
     is_fenced: bool,
     is_closed: bool,
@@ -120,7 +124,7 @@ struct QueueShared<J> {
     work: Condvar,
     room: Notify,
     bytes_max: usize,
-    /// Maximum number of messages of one turn, unless the turn is a single job.
+    /// Maximum number of messages that the lane takes in one turn, unless the turn is a single job.
     turn_messages_max: usize,
     backlog: Backlog,
     /// Number of the lane to which the queue belongs.
@@ -133,8 +137,8 @@ pub(crate) struct JobSender<J>(Arc<QueueShared<J>>);
 /// Receiving end of a lane's queue, used by the lane.
 pub(crate) struct JobReceiver<J>(Arc<QueueShared<J>>);
 
-/// Work that the lane takes in one piece: a control job, or the next jobs of a line. The lane returns the turn when the
-/// work is done.
+/// Work that the lane takes in one piece: a control job, or the next jobs of one worker. The lane returns the turn when
+/// the work is done.
 pub(crate) struct Turn {
     from: TurnOrigin,
     jobs: usize,
@@ -299,7 +303,7 @@ impl<J: LineJob> QueueState<J> {
         })
     }
 
-    /// Ends a turn of `line` with `jobs` jobs, which took `elapsed_us`.
+    /// Ends a turn that did `jobs` jobs of the worker's queue `line`, and took `elapsed_us`.
     fn end_turn(&mut self, line: &Line, era: u64, jobs: usize, elapsed_us: u64, lane: usize) {
         if let Some(queue) = self.lines.get_mut(&line.number) {
             queue.turn_us = queue.turn_us.saturating_add(elapsed_us.max(1));
@@ -315,8 +319,8 @@ impl<J: LineJob> QueueState<J> {
         self.leave_era(era, jobs);
     }
 
-    /// Whether `line` may take `bytes` more room at the cost of other lines. It may if its room is then no more than an
-    /// even share of `bytes_max`.
+    /// Whether the worker's queue `line` may take `bytes` more room at the cost of other workers. It may if its room is
+    /// then no more than an even share of `bytes_max`.
     fn may_displace(&self, line: u64, bytes: usize, bytes_max: usize) -> bool {
         let (own, lines) = match self.lines.get(&line) {
             Some(queue) => (queue.bytes, self.lines.len()),
@@ -325,8 +329,8 @@ impl<J: LineJob> QueueState<J> {
         own + bytes <= bytes_max / lines
     }
 
-    /// Drops the newest job of the longest line. Returns the size of what was dropped, or `None` if nothing can be
-    /// dropped.
+    /// Drops the newest job of the longest worker's queue. Returns the size of what was dropped, or `None` if nothing
+    /// can be dropped.
     fn drop_of_longest(&mut self) -> Option<DropSize> {
         let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
@@ -382,8 +386,8 @@ impl<J: LineJob> LineQueue<J> {
         })
     }
 
-    /// Merges `mark` into the mark at the end of the line. As an error, returns `mark` if the line does not end with a
-    /// mark.
+    /// Merges `mark` into the mark at the end of this worker's queue. As an error, returns `mark` if the queue does not
+    /// end with a mark.
     fn merge_mark(&mut self, mark: J) -> Result<(), J> {
         match self.jobs.back_mut() {
             Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
@@ -445,7 +449,7 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues a job in its line. If there is no room, drops this job or others.
+    /// Queues a job in its worker's queue. If there is no room, drops this job or others.
     fn push_or_drop(
         &self,
         state: &mut QueueState<J>,
@@ -481,8 +485,8 @@ impl<J: LineJob> QueueShared<J> {
 }
 
 impl<J: LineJob> JobSender<J> {
-    /// Queues a job of about `bytes` in `line`, for a message that came at `came_us`. Waits until there is room for the
-    /// job.
+    /// Queues a job of about `bytes` in the worker's queue `line`, for a message that came at `came_us`. Waits until
+    /// there is room for the job.
     pub(crate) async fn send(
         &self,
         line: &Arc<Line>,
@@ -495,8 +499,8 @@ impl<J: LineJob> JobSender<J> {
         self.0.send(arrival, bytes).await
     }
 
-    /// Queues jobs in their lines without waiting, for messages that came at `came_us`. Each job comes with its line
-    /// and its approximate size in bytes. If there is no room, drops these jobs or others.
+    /// Queues jobs in their workers' queues without waiting, for messages that came at `came_us`. Each job comes with
+    /// its worker's queue and its approximate size in bytes. If there is no room, drops these jobs or others.
     pub(crate) fn send_or_drop(
         &self,
         jobs: impl IntoIterator<Item = (Arc<Line>, J, usize)>,
@@ -510,7 +514,7 @@ impl<J: LineJob> JobSender<J> {
         Ok(())
     }
 
-    /// Queues a control job without waiting for room.
+    /// Queues a control job (done after all jobs queued before it) without waiting for room.
     pub(crate) fn send_control(&self, job: J) -> Result<(), LaneStopped> {
         let control = Control {
             job,
@@ -521,7 +525,8 @@ impl<J: LineJob> JobSender<J> {
         self.0.push(&mut state, Arrival::Control(control), 0)
     }
 
-    /// Queues a fence of about `bytes`. Waits until there is room for the fence.
+    /// Queues a fence (a control job that no later job overtakes) of about `bytes`. Waits until there is room for the
+    /// fence.
     pub(crate) async fn send_fence(&self, job: J, bytes: usize) -> Result<(), LaneStopped> {
         let control = Control {
             job,

@@ -6,7 +6,7 @@ use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::HolderWriter;
 use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
-/// Block in a tier, by the engine's name for the block.
+/// Name of a block in a tier. The name is the one by which the engine's events refer to the block.
 type TierBlockName = (Tier, u64);
 
 /// Maximum number of blocks in one event of the holder's dump.

@@ -24,8 +24,8 @@ impl LanePool {
         Ok(begun.await.ok())
     }
 
-    /// Applies the publisher's answer to a holder. The publisher was asked in `generation` of the stream. `bytes` is
-    /// the approximate size of the answer in memory.
+    /// Applies the publisher's answer to a holder. The publisher was asked in `generation` of the event stream. `bytes`
+    /// is the approximate size of the answer in memory.
     pub(crate) async fn finish_resync(
         &self,
         holder: &HolderKey,

@@ -12,7 +12,7 @@ use kvatlas_telemetry::labels::DropReason;
 /// one, it comes within this time.
 pub(super) const REMEMBERED_US: u64 = 60_000_000;
 
-/// Decoded batch, with facts about how it was received.
+/// Decoded batch, with the generation of the stream in which it came, and the length of its payload.
 #[derive(Debug)]
 pub(crate) struct ReceivedBatch {
     pub(super) batch: EventBatch,
@@ -30,18 +30,19 @@ pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
     }
 }
 
-/// High-water marks of the batches that a holder has received, whether applied or not.
+/// High-water marks of a holder: the newest batch that it has received, whether applied or not, and the latest time of
+/// a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct HighWater {
     /// Epoch and number of the newest batch. A resync answer that ends before this batch is not the whole state.
     pub(super) seen: BatchCursor,
-    /// Latest time at which a batch of that epoch was made, by the publisher's clock, in microseconds. 0 if no batch
-    /// has a time; the largest `u64` if the time is not known.
+    /// Latest time at which a batch of the newest epoch was made, by the publisher's clock, in microseconds. 0 if no
+    /// batch has a time; the largest `u64` if the time is not known.
     pub(super) made_us: u64,
 }
 
 impl HighWater {
-    /// Returns the marks of a single batch.
+    /// Returns the high-water marks of a holder that has received a single batch.
     pub(super) fn of(batch: &EventBatch) -> Self {
         Self {
             seen: cursor_of(batch),
@@ -49,7 +50,7 @@ impl HighWater {
         }
     }
 
-    /// Raises the marks to those of `batch`, if `batch` is newer.
+    /// Raises the high-water marks to `batch`, if `batch` is newer.
     pub(super) fn note(&mut self, batch: &EventBatch) {
         let other = Self::of(batch);
         if other.seen.epoch > self.seen.epoch {
@@ -128,7 +129,7 @@ impl SequenceTracker {
         self.cursor
     }
 
-    /// Decides how the batch at `next` is treated, without moving the cursor.
+    /// Decides how the batch at `next` is treated, and changes nothing.
     pub(crate) fn classify(&self, next: BatchCursor) -> BatchAdmission {
         match self.cursor {
             Some(last) if next.epoch < last.epoch => BatchAdmission::StaleEpoch,
@@ -143,7 +144,8 @@ impl SequenceTracker {
         }
     }
 
-    /// Decides how the batch at `next` is treated. If the batch is to be applied, moves the cursor to it.
+    /// Decides how the batch at `next` is treated. If the batch is to be applied, its number becomes the last admitted
+    /// one.
     pub(super) fn admit(&mut self, next: BatchCursor) -> BatchAdmission {
         let admission = self.classify(next);
         if admission.applies() {

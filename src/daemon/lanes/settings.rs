@@ -59,7 +59,7 @@ impl LaneLimits {
     }
 }
 
-/// Bounds on the batches that a holder holds until missing batches before them have come.
+/// Bounds on held batches, which wait at a holder until missing batches before them have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldingSettings {
     /// Maximum size of the batches that one holder holds, in bytes, unless it is a single batch. Each batch counts 256
@@ -121,7 +121,7 @@ impl LaneSettings {
         }
     }
 
-    /// Returns the bounds on held batches, for one lane.
+    /// Returns the bounds for one lane on held batches, which wait until missing batches before them have come.
     pub(super) fn holding_limits(&self) -> HoldingLimits {
         let Some(holding) = &self.holding else {
             return HoldingLimits::new(false, 0, 0, 0);

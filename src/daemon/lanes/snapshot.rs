@@ -39,8 +39,9 @@ pub fn snapshot_limits() -> WireLimits {
 pub struct DumpPosition(HolderKey);
 
 impl LanePool {
-    /// Sends a frame of a snapshot to the lane of its holder. `holder` is the holder frame to which the frame belongs.
-    /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
+    /// Sends a frame (one record) of a snapshot to the lane of its holder. `holder` is the holder frame to which the
+    /// frame belongs. A holder that was not in doubt when it was dumped counts as confirmed in `generation` of the
+    /// event stream.
     ///
     /// Frames for workers of other shards are skipped, because the snapshot may be older than the division into shards.
     pub async fn restore(
@@ -76,7 +77,7 @@ impl LanePool {
         self.send_restore(namespace, holder, part, bytes).await
     }
 
-    /// Sends a part of a snapshot's forest (its blocks of all regular holders) to all lanes. Each lane stores the
+    /// Sends a part of a snapshot's forest (the blocks of many holders together) to all lanes. Each lane stores the
     /// blocks of its own holders, whose holder frames must have come before. Waits while a lane's queue is full.
     pub async fn restore_forest(&self, chunk: ForestChunk) -> Result<(), PoolError> {
         let bytes = chunk.bytes();
@@ -161,9 +162,9 @@ impl LanePool {
     ///
     /// - Each holder is dumped at one instant, between two of its batches. Different holders are dumped at different
     ///   instants.
-    /// - A holder that no batch has confirmed in `generation` is dumped as unverified.
-    /// - Unless `with_blocks` is set, a regular holder is dumped without its blocks. A walk over the index finds them
-    ///   later.
+    /// - A holder that no batch has confirmed in `generation` of the event stream is dumped as unverified.
+    /// - Unless `with_blocks` is set, a holder whose blocks a walk over the index can find later is dumped without its
+    ///   blocks.
     pub async fn dump_next(
         &self,
         lane: usize,
@@ -185,8 +186,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after the walk over the index. `dumped` and `walked` come from the dump by lane
-    /// number `lane`.
+    /// Compares a holder with its dump, after the walk over the index that was to find its blocks. `dumped` and
+    /// `walked` come from the dump by lane number `lane`.
     pub async fn revisit(
         &self,
         lane: usize,
@@ -210,7 +211,7 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Restores from one frame of a snapshot.
+    /// Restores a part of a holder's state from one frame (one record) of a snapshot.
     pub(super) fn restore(&mut self, job: RestoreJob) {
         self.restore_part(&job.namespace, &job.metrics, &job.worker, job.part);
         self.finish(&job.worker, job.in_flight);
@@ -275,7 +276,8 @@ impl Lane {
         self.holder(namespace, metrics, key).map_err(refuse).ok()
     }
 
-    /// Stores the blocks of this lane's holders from one part of a forest (a snapshot's blocks of all regular holders).
+    /// Stores the blocks of this lane's holders from one part of a snapshot's forest (the blocks of many holders
+    /// together).
     pub(super) fn restore_forest(&mut self, chunk: &ForestChunk) {
         for (number, runs) in chunk.holders() {
             let Some((key, tier)) = self.in_forest.get(&number) else {

@@ -31,7 +31,7 @@ pub(super) enum BlocksState {
     Outlived,
 }
 
-/// Change of the state of a holder's blocks.
+/// Change that affects the state of a holder's blocks, compared with its publisher's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksChange {
     /// Blocks were cleared, or replaced by a full state.
@@ -47,7 +47,7 @@ pub(super) enum BlocksChange {
 }
 
 impl BlocksState {
-    /// Returns the state after `change`. Also returns whether the blocks must be cleared first.
+    /// Returns the state of the blocks after `change`. Also returns whether the blocks must be cleared first.
     #[must_use]
     pub(super) fn after(self, change: BlocksChange) -> (Self, bool) {
         use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
@@ -105,7 +105,8 @@ impl PublisherState {
         self != Self::Mute
     }
 
-    /// Whether the last request failed. If a publisher that does not answer clears its state, the holder believes it.
+    /// Whether the publisher did not answer the last request. If such a publisher clears its state, the holder believes
+    /// it.
     pub(super) fn has_failed(self) -> bool {
         self != Self::Answers
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvatlas_telemetry::{AppliedBatch, AppliedBatches, EventMetrics};
 
-/// Applied batches of one turn that are not counted in the metrics yet. All are of one namespace.
+/// Applied batches of the lane's present turn that are not counted in the metrics yet. All are of one namespace.
 #[derive(Default)]
 pub(super) struct BatchTally(RefCell<UncountedBatches>);
 
@@ -17,8 +17,8 @@ struct UncountedBatches {
 }
 
 impl BatchTally {
-    /// Adds a batch of the namespace to which `metrics` belongs. If the tally has batches of another namespace, counts
-    /// those first.
+    /// Adds an applied batch of the namespace to which `metrics` belongs. If batches of another namespace are still
+    /// uncounted, counts those first.
     pub(super) fn add(&self, metrics: &Arc<EventMetrics>, batch: &AppliedBatch) {
         let mut counted = self.0.borrow_mut();
         let is_same = |other: &Arc<EventMetrics>| Arc::ptr_eq(other, metrics);

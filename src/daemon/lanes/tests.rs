@@ -68,7 +68,7 @@ fn settings() -> LaneSettings {
     }
 }
 
-/// Returns a generation of the stream in which no holder is confirmed.
+/// Returns a generation of the event stream in which no holder has been confirmed by a batch.
 fn never() -> StreamGeneration {
     StreamGeneration::default()
 }

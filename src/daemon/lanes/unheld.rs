@@ -108,19 +108,19 @@ pub(super) struct Unheld {
 }
 
 impl Unheld {
-    /// Adds the time since the last call to the listening time, if messages could be received.
+    /// Adds the time since the last call to the time in which messages could be received, if they could be.
     pub(super) fn look(&self, is_listening: bool) {
         self.listening.lock().look(now_us(), is_listening);
     }
 
-    /// Returns the listening time, in which messages could be received, in microseconds. Silence is measured in this
-    /// time.
+    /// Returns the total time so far during which messages could be received, in microseconds. Silence is measured in
+    /// this time.
     pub(super) fn listened_us(&self) -> u64 {
         self.listening.lock().now_us()
     }
 
-    /// Notes a dropped batch of a holder that is not registered. Answers then say that this holder may have unknown blocks.
-    /// `rank` is `None` if the batch cannot be read. Returns whether the batch is the first dropped one of its holder.
+    /// Notes a dropped batch of a holder that is not registered. Answers then say that this holder may have unknown
+    /// blocks. `rank` is `None` if the batch cannot be read. Returns whether this is the holder's first dropped batch.
     pub(super) fn note(
         &self,
         namespace: &Namespace,

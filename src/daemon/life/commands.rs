@@ -31,8 +31,8 @@ struct OperatorCommands {
     drain: CancellationToken,
 }
 
-/// Starts to listen to commands, as a task of `upkeep`, unless `admin.commands` is off. A command to drain cancels the
-/// token `drain`.
+/// Starts to listen to operators' commands, as a task of `upkeep`, unless `admin.commands` is off. A command to drain
+/// cancels the token `drain`.
 pub(super) async fn start_commands(
     shared: &Shared,
     snapshots: Option<Arc<SnapshotKeeper>>,

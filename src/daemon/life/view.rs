@@ -85,7 +85,8 @@ impl DaemonView {
         self.outcomes.forget_gone();
     }
 
-    /// Reads the numbers of all answers and of inexact answers since the last call. These numbers are the cost of doubts.
+    /// Reads how many answers there were since the last call, and how many were not exact. These numbers are the cost
+    /// of doubts.
     pub(super) fn note_costs(&self, now: Instant) {
         let namespaces = self.namespaces.all();
         self.costs
@@ -113,8 +114,8 @@ impl DaemonView {
         cost.flatten().map(ToldCost::of_holder)
     }
 
-    /// Updates the gauges of one namespace, as [`Self::publish`] does. Returns the size of the namespace's index in
-    /// bytes.
+    /// Updates the gauges of one namespace, and calls `seen` as [`Self::publish`] does. Returns the size of the
+    /// namespace's index in bytes.
     fn publish_sizes(
         &self,
         namespace: &Namespace,

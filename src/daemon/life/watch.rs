@@ -17,7 +17,8 @@ const NAMED_AFTER: Duration = Duration::from_secs(3);
 /// Interval between summaries while a holder is not exact.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Maximum number of lines about single holders that one look writes. One more line counts the remaining holders.
+/// Maximum number of log lines about single holders that one pass over all holders writes. One more line counts the
+/// remaining holders.
 const LINES_MAX: usize = 10;
 
 type NamespaceHolder = (NamespaceName, HolderId);
@@ -28,11 +29,11 @@ struct Inexact {
     since: Instant,
     reasons: DegradedReasons,
     is_named: bool,
-    /// Whether the current look has seen the holder.
+    /// Whether the current pass over all holders has seen the holder.
     is_seen: bool,
 }
 
-/// Finding of a look that is logged.
+/// Finding of a pass over all holders that is logged.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
     /// Holder has been degraded for a while.
@@ -72,7 +73,7 @@ pub(super) struct HolderWatch {
 }
 
 impl HolderWatch {
-    /// Makes a watch that has not looked at any holder yet.
+    /// Makes a record that has not seen any holder yet.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             inexact: HashMap::new(),
@@ -142,7 +143,7 @@ impl HolderWatch {
     }
 }
 
-/// Look in progress, that is, a pass over every holder.
+/// Pass over every holder that is in progress.
 pub(super) struct HolderLook<'w> {
     watch: &'w mut HolderWatch,
     holders: Vec<(NamespaceHolder, DegradedReasons)>,
@@ -162,7 +163,7 @@ impl HolderLook<'_> {
         }
     }
 
-    /// Ends the look, and logs its findings. Every holder must have been seen before.
+    /// Ends the pass over every holder, and logs its findings. Every holder must have been seen before.
     pub(super) fn end(self, now: Instant) {
         self.watch.find(self.holders, now).into_iter().for_each(tell);
     }

@@ -37,9 +37,9 @@ const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder's record may be replaced by the record of another holder.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Maximum number of holders of a namespace that are named for broken promises.
+/// Maximum number of holders of a namespace that are named because requests found fewer blocks than answers promised.
 const BROKEN_MAX: usize = 8;
-/// Maximum number of holders of a namespace whose promises the page shows.
+/// Maximum number of holders of a namespace for which the page compares promised with found blocks.
 const TOLD_MAX: usize = 32;
 
 /// Sums of the outcomes of one holder over the last one to two minutes.
@@ -51,11 +51,11 @@ pub(crate) struct HolderPromises {
     pub(crate) lately: PromiseTally,
 }
 
-/// Promises about the holders of a namespace in the last one to two minutes, compared with the blocks that requests
-/// found.
+/// Blocks that answers promised at the holders of a namespace in the last one to two minutes, compared with the blocks
+/// that requests found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct NamespacePromises {
-    /// Number of holders with at least one outcome.
+    /// Number of holders about which a router has reported an outcome.
     holders: usize,
     /// Up to 32 of these holders, sorted by the share of promised blocks that requests did not find. The largest share
     /// comes first.
@@ -97,7 +97,7 @@ impl From<ReportError> for WireError {
     }
 }
 
-/// Store of the outcomes that routers have reported.
+/// Store of the outcomes that routers have reported: how many blocks requests really found.
 pub(crate) struct Outcomes {
     namespaces: Arc<Namespaces>,
     /// Shard of the daemon, if it has one. Outcomes about workers of other shards are ignored.
@@ -185,8 +185,8 @@ impl Outcomes {
         broken
     }
 
-    /// Returns the promises about the holders of a namespace in the last one to two minutes. `None` if no outcome was
-    /// reported.
+    /// Returns the comparison of promised and found blocks for a namespace, over the last one to two minutes. `None` if
+    /// no outcome was reported.
     pub(crate) fn promises(&self, name: &NamespaceName, now: Instant) -> Option<NamespacePromises> {
         let has_outcomes = |lately: PromiseTally| lately.requests > 0;
         let (holders, worst) = self.worst(

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use kvatlas_telemetry::CountedOutcome;
 
-/// Length of one span of time. A window has two spans.
+/// Length of one span of counting. Sums cover the last one to two spans.
 const SPAN: Duration = Duration::from_secs(60);
 
 /// Sums over requests: the blocks that exact answers promised, and the blocks that the requests found.
@@ -22,11 +22,11 @@ pub(crate) struct PromiseTally {
     pub(crate) unpromised_blocks: u64,
 }
 
-/// Minimum number of promised blocks for a judgement. A smaller number says little, because a block or two may always
-/// be evicted between an answer and its request.
+/// Minimum number of promised blocks for a judgement on a holder. A smaller number says little, because a block or two
+/// may always be evicted between an answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// Divisor of the number of promised blocks. The promise is broken if more blocks are missing than the quotient, a
-/// twentieth of the promised ones.
+/// Divisor of the number of promised blocks. A holder breaks its promise if more blocks are missing than the quotient,
+/// a twentieth of the promised ones.
 const BROKEN_SHARE: u64 = 20;
 
 impl PromiseTally {

@@ -11,8 +11,8 @@ use super::atlas::Branch;
 
 type PrefixPath = Arc<[PositionalLineageHash]>;
 
-/// Returns the branches of the tree of the sampled queries, parents first. The weight of a branch is the number of
-/// queries whose path goes through it.
+/// Returns the tree of the prefixes that the sampled queries asked for, as branches with parents first. The weight of a
+/// branch is the number of queries whose path goes through it.
 pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
     let mut paths: Vec<PrefixPath> = queries.iter().map(|query| Arc::clone(&query.blocks)).collect();
     paths.sort_unstable();
@@ -61,7 +61,8 @@ struct PathGroup {
     to: usize,
 }
 
-/// Groups sorted paths by their block at `position`. Paths that end before that block are in no group.
+/// Groups sorted paths (the blocks of queries) by their block at `position`. Paths that end before that block are in no
+/// group.
 fn groups(paths: &[PrefixPath], position: usize, parent: Option<usize>) -> Vec<PathGroup> {
     let mut groups = Vec::new();
     let mut from = 0;
@@ -80,8 +81,8 @@ fn groups(paths: &[PrefixPath], position: usize, parent: Option<usize>) -> Vec<P
     groups
 }
 
-/// Returns the number of leading blocks that all of the sorted paths share. Because the paths are sorted, that is the
-/// number that the first and the last path share.
+/// Returns the number of leading blocks that all of the paths (the blocks of queries) share. The paths must be sorted,
+/// so the first and the last path share the same number.
 fn common(paths: &[PrefixPath]) -> usize {
     match (paths.first(), paths.last()) {
         (Some(first), Some(last)) => first

@@ -15,9 +15,9 @@ use kvatlas_core::index::{Namespace, Search};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::QueryKey;
 
-/// Maximum number of nodes of an atlas.
+/// Maximum number of nodes of an atlas, the page's tree of hot prefixes.
 pub(super) const NODES_MAX: usize = 400;
-/// Maximum number of holders whose names a node lists. The explanation of a node lists up to 200.
+/// Maximum number of holders whose names a node of the tree lists. The explanation of a node lists up to 200.
 const NAMES_MAX: usize = 4;
 
 /// Meaning of the weights of prefixes in an atlas.
@@ -29,7 +29,7 @@ pub(super) enum Lens {
     Held,
 }
 
-/// Node of the tree, before nodes of little weight are left out.
+/// Node of the tree of prefixes, before nodes of little weight are left out.
 #[derive(Debug, Clone)]
 pub(super) struct Branch {
     /// Index of the parent, which comes earlier in the list. `None` for a root.
@@ -43,14 +43,14 @@ pub(super) struct Branch {
     pub(super) path: Arc<[PositionalLineageHash]>,
 }
 
-/// Hottest prefixes of a namespace at one moment.
+/// Hottest prefixes of a namespace at one moment, as a tree.
 #[derive(Debug, Serialize)]
 pub(super) struct Atlas {
     /// Sum of the weights of all prefixes.
     pub(super) total: u64,
-    /// Seconds that the sample of queries covers. `None` if the weights are not from a sample.
+    /// Seconds that the sample of queries covers, if the weights are from that sample; else `None`.
     pub(super) seconds: Option<u64>,
-    /// Whether the walk over the index ended at a bound.
+    /// Whether the walk over the index ended at a bound, so that prefixes may be missing.
     pub(super) partial: bool,
     /// Number of nodes that were left out because their weight is too small.
     pub(super) left_out: usize,
@@ -58,7 +58,8 @@ pub(super) struct Atlas {
     pub(super) nodes: Vec<Node>,
 }
 
-/// Node of the tree. A parent comes before its children.
+/// Node of the tree of hot prefixes: a stretch of blocks that all paths through it share. A parent comes before its
+/// children.
 #[derive(Debug, Serialize)]
 pub(super) struct Node {
     pub(super) parent: Option<usize>,
@@ -89,7 +90,7 @@ impl Node {
 }
 
 impl Atlas {
-    /// Builds an atlas of the heaviest branches, with their present holders.
+    /// Builds an atlas (a tree of hot prefixes) of the heaviest branches, with their present holders.
     pub(super) fn new(namespace: &Namespace, trust: &StreamTrust, branches: &[Branch], total: u64) -> Self {
         let kept = heaviest(branches, NODES_MAX);
         let mut places = vec![None; branches.len()];
@@ -119,7 +120,8 @@ impl Atlas {
     }
 }
 
-/// Returns the indices of the `count` heaviest branches, in ascending order, so that each comes after its parent.
+/// Returns the indices of the `count` branches with the greatest weight, in ascending order, so that each comes after
+/// its parent.
 pub(super) fn heaviest(branches: &[Branch], count: usize) -> Vec<usize> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); branches.len()];
     let mut open = BinaryHeap::new();

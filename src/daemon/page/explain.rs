@@ -21,7 +21,7 @@ const HOLDERS_MAX: u32 = 200;
 
 #[derive(Serialize)]
 struct Explanation {
-    /// Position of the node's first block. `end` is the position after its last block.
+    /// Position of the first block of the explained node of the tree. `end` is the position after its last block.
     start: usize,
     end: usize,
     block_size: u32,
@@ -29,7 +29,7 @@ struct Explanation {
     /// first.
     holders: Vec<ExplainedHolder>,
     holders_total: u32,
-    /// Number of holders that have the whole prefix.
+    /// Number of holders that have the whole explained prefix.
     complete: u32,
     loss: Loss,
 }
@@ -48,23 +48,23 @@ struct ExplainedHolder {
     dropped_out: Option<(u32, u32)>,
 }
 
-/// Cost of a loss of the node's blocks at every holder.
+/// Cost of losing the blocks of a node (a stretch of a prefix) at every holder.
 #[derive(Serialize)]
 struct Loss {
-    /// Number of blocks that are held from the first block of the node on, in all continuations. After the loss, no
-    /// query finds them.
+    /// Number of blocks that are held from the first block of the node (the explained stretch) on, in all
+    /// continuations. After the loss, no query finds them.
     below: Below,
     /// Number of sampled queries that ask for the whole prefix. `sampled` counts all queries of the sample, and `seconds` is the
     /// time that the sample covers.
     asking: usize,
     sampled: usize,
     seconds: u64,
-    /// Number of tokens that each of the `asking` queries would have to compute again.
+    /// Number of tokens that each of the `asking` queries would have to compute again after the loss.
     tokens: u64,
 }
 
 impl Page {
-    /// Explains a node of an atlas. The parameter `block` names the node by its last block.
+    /// Explains a node of an atlas (a tree of hot prefixes). The parameter `block` names the node by its last block.
     pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, PageRefusal> {
         let (name, lens, block) = (parameters.namespace()?, parameters.lens()?, parameters.block()?);
         let namespace = self.answerer.namespace(&name)?;
@@ -137,8 +137,8 @@ impl Page {
         }
     }
 
-    /// Finds the node that ends with `block`, in the newest atlas that has such a node and for which `is_wanted` holds.
-    /// Returns the node's first position, and all blocks up to its end.
+    /// Finds the node of a tree of prefixes that ends with `block`, in the newest tree that has such a node and for
+    /// which `is_wanted` holds. Returns the node's first position, and all blocks up to its end.
     fn find_node(
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,

@@ -20,15 +20,15 @@ const GONE_MAX: usize = 10_000;
 /// A holder's number on the page. A number is never used again for another holder.
 pub(super) type Number = u64;
 
-/// State of all holders, as the last look saw it.
+/// State of all holders, as the last look (a pass over all holders) saw it.
 #[derive(Debug, Default)]
 pub(super) struct FleetState {
     look: u64,
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
     gone: VecDeque<(u64, Number)>,
-    /// Number of the oldest look since which all removals of holders are remembered. A client that has not received
-    /// this look must receive the whole state.
+    /// Number of the oldest look (a pass over all holders) since which all removals of holders are remembered. A client
+    /// that has not received this look must receive the whole state.
     complete_since: u64,
     shown: usize,
     total: usize,
@@ -41,8 +41,8 @@ struct FleetEntry {
     profile: Profile,
     /// Time since which the holder is not exact, in microseconds since the Unix epoch. 0 if the holder is exact.
     since_us: u64,
-    /// Number of the look that last saw `since_us` change. `added`, `changed`, `profiled` and `seen` are numbers of
-    /// looks, too.
+    /// Number of the look (a pass over all holders) that last saw `since_us` change. `added`, `changed`, `profiled` and
+    /// `seen` are numbers of looks, too.
     dated: u64,
     added: u64,
     changed: u64,
@@ -71,7 +71,7 @@ struct Facts {
 ///   microseconds, parked events.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetChange<'a> {
-    /// Whether the client has to forget all holders that it knew.
+    /// Whether the client has to forget all holders of which it was told before.
     whole: bool,
     added: Vec<(Number, &'a str, &'a str, u32)>,
     profiles: Vec<(Number, &'a str, &'a Labels)>,
@@ -96,7 +96,7 @@ impl Facts {
 }
 
 impl FleetState {
-    /// Takes a look, that is, compares all holders with the last look and notes the changes.
+    /// Takes a look: compares all holders with their state at the last look, and notes the changes.
     pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
         self.look += 1;
         (self.shown, self.total) = (0, 0);
@@ -176,8 +176,8 @@ impl FleetState {
         Some(entry.number)
     }
 
-    /// Returns the changes since look `heard`, the last look that the client has received. `heard` is 0 for a new
-    /// client. Sets `heard` to the present look.
+    /// Returns the changes since look number `heard`, the last look (a pass over all holders) that the client has
+    /// received. `heard` is 0 for a new client. Sets `heard` to the present look.
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };

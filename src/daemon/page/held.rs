@@ -9,7 +9,7 @@ use kvatlas_core::index::{PositionalIndexer, Walk};
 
 use super::atlas::Branch;
 
-/// Maximum number of runs that a walk visits.
+/// Maximum number of runs (edges of the index's radix tree) that a walk visits.
 const RUNS_MAX: usize = 100_000;
 /// Maximum number of blocks that a walk keeps of all runs together; 8 bytes each. The last run may exceed the bound.
 const BLOCKS_MAX: usize = 1 << 21;
@@ -18,7 +18,7 @@ const TIME_MAX: Duration = Duration::from_millis(500);
 /// Maximum depth of a prefix that can be shown, in blocks.
 const DEPTH_MAX: usize = 8192;
 
-/// Run that the walk has visited.
+/// Run (consecutive blocks that the index keeps together) that the walk has visited.
 struct Met {
     parent: Option<usize>,
     start: usize,
@@ -26,8 +26,9 @@ struct Met {
     weight: u64,
 }
 
-/// Returns the branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a
-/// branch is the number of copies that holders have of its own blocks and of all blocks after them.
+/// Returns the branches of the index's tree of prefixes, parents first, and whether the walk over the tree ended at a
+/// bound. The weight of a branch is the number of copies that holders have of its own blocks and of all blocks after
+/// them.
 pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
     let (mut met, partial) = meet(&mut indexer.walk());
     // Children come after their parents.
@@ -76,7 +77,8 @@ fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
     (met, false)
 }
 
-/// Returns all blocks from position 0 to the last block of run `index` in `met`.
+/// Returns all blocks from position 0 to the last block of the run (consecutive blocks of a prefix) at `index` of
+/// `met`.
 fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     let mut lineage = Vec::new();
     let mut next = Some(index);

@@ -63,10 +63,10 @@ use rates::Meter;
 const QUESTIONS_MAX: usize = 2;
 /// Maximum number of questions that wait or are worked on.
 const WAITING_MAX: usize = 16;
-/// Maximum number of atlases that are kept, so that their prefixes can be explained.
+/// Maximum number of atlases (trees of hot prefixes) that are kept, so that their prefixes can be explained.
 const ATLASES_MAX: usize = 8;
 
-/// Records of the daemon that the page shows.
+/// Records of the daemon that the page in a browser shows.
 pub(crate) struct Looked {
     pub(crate) sample: Arc<QuerySample>,
     pub(crate) outcomes: Arc<Outcomes>,
@@ -84,9 +84,10 @@ pub(crate) struct Page {
     looked: Looked,
     metrics: MetricsHandle,
     past: Mutex<Remembered>,
-    /// State from which the frames of all streams are made. The first stream that needs it in a second updates it.
+    /// State of the holders from which the messages (frames) of all streams are made. The first stream that needs it in
+    /// a second updates it.
     frame: Mutex<SharedFrame>,
-    /// Atlases that were sent to clients, the newest last.
+    /// Atlases (trees of hot prefixes) that were sent to clients, the newest last.
     atlases: Mutex<VecDeque<KeptAtlas>>,
     streams: Arc<Semaphore>,
     questions: Arc<Semaphore>,
@@ -102,7 +103,7 @@ struct SharedFrame {
 struct Remembered {
     past: RateHistory,
     meter: Meter,
-    /// Earliest time of the next reading of the metrics. `None` before the first reading.
+    /// Earliest time at which the metrics are read again for the page. `None` before the first reading.
     next: Option<Instant>,
 }
 
@@ -229,8 +230,8 @@ impl Page {
         working.await.map_err(|_| PageRefusal::Failed)
     }
 
-    /// Records rates and counts of answers, if the next reading is due. Pages that are opened later show them. Must be
-    /// called in a tokio runtime, and does not block it.
+    /// Records rates and counts of answers for pages that are opened later, if it is time to read the metrics again.
+    /// Must be called in a tokio runtime, and does not block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
         {
             let mut known = self.past.lock();
@@ -254,7 +255,8 @@ impl Page {
         *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 
-    /// Keeps an atlas, so that its prefixes can be explained. At most two atlases of one namespace and lens are kept.
+    /// Keeps an atlas (a tree of hot prefixes), so that its prefixes can be explained. Of one namespace and one way of
+    /// weighing, at most two atlases are kept.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
         // The atlas before stays for a while: a client may still show it.

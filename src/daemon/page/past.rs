@@ -20,19 +20,20 @@ pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
 /// Divisor that bounds the share of one core's time for readings. From one reading to the next, at least this many
 /// times the duration of a reading passes.
 pub(super) const READING_SHARE: u32 = 200;
-/// Maximum number of points of rates that are kept: fifteen minutes.
+/// Maximum number of readings whose rates are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
-/// Number of readings that one bar covers. A bar counts the answers about a namespace in a stretch of time.
+/// Number of readings of the metrics that one bar covers. A bar counts the answers about a namespace in a stretch of
+/// time.
 const BAR_READINGS: u64 = 3;
-/// Maximum number of bars of a namespace that are kept: fifteen minutes.
+/// Maximum number of bars (counts of answers in a stretch of time) of a namespace that are kept: fifteen minutes.
 const BARS_MAX: usize = 60;
-/// Maximum number of namespaces with bars; 1 KiB each.
+/// Maximum number of namespaces with bars (counts of answers in stretches of time); 1 KiB each.
 const NAMESPACES_MAX: usize = 256;
 
-/// Bar of a namespace: the number of all answers about it, and of those that were not exact.
+/// Bar of a namespace: the number of all answers about it in a stretch of time, and of those that were not exact.
 type Bar = (u64, u64);
 
-/// Record of the last fifteen minutes.
+/// Record of the last fifteen minutes: rates, and counts of answers by namespace.
 #[derive(Debug, Default)]
 pub(super) struct RateHistory {
     points: VecDeque<(u64, Rates)>,
@@ -42,10 +43,10 @@ pub(super) struct RateHistory {
 
 #[derive(Debug)]
 struct NamespaceBars {
-    /// Counters of the namespace at the end of its last bar.
+    /// Counters of all answers, and of inexact answers, about the namespace at the end of its last bar.
     counted: Bar,
     bars: VecDeque<Bar>,
-    /// Number of the last reading in which the namespace existed.
+    /// Number of the last reading of the metrics in which the namespace existed.
     seen: u64,
 }
 
@@ -57,10 +58,10 @@ pub(super) struct PastRates {
     rows: Vec<(u64, Vec<Option<f64>>)>,
 }
 
-/// Bars of all namespaces, the newest last.
+/// Bars of all namespaces, the newest last. A bar counts the answers about a namespace in a stretch of time.
 #[derive(Debug, Serialize)]
 pub(super) struct Sparks<'p> {
-    /// Maximum number of bars of a namespace.
+    /// Maximum number of bars (counts of answers in a stretch of time) of a namespace.
     bars: usize,
     /// Length of the time that one bar covers, in seconds.
     seconds: u64,
@@ -68,8 +69,8 @@ pub(super) struct Sparks<'p> {
 }
 
 impl RateHistory {
-    /// Notes a reading: the rates since the previous reading. If a bar ends with this reading, also notes the number of
-    /// answers about each namespace.
+    /// Notes a reading of the metrics: the rates since the previous reading. If a bar ends with this reading, also
+    /// notes the number of answers about each namespace.
     pub(super) fn note<'n>(
         &mut self,
         now_us: u64,
@@ -125,12 +126,13 @@ impl RateHistory {
         PastRates { names, rows }
     }
 
-    /// Returns the number of bars that have ended since the start. All namespaces have the same bars.
+    /// Returns the number of bars (counts of answers in a stretch of time) that have ended since the start. It is the
+    /// same for all namespaces.
     pub(super) fn bars_read(&self) -> u64 {
         self.readings / BAR_READINGS
     }
 
-    /// Returns the bars of all namespaces.
+    /// Returns the bars (counts of answers in stretches of time) of all namespaces.
     pub(super) fn sparks(&self) -> Sparks<'_> {
         let known = self.namespaces.iter();
         Sparks {

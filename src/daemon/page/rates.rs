@@ -49,7 +49,7 @@ pub(super) struct Rates {
 struct Reading {
     sums: BTreeMap<&'static str, f64>,
     /// Buckets of the histogram of query times. Each has its upper bound in seconds, and the number of samples up to
-    /// that bound. `applied` has the same for batches.
+    /// that bound. `applied` has the buckets of the times to apply a batch.
     queries: DurationBuckets,
     applied: DurationBuckets,
 }

@@ -30,19 +30,19 @@ use super::fleet::{FleetChange, FleetState, Number};
 use super::rates::Rates;
 use super::{Page, PageRefusal, SharedFrame, asked, held, permit, respond};
 
-/// Time between two frames.
+/// Time between two messages (frames) about the holders.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two checks whether the daemon is draining.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
-/// Minimum time between two atlases. The pause is longer if making an atlas takes long.
+/// Minimum time between two atlases (trees of hot prefixes). The pause is longer if making an atlas takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// Divisor that bounds the share of one core's time for making atlases. The pause after an atlas is at least this many
-/// times the time that making it took.
+/// Divisor that bounds the share of one core's time for making atlases (trees of hot prefixes). The pause after an
+/// atlas is at least this many times the time that making it took.
 const ATLAS_SHARE: u32 = 20;
 /// Maximum life of a stream. With the idle time before the stream, it is shorter than the maximum life of a connection.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
-/// Maximum number of holders for which a frame tells the cost of their doubt. The holders with the greatest cost are
-/// chosen.
+/// Maximum number of holders for which one message tells the cost of their doubt. The holders with the greatest cost
+/// are chosen.
 const COSTS_MAX: usize = 64;
 /// Maximum number of messages that wait for a slow client.
 const WAITING_MAX: usize = 2;
@@ -58,8 +58,8 @@ const ALERTS: [&str; 5] = [
     "KvatlasSnapshotsFail",
 ];
 
-/// Advice from the runbook for each word of the page's troubles. Every stream sends the advice first, so the runbook's
-/// pages are read only once.
+/// Advice from the runbook for each trouble that the page can show. Every stream sends the advice first, so the
+/// runbook's pages are read only once.
 static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
     let drops = DropReason::ALL.iter().map(|reason| reason.as_str());
@@ -77,7 +77,7 @@ struct StreamHello {
     commit: &'static str,
     /// Bits of a holder's reasons for doubt, each with its word.
     reasons: Vec<(u32, &'static str)>,
-    /// Words of the page's troubles, each with the runbook's advice.
+    /// Names of the troubles that the page can show, each with the runbook's advice.
     mends: &'static [(&'static str, String)],
 }
 
@@ -88,7 +88,7 @@ struct PageFrame<'a> {
     ready: bool,
     /// Reasons why the daemon is not ready, as texts.
     reasons: Vec<String>,
-    /// Name of the readiness latch that the daemon waits for. `None` if the daemon is ready or stopping.
+    /// Name of the precondition ([`Latch`]) that the daemon waits for. `None` if the daemon is ready or stopping.
     awaited: Option<&'static str>,
     namespaces: Vec<PageNamespace>,
     rates: Option<&'a Rates>,
@@ -116,8 +116,8 @@ struct PageNamespace {
     bytes: u64,
     /// Holders for which exact answers recently promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
-    /// Promises about the namespace's holders in the last one to two minutes, compared with the blocks that requests
-    /// found. `None` if no router reports outcomes.
+    /// Blocks that answers promised at the namespace's holders in the last one to two minutes, compared with the blocks
+    /// that requests found. `None` if no router reports outcomes.
     promises: Option<NamespacePromises>,
     /// Number of recent answers about the namespace, and number of those that were not exact.
     cost: Option<ToldCost>,
@@ -126,7 +126,7 @@ struct PageNamespace {
 }
 
 impl Page {
-    /// Returns a response that streams frames, one every second.
+    /// Returns a response that streams messages about the holders (frames), one every second.
     pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, PageRefusal> {
         let permit = permit(&self.streams)?;
         Ok(stream(async move |out: StreamOutput| {
@@ -151,8 +151,8 @@ impl Page {
         Some(())
     }
 
-    /// Returns the bars of all namespaces, if there are newer bars than the client has. Updates `heard`, the count of
-    /// bars when bars were last sent to the client.
+    /// Returns the bars (counts of answers in stretches of time) of all namespaces, if there are newer bars than the
+    /// client has. Updates `heard`, the count of bars when bars were last sent to the client.
     fn sparks(&self, heard: &mut Option<u64>) -> Option<String> {
         let known = self.past.lock();
         let read = known.past.bars_read();
@@ -162,7 +162,7 @@ impl Page {
         serde_json::to_string(&known.past.sparks()).ok()
     }
 
-    /// Returns a response that streams atlases of one namespace.
+    /// Returns a response that streams atlases (trees of hot prefixes) of one namespace.
     pub(super) fn atlas_stream(
         self: Arc<Self>,
         namespace: NamespaceName,
@@ -201,7 +201,7 @@ impl Page {
         Some(())
     }
 
-    /// Builds a new atlas of the namespace `name`.
+    /// Builds a new atlas (a tree of hot prefixes) of the namespace `name`.
     fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, PageRefusal> {
         let namespace = self.answerer.namespace(name)?;
         let trust = self.answerer.trust();
@@ -224,8 +224,8 @@ impl Page {
         }))
     }
 
-    /// Returns the frame for a client whose last look is `heard`. A look is a pass over all holders. Sets `heard` to
-    /// the present look.
+    /// Returns the next message for a client. `heard` is the number of the last look (a pass over all holders) that the
+    /// client has received. Sets `heard` to the present look.
     fn frame(&self, heard: &mut u64) -> Option<String> {
         let namespaces = self.answerer.namespaces().all();
         let mut shared = self.frame.lock();
@@ -260,7 +260,8 @@ impl Page {
         serde_json::to_string(&frame).ok()
     }
 
-    /// Returns the holders whose doubts concern the most queries, each with the share of queries as text.
+    /// Returns the holders whose doubts concern the most queries. Each has its number on the page, and the share of
+    /// queries as text.
     fn told_costs(&self, fleet: &FleetState) -> Vec<(Number, String)> {
         let worst = self.looked.costs.worst(COSTS_MAX).into_iter();
         let told = worst.filter_map(|(name, holder, cost)| {

@@ -57,15 +57,15 @@ pub(crate) struct Answerer {
     pub(crate) sample: Option<Arc<QuerySample>>,
     /// Kind of depth that [`Self::find`] returns: blocks that a request can reuse, or blocks that full attention has.
     pub(crate) dialect_depth: Depth,
-    /// Turns of heavy requests, that is, requests that take long.
+    /// Queues in which heavy requests, which take long, wait for their turns.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Hints of routers (reports of where they have sent requests). `None` if hints are not taken.
     pub(crate) hints: Option<Arc<Hints>>,
 }
 
 impl Answerer {
-    /// Makes an answerer from `namespaces`. `trust` says which holders are verified, and `freshness` says how old their
-    /// states are.
+    /// Makes an answerer from `namespaces`. `trust` says which holders are confirmed in the present event stream, and
+    /// `freshness` says how old their states are.
     pub(crate) fn new(
         namespaces: Arc<Namespaces>,
         trust: Arc<StreamTrust>,
@@ -123,7 +123,7 @@ impl Answerer {
         &self.namespaces
     }
 
-    /// Returns the trust in the stream, which says which holders are verified.
+    /// Returns the state of the event stream, which says which holders' states are confirmed.
     pub(crate) fn trust(&self) -> &StreamTrust {
         &self.trust
     }
@@ -321,7 +321,7 @@ impl Answerer {
         }
     }
 
-    /// Makes the chain of blocks for which `key` asks. Fails if the chain is longer than the limits allow.
+    /// Makes the chain of the blocks for which `key` asks. Fails if the chain is longer than the limits allow.
     fn chain<'k>(&self, indexer: &PositionalIndexer, key: &'k QueryKey) -> Result<QueryChain<'k>, WireError> {
         let chain = QueryChain::new(key, indexer.settings().block_size);
         let chain = chain.map_err(|error| WireError::new(ErrorCode::TooLarge, error.to_string()))?;
@@ -379,7 +379,7 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// Facts about doubts that must be read before a search, with the key of the query.
+/// Facts about holders' doubts that must be read before a search, with the key of the query.
 struct DoubtFacts<'f, 'n> {
     namespace: &'n Namespace,
     /// Key of the query, which names the blocks to find.
@@ -464,15 +464,15 @@ fn most_of(options: &QueryOptions) -> usize {
     limit.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
-/// Returns the found holders that have at least as many blocks as the options demand.
+/// Returns the found holders that have at least the number of blocks that the query's options demand.
 fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<Item = Match<'a>> + use<'a> {
     let blocks_min = options.min_blocks.max(1);
     let found = matches.holders();
     found.filter(move |found| found.matched_blocks_max >= blocks_min)
 }
 
-/// Returns the holders for a reply, best first, within the limit of the options. Also returns the number of holders
-/// without that limit.
+/// Returns the holders for a reply, best first, within the limit of the query's options. Also returns the number of
+/// holders without that limit.
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
@@ -504,8 +504,8 @@ fn best_of(
     (holders.collect(), total)
 }
 
-/// Returns the number of usable blocks if it differs from the number of matched blocks. Otherwise returns `None`,
-/// because an equal number is not sent.
+/// Returns the number of blocks that a request can reuse (usable) if it differs from the number that full attention has
+/// (matched). Otherwise returns `None`, because an equal number is not sent.
 fn differing(usable: u32, matched: u32) -> Option<u32> {
     (usable != matched).then_some(usable)
 }
@@ -526,8 +526,8 @@ const HOLDER_BYTES_MIN: usize = 39;
 /// Approximate number of bytes that a holder takes in the reply to a status request.
 const HOLDER_STATUS_BYTES: usize = 100;
 
-/// Adds to every holder the first block that it lacks, and the reason why no more of its blocks are usable. Neighboring
-/// holders of the same depth share one look-up of that block.
+/// Adds to every holder the first block that it lacks, and the reason why a request cannot reuse more of its blocks.
+/// Neighboring holders of the same depth share one look-up of that block.
 fn explain(
     query: &SingleQuery,
     indexer: &PositionalIndexer,

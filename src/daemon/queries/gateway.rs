@@ -28,7 +28,7 @@ use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::shards::ShardAsker;
 use super::turns::Connected;
 
-/// Settings of a gateway.
+/// Settings of a gateway, which answers requests by asking the shards.
 #[derive(Debug, Clone)]
 pub(super) struct GatewaySettings {
     /// Maximum time to wait for the shards' answers.
@@ -37,7 +37,7 @@ pub(super) struct GatewaySettings {
     pub(super) gathers_max: usize,
     /// Bounds on the size of requests.
     pub(super) limits: Live<WireLimits>,
-    /// Observers that see every request.
+    /// Observers (counts and trace spans) that see every request.
     pub(super) observers: Observers,
     /// Record of the shards that are missing from answers.
     pub(super) missing: Arc<MissingShards>,
@@ -60,7 +60,7 @@ struct Parts {
 }
 
 impl Gateway {
-    /// Makes a gateway on a connection. The gateway shares the `served` requests with the other members of the queue group.
+    /// Makes a gateway on a connection. The requests `served` are shared with the other members of the queue group.
     ///
     /// # Errors
     ///

@@ -22,18 +22,20 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
-/// Maximum work of a request that is answered immediately, in looks at holders. This work takes some milliseconds.
+/// Maximum work of a request that is answered immediately. Work is the number of looks at holders. This maximum takes
+/// some milliseconds.
 const HEAVY_WORK: u64 = 16_384;
-/// Maximum work of one namespace that may wait, in looks at holders. This work takes about a second.
+/// Maximum work of one namespace's requests that may wait. Work is the number of looks at holders. This maximum takes
+/// about a second.
 const WAITING_WORK_MAX: u64 = 4 << 20;
 /// Time after which a piece of a heavy request ends. A query in progress is finished first.
 pub(super) const PIECE: Duration = Duration::from_millis(1);
 
-/// Heavy requests of all listeners and of NATS, by namespace.
+/// Queues of the heavy requests (they take long), one for each namespace, for all listeners and NATS.
 #[derive(Debug, Default)]
 pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, HeavyQueue>>);
 
-/// Heavy requests of one namespace.
+/// Queue of the heavy requests (they take long) of one namespace.
 #[derive(Debug)]
 struct HeavyQueue {
     turn: Arc<Semaphore>,
@@ -41,7 +43,8 @@ struct HeavyQueue {
     work: u64,
 }
 
-/// Heavy request that waits for its turn or has it. Dropping this value removes its share of the waiting work.
+/// Heavy request (it takes long) that waits for its turn or has it. Dropping this value removes its share of the
+/// waiting work.
 #[derive(Debug)]
 pub(crate) struct HeavyRequest {
     turns: Arc<HeavyTurns>,
@@ -51,7 +54,7 @@ pub(crate) struct HeavyRequest {
 }
 
 impl HeavyTurns {
-    /// Registers a request to wait for its turn, if the request is heavy. Returns `None` if it is not heavy.
+    /// Registers a request to wait for its turn, if its `work` makes it heavy. Returns `None` if it is not heavy.
     ///
     /// # Errors
     ///

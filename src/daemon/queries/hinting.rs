@@ -14,8 +14,8 @@ use kvatlas_config::Live;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Minimum pause between two checks of which hints have come true. An engine keeps a block that it has just stored for
-/// much longer.
+/// Minimum pause between two checks of which hints have come true (the holder has the hint's blocks). An engine keeps a
+/// block that it has just stored for much longer.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a check, as a multiple of the time that the check took. So checks take a small share of a core.
 const LOOK_PAUSES: u32 = 20;
@@ -43,7 +43,8 @@ pub(super) async fn start_hints(
     start_reports(shared, stage, told, take).await
 }
 
-/// Checks at intervals which hints have come true. Never returns.
+/// Checks at intervals which hints have come true, that is, whether the hint's holder has the hint's blocks. Never
+/// returns.
 async fn look(answerer: Answerer) {
     loop {
         let begun = Instant::now();

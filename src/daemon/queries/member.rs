@@ -27,16 +27,16 @@ const FILL_MAX: u64 = 256;
 /// Time without a message after which another round of fillers (empty messages that bring a subscription to its end) is
 /// sent.
 const FILL_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum number of rounds of fillers after the first one. In a group of M members, one filler in M comes back to the
-/// sender.
+/// Maximum number of rounds of fillers (empty messages that bring a subscription to its end) after the first one. In a
+/// group of M members, one filler in M comes back to the sender.
 const FILLS_MAX: u32 = 200;
 
 /// Membership in a NATS queue group.
 pub(crate) struct QueueMember {
     client: Client,
     subject: String,
-    /// Subject on which only fillers are sent, and which the subscription to `subject` covers. `None` if fillers are
-    /// sent on `subject` itself.
+    /// Subject on which only fillers (empty messages that bring the subscription to its end) are sent. The subscription
+    /// to `subject` covers it. `None` if fillers are sent on `subject` itself.
     filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,
@@ -115,7 +115,8 @@ impl QueueMember {
         }
     }
 
-    /// Tells the server to end the subscription after [`AHEAD`] more messages, and sends as many fillers.
+    /// Tells the server to end the subscription after [`AHEAD`] more messages, and sends as many fillers (empty
+    /// messages).
     async fn leave(&mut self) {
         self.end = self.received + AHEAD;
         // An error means that the client is closed: no message comes any more.
@@ -149,8 +150,9 @@ impl QueueMember {
         }
     }
 
-    /// Counts a message, and returns whether it is a request. Fillers are not requests. Any other empty message that
-    /// wants no reply only tests the sender's right to publish, so it is not a request either.
+    /// Counts a message, and returns whether it is a request. Fillers (sent to bring the subscription to its end) are
+    /// not requests. Any other empty message that wants no reply only tests the sender's right to publish, so it is not
+    /// a request either.
     fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
         let is_trial = message.reply.is_none() && message.payload.is_empty();

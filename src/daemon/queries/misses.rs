@@ -18,7 +18,7 @@ pub(crate) struct Misses {
     in_a_row: AtomicU64,
     /// Name of the routers that ask this listener, for the log.
     routers: &'static str,
-    /// Settings of such a router that an operator should compare with the settings of the namespace. For the log.
+    /// Settings of the routers that an operator should compare with the settings of the namespace. For the log.
     compared: &'static str,
 }
 
@@ -31,7 +31,8 @@ impl Misses {
         }
     }
 
-    /// Notes a question for which a holder was found. Resets the count to 0.
+    /// Notes a question for which a holder was found. The count of consecutive questions without a holder begins again
+    /// at 0.
     pub(crate) fn found(&self) {
         self.in_a_row.store(0, Ordering::Relaxed);
     }
@@ -66,7 +67,7 @@ impl Misses {
     }
 }
 
-/// Whether a warning is due after this many consecutive questions.
+/// Whether a warning is due after `in_a_row` consecutive questions without a holder.
 fn is_time(in_a_row: u64) -> bool {
     in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
 }

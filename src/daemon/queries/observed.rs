@@ -27,7 +27,7 @@ impl Observers {
         }
     }
 
-    /// Returns the counts of requests so far. They go on counting.
+    /// Returns the counts of requests so far. The counts go on growing.
     pub(super) fn counts(&self) -> Arc<ServiceCounts> {
         Arc::clone(&self.counts)
     }

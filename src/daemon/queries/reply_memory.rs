@@ -5,7 +5,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-/// Size of one piece of memory, in bytes.
+/// Size of one piece of memory that many short replies share, in bytes.
 const PIECE_BYTES: usize = 16 << 10;
 /// Maximum length of a reply that is copied, in bytes. A longer reply keeps the memory in which it was made.
 const COPIED_BYTES_MAX: usize = 2 << 10;

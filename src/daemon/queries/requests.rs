@@ -84,7 +84,8 @@ impl ServedRequests {
     /// Joins the queue group, and waits until the server has confirmed the subscriptions. If the server refuses, tries
     /// again without end, since rights can be restored.
     ///
-    /// `refusals` must change with every refusal. `intake` counts the messages that `client` receives.
+    /// `refusals` must change whenever the server refuses a subscription. `intake` counts the bytes that `client` has
+    /// received and that have not been taken.
     pub(super) async fn join_confirmed(
         &self,
         client: &Client,
@@ -145,7 +146,8 @@ impl Requests {
         }
     }
 
-    /// Returns the next request that has been received already, if any. Reports the messages that it takes to `intake`.
+    /// Returns the next request that has been received already, if any. Tells `intake`, the count of waiting bytes,
+    /// which messages were taken.
     fn next_received(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         let received = intake.received();
         // Without budget, every buffer looks empty.
@@ -166,7 +168,8 @@ impl Requests {
         request
     }
 
-    /// Waits for the next request as [`Self::next`] does. Reports the messages that it takes to `intake`.
+    /// Waits for the next request as [`Self::next`] does. Tells `intake`, the count of waiting bytes, which messages
+    /// were taken.
     async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         loop {
             if let Some(request) = self.next_received(intake) {
@@ -319,7 +322,7 @@ impl LastingRequests {
     }
 }
 
-/// Waits for the subscriptions that are being made. Waits for ever if none are being made.
+/// Waits for the subscriptions that are being made anew. Waits for ever if none are being made.
 async fn settled(rejoining: &mut Option<Rejoining>) -> Result<Requests, SubscribeError> {
     match rejoining {
         Some(rejoining) => rejoining.await,

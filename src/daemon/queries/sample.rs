@@ -50,7 +50,7 @@ pub(crate) struct AnswerCounts {
 /// Sample of recent queries, with counts of all answers.
 #[derive(Debug, Default)]
 pub(crate) struct QuerySample {
-    /// Earliest time at which the next query is kept, in microseconds.
+    /// Earliest time at which the sample takes another query, in microseconds.
     next_us: AtomicU64,
     exact: AtomicU64,
     degraded: AtomicU64,
@@ -76,8 +76,8 @@ impl QuerySample {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Keeps a query if enough time has passed since the last kept one. `now_us` is the time in microseconds on a clock
-    /// that does not run backwards.
+    /// Adds a query to the sample if enough time has passed since the last one was added. `now_us` is the time in
+    /// microseconds on a clock that does not run backwards.
     pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>, now_us: u64) {
         if !chain.is_empty() && self.is_time(now_us) {
             let blocks = (0..chain.len().min(BLOCKS_MAX)).map(|index| chain.key(index));
@@ -94,15 +94,15 @@ impl QuerySample {
         }
     }
 
-    /// Returns the kept queries about a namespace, the oldest first.
+    /// Returns the sampled queries about a namespace, the oldest first.
     pub(crate) fn queries(&self, namespace: &NamespaceName) -> Vec<SampledQuery> {
         let kept = self.kept.lock();
         let about = kept.queries.iter().filter(|query| query.namespace == *namespace);
         about.cloned().collect()
     }
 
-    /// Whether enough time has passed since a query was last kept. If several threads call this at the same time, only
-    /// one gets true.
+    /// Whether enough time has passed since a query was last added to the sample. If several threads call this at the
+    /// same time, only one gets true.
     fn is_time(&self, now_us: u64) -> bool {
         let interval_us = u64::try_from(SAMPLING_INTERVAL.as_micros()).unwrap_or(u64::MAX);
         let next = self.next_us.load(Ordering::Relaxed);

@@ -38,7 +38,7 @@ const REQUESTS_AT_ONCE: usize = 64;
 /// Maximum number of replies that are made before the connection writes them, while further requests have been
 /// received.
 const REPLIES_AT_ONCE: usize = 32;
-/// Number of bytes for which one unit of the room for large requests stands. Units are needed because a semaphore
+/// Number of bytes for which one permit of the memory for large requests stands. Units are needed because a semaphore
 /// counts in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
@@ -57,9 +57,9 @@ struct ConnectionAnswerer {
     replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
-    /// Room (memory) for large and heavy requests that wait.
+    /// Memory for large requests (many bytes) and heavy requests (long work) that wait.
     room: RequestRoom,
-    /// Tasks that answer heavy requests.
+    /// Tasks that answer heavy requests, which take long.
     heavy: TaskTracker,
 }
 
@@ -72,14 +72,14 @@ struct RequestInProgress {
     room: Option<OwnedSemaphorePermit>,
 }
 
-/// Large request, with the room (memory) that is reserved for it.
+/// Large request (one with many bytes), with the memory that is reserved for it.
 struct Large {
     asked: Asked,
     message: Message,
     room: OwnedSemaphorePermit,
 }
 
-/// Room (memory) for requests that wait on one connection. Clones share the same room.
+/// Memory for requests that wait on one connection. Clones share the same memory.
 #[derive(Clone)]
 struct RequestRoom {
     units: Arc<Semaphore>,
@@ -94,7 +94,7 @@ impl RequestRoom {
         }
     }
 
-    /// Reserves room for a request of `bytes`. Fails if too many bytes wait already.
+    /// Reserves memory for a request of `bytes` that waits. Fails if too many bytes wait already.
     fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
         // A request that is larger than the room gets all of it when no other request waits.
         let units = bytes.min(self.bytes_max).div_ceil(BYTES_PER_UNIT);
@@ -269,7 +269,7 @@ impl QueryService {
         }
     }
 
-    /// Answers one request. A large request is left to the task for large requests.
+    /// Answers one request. A request with many bytes is left to the task for large requests.
     async fn serve(&mut self, asked: Asked, message: Message, large: &LargeRequests) {
         let bytes = match asked {
             Asked::Query => message.payload.len(),
@@ -306,8 +306,8 @@ impl ConnectionAnswerer {
         }
     }
 
-    /// Answers one request. A heavy request is answered later, in a task of its own. Frees the `room` before the reply
-    /// is sent, because a client that has the reply can ask again immediately.
+    /// Answers one request. A heavy request (it takes long) is answered later, in a task of its own. Frees the memory
+    /// `room` before the reply is sent, because a client that has the reply can ask again immediately.
     async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
@@ -357,7 +357,7 @@ impl ConnectionAnswerer {
         self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
-    /// Reads a query. A heavy query is registered to wait for its turn, and room is reserved for it.
+    /// Reads a query. A heavy query (it takes long) is registered to wait for its turn, and memory is reserved for it.
     fn read(
         &self,
         subject: &str,
@@ -372,7 +372,7 @@ impl ConnectionAnswerer {
         Ok((name, request, heavy))
     }
 
-    /// Answers a heavy request when it has its turn.
+    /// Answers a heavy request (it takes long) when its turn has come.
     fn serve_heavy(
         &self,
         name: NamespaceName,

@@ -20,30 +20,30 @@ use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{RosterHolder, RosterReply, RosterRequest};
 
-/// Pause between two requests for the other replica's roster.
+/// Pause between two requests for the other replica's roster (its list of known holders).
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Time that the other replica may take for a page of its roster.
+/// Time that the other replica may take to send a page of its roster (its list of known holders).
 const PAGE_PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum number of holders in another replica's roster: more than any daemon has.
+/// Maximum number of holders in another replica's roster (its list of known holders): more than any daemon has.
 const ROSTER_HOLDERS_MAX: usize = 1 << 20;
-/// Maximum size of all pages of a roster together, in bytes.
+/// Maximum size of all pages of a roster (a list of known holders) together, in bytes.
 const ROSTER_BYTES_MAX: usize = 128 << 20;
-/// Time without a roster after which the other replica no longer counts as serving. That replica may have ended without
-/// the broker noticing.
+/// Time after which another replica no longer counts as serving if it sends no roster (list of known holders). That
+/// replica may have ended without the broker noticing.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Parts that a starting replica needs to compare rosters.
+/// Parts that a starting replica needs to compare its holders with those of another replica.
 pub(super) struct Settling {
     pub(super) client: Client,
     /// Subject on which replicas that answer the same requests ask each other for their rosters.
     pub(super) roster_subject: String,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
-    /// Maximum time to wait for settling (`ready.settle_ms`).
+    /// Maximum time to wait until this replica knows as much as another one (`ready.settle_ms`).
     pub(super) patience: Duration,
 }
 
-/// Roster of another replica, or the reason why there is none.
+/// Roster (list of known holders) of another replica, or the reason why there is none.
 enum OtherRoster {
     /// No other replica takes queries.
     Absent,

@@ -25,8 +25,8 @@ use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
 use kvatlas_process::presence::{About, Presence, Served};
 
-/// Maximum number of messages that wait on the connection on which rosters are compared. A small number suffices,
-/// because the client library passes each reply to its request immediately.
+/// Maximum number of messages that wait on the connection on which replicas compare the holders that they know. A small
+/// number suffices, because the client library passes each reply to its request immediately.
 const ROSTERS_WAITING_MAX: usize = 16;
 
 /// Returns the bounds on messages on query subjects.
@@ -128,7 +128,8 @@ fn spawn_settling(
     });
 }
 
-/// Starts to answer by asking the shards. A gateway loads no snapshot, follows no events and compares no rosters.
+/// Starts to answer by asking the shards. A gateway loads no snapshot, follows no events and compares no holders with a
+/// replica.
 pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError> {
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
         shared.readiness.set(latch);

@@ -34,7 +34,7 @@ pub(super) struct Connected {
 }
 
 impl Connected {
-    /// Watches the connection until `stop` is cancelled. Ends the connection whenever too many bytes wait on it.
+    /// Ends the connection whenever too many bytes wait on it, until `stop` is cancelled.
     pub(super) fn watch(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         let watching = Arc::clone(&self.intake).watch(self.client.clone());
         async move {
@@ -140,8 +140,8 @@ impl Current {
     }
 }
 
-/// Runs `serve` on the connection `first`, and on each connection that replaces it, until the stage ends. Returns the
-/// current connection.
+/// Runs `serve` on the connection `first`, and on each connection that replaces it, until the tasks of `stage` are told
+/// to stop. Returns the current connection.
 pub(super) fn serve_in_turns<Serve, Serving>(
     stage: &Stage,
     connector: Connector,

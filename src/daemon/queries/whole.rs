@@ -45,7 +45,7 @@ pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMu
 }
 
 impl<T> Seen<T> {
-    /// Whether the search has seen every holder before or after a batch, and none in the middle of one.
+    /// Whether the search has seen no holder in the middle of a batch.
     pub(super) fn is_whole(&self) -> bool {
         self.changing == SeenInParts::Nobody
     }

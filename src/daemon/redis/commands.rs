@@ -31,7 +31,7 @@ const PRUNE_KEY: &str = "5fe1918cd9f14ea60dc41ffade94683bd8e522af";
 const PRUNE_ENGINE_KEY: &str = "8ca33a56678aac75b55d3b36907c43b67947d809";
 /// Release of Redis with whose answers the answers here are compared.
 const VERSION: &str = "7.0.15";
-/// Number of keys in one page of a scan, if the client asks for no other number.
+/// Number of keys in one page of the answer to `SCAN`, if the client asks for no other number.
 const PAGE_KEYS: usize = 10;
 const PAGE_KEYS_MAX: usize = 1024;
 
@@ -276,7 +276,8 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Keeps the guesses of one `HSET` command. If one of them is refused, none is kept.
+    /// Keeps the guesses (a router's predictions of where blocks will be) of one `HSET` command. If one of them is
+    /// refused, none is kept.
     fn set(&mut self) -> Done {
         let Some((key, pairs)) = self.words.split_first() else {
             return bad(WORDS);
@@ -403,7 +404,8 @@ impl Doing<'_> {
         Ok(RedisCommand::Script)
     }
 
-    /// Answers `SCAN` with one page of the keys that have guesses.
+    /// Answers `SCAN` with one page of the keys that have guesses, that is, predictions by routers of where blocks will
+    /// be.
     fn scan(&mut self) -> Done {
         let Some((cursor, options)) = self.words.split_first() else {
             return bad(WORDS);

@@ -24,7 +24,7 @@ use super::resp::{ParsedCommand, ReplyBuffer, read_command};
 const PIECE_BYTES: usize = 64 << 10;
 /// Number of bytes that are read in one step. Each connection has this much memory of its own.
 const READ_BYTES: usize = 16 << 10;
-/// Number of bytes for which one permit of the semaphore `room` stands.
+/// Number of bytes for which one permit of the semaphore `room` (memory for commands) stands.
 const ROOM_UNIT: usize = 1 << 10;
 
 /// State and settings that all connections share.
@@ -236,7 +236,7 @@ impl RedisConnection<'_> {
         Ok(goes)
     }
 
-    /// Carries out a command that is not a valid look-up (`HKEYS`).
+    /// Carries out a command that is not a valid look-up of a block (`HKEYS`).
     fn carry_out(&mut self, words: &[&[u8]]) -> Goes {
         let commands = &self.door.commands;
         let name = words.first().copied().unwrap_or_default();
@@ -296,8 +296,8 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-    /// Registers this answer to wait for its turn, if it is one of the namespace's large answers. Returns `None` if it
-    /// is not large.
+    /// Registers this answer to wait for its turn, if it is large. Large answers about one namespace are made one after
+    /// the other. Returns `None` if it is not large.
     fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);

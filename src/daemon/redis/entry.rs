@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum length of a field that is kept, in bytes.
+/// Maximum length of a field (the JSON of one entry) that is kept, in bytes.
 pub(super) const FIELD_BYTES_MAX: usize = 1024;
 
 /// Names of the tiers as llm-d writes them: the media of vLLM's events in lower case. Blocks beyond the disk count as
@@ -34,7 +34,7 @@ pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
     serde_json::to_vec(&entry).unwrap_or_default()
 }
 
-/// Origin of an entry's field.
+/// Origin of an entry's field: a router's guess, or an engine's event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
     /// Field is a router's guess.

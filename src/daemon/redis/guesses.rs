@@ -15,7 +15,7 @@ use kvatlas_telemetry::labels::GuessDrop;
 
 /// Approximate size of an entry without its field, in bytes.
 const ENTRY_BYTES: usize = 192;
-/// Maximum number of entries of one key.
+/// Maximum number of guesses (entries that routers write about a block) of one key.
 const PER_KEY_MAX: usize = 1024;
 
 /// Guesses of all routers: entries that say where blocks will be.
@@ -29,7 +29,8 @@ pub(super) struct Guesses {
 #[derive(Default)]
 struct KeptGuesses {
     by_key: BTreeMap<u64, Vec<Guess>>,
-    /// Each guess's end of life and key, by the guess's number. Numbers follow the order in which guesses were written.
+    /// End of life and key of each guess (a router's prediction of where a block will be), by the guess's number.
+    /// Numbers follow the order in which guesses were written.
     ends: BTreeMap<u64, (Instant, u64)>,
     written: u64,
     bytes: usize,
@@ -70,8 +71,8 @@ fn cost(field: &[u8]) -> usize {
 }
 
 impl Guesses {
-    /// Creates an empty store. A guess is kept for `time_to_live`. All guesses together take at most about `bytes_max`
-    /// bytes.
+    /// Creates an empty store of guesses, that is, predictions by routers of where blocks will be. A guess is kept for
+    /// `time_to_live`. All guesses together take at most about `bytes_max` bytes.
     pub(super) fn new(time_to_live: Duration, bytes_max: usize) -> Self {
         Self {
             kept: Mutex::default(),
@@ -98,7 +99,7 @@ impl Guesses {
         done
     }
 
-    /// Keeps a guess from `now` on. Returns whether the guess is new.
+    /// Keeps a guess (a router's prediction of where a block will be) from `now` on. Returns whether the guess is new.
     pub(super) fn add(&self, key: u64, field: &[u8], now: Instant) -> bool {
         self.with(now, |kept| {
             let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
@@ -143,7 +144,7 @@ impl Guesses {
         })
     }
 
-    /// Whether any of the keys has a guess.
+    /// Whether any of the keys has a guess, that is, a router's prediction of where a block will be.
     pub(super) fn has_any(&self, keys: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         self.with(now, |kept| {
             keys.into_iter().any(|key| kept.by_key.contains_key(&key))
@@ -162,7 +163,7 @@ impl Guesses {
         })
     }
 
-    /// Returns the fields of the guesses for a key.
+    /// Returns the fields of the guesses (predictions by routers) for a key.
     pub(super) fn of(&self, key: u64, now: Instant) -> Vec<Arc<[u8]>> {
         self.with(now, |kept| {
             let guesses = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);

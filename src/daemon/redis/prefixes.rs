@@ -63,13 +63,14 @@ pub(super) struct PipelinePart {
 }
 
 impl PipelinePart {
-    /// Returns the total number of pod entries in the replies to `keys` keys.
+    /// Returns the number of entries of pods (workers) in the replies to `keys` keys, all together.
     pub(super) fn entries(&self, keys: usize) -> u64 {
         let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
         self.pods.iter().map(of_pod).sum()
     }
 
-    /// Writes the reply to the key at position `place` of the part: first the `guesses`, then the entries of the pods.
+    /// Writes the reply to the key at position `place` of the part: first the routers' own `guesses`, then the entries
+    /// of the pods.
     pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut ReplyBuffer) {
         let position = u32::try_from(self.offset + place).unwrap_or(u32::MAX);
         let holders = self.pods.partition_point(|pod| pod.depth() > position);
@@ -81,7 +82,7 @@ impl PipelinePart {
     }
 }
 
-/// Last prompt that a connection has asked about, for a pipeline that arrives in parts.
+/// Last prompt for which a connection has asked. Its keys may arrive in several parts.
 #[derive(Debug, Default)]
 pub(super) struct PromptChain {
     keys: Vec<SequenceHash>,
@@ -90,7 +91,7 @@ pub(super) struct PromptChain {
 }
 
 impl PromptChain {
-    /// Ends the prompt of the connection. The next keys belong to another prompt.
+    /// Notes that the next keys of the connection belong to another prompt.
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
         self.is_held = false;
@@ -127,8 +128,8 @@ impl Prefixes {
         }
     }
 
-    /// Returns the pods that hold `keys`. The keys begin a prompt, or continue the prompt in `chain`. Returns no pods
-    /// while the daemon may not answer.
+    /// Returns the pods (llm-d's word for workers) that hold `keys`. The keys begin a prompt, or continue the prompt in
+    /// `chain`. Returns no pods while the daemon may not answer.
     pub(super) async fn ask(&self, chain: &mut PromptChain, keys: &[u64]) -> PipelinePart {
         if !self.readiness.may_still_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
@@ -221,8 +222,8 @@ impl Prefixes {
     }
 }
 
-/// Returns the pods with the depths that are certain, the deepest pod first. llm-d knows no ranks, so a pod's depth in
-/// a tier is the greatest depth of its ranks.
+/// Returns the pods (llm-d's word for workers) with the depths that are certain, the deepest pod first. llm-d knows no
+/// ranks, so a pod's depth in a tier is the greatest depth of its ranks.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     let mut depths: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {

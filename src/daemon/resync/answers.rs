@@ -68,10 +68,11 @@ impl ResyncMessage {
     }
 }
 
-/// Answers that attempts expect, by the token in their reply subjects.
+/// Inbox for the answers that attempts to resync expect. The token in an answer's subject says to which attempt it
+/// belongs.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Prefix of the reply subjects of all attempts.
+    /// Prefix of the subjects on which publishers reply to all attempts to resync.
     prefix: String,
     /// Bounds on one answer.
     limits: AnswerLimits,
@@ -117,7 +118,7 @@ impl Answers {
         })
     }
 
-    /// Expects one more answer. The returned value receives its messages.
+    /// Begins to expect one more answer of a publisher. The returned value receives the answer's messages.
     pub(super) fn expect(self: &Arc<Self>) -> Reply {
         let token = self.key.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
         let (sender, words) = mpsc::unbounded_channel();
@@ -134,7 +135,7 @@ impl Answers {
         }
     }
 
-    /// Passes a message to its attempt, if the attempt still expects an answer.
+    /// Passes a message to the attempt to resync for which it came, if the attempt still expects an answer.
     fn deliver(&self, message: &Message) {
         let token = message.subject.strip_prefix(self.prefix.as_str());
         let Some(token) = token.and_then(|token| u64::from_str_radix(token, 16).ok()) else {
@@ -161,7 +162,7 @@ impl Answers {
         }
     }
 
-    /// Tells all attempts that messages for them may have been lost.
+    /// Tells all attempts to resync that messages for them may have been lost.
     fn lose(&self) {
         for (_, expected) in self.expected.lock().drain() {
             // An attempt that has given up needs no news.
@@ -169,7 +170,7 @@ impl Answers {
         }
     }
 
-    /// Returns the size of all messages that wait for attempts, in bytes.
+    /// Returns the size of all messages that wait for attempts to resync, in bytes.
     #[cfg(test)]
     fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
@@ -200,7 +201,7 @@ impl Drop for Reply {
     }
 }
 
-/// Receiver of the messages of all answers from the connection.
+/// Receiver of the messages of all publishers' answers from the connection.
 pub(super) struct AnswersSource {
     pub(super) client: Client,
     pub(super) answers: Arc<Answers>,

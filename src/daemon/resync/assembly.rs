@@ -61,8 +61,8 @@ pub(super) struct Assembly {
 struct PartialAnswer {
     answer: ResyncAnswer,
     next_chunk: u32,
-    /// Whether the full state must have the blocks' content (their tokens). It must if the namespace recomputes hashes
-    /// and the publisher has computed none: then the chain is computed here.
+    /// Whether the full state must have the blocks' content (their tokens). It must if the daemon has to compute the
+    /// blocks' hashes, because the namespace recomputes hashes and the publisher has computed none.
     needs_content: bool,
 }
 
@@ -92,7 +92,7 @@ impl Assembly {
         self.bytes
     }
 
-    /// Whether a chunk of an epoch that has ended has come.
+    /// Whether a chunk of an epoch that has ended was received.
     pub(super) fn has_seen_outdated(&self) -> bool {
         self.has_seen_outdated
     }
@@ -207,7 +207,7 @@ fn check_beginning(
     Ok(())
 }
 
-/// Whether a batch stores blocks only by opaque names, without the content from which the chain can be computed.
+/// Whether a batch stores blocks only by opaque names, without the content from which their hashes can be computed.
 fn lacks_content(batch: &EventBatch) -> bool {
     batch.events.iter().any(|event| {
         let Event::Stored(stored) = event else {

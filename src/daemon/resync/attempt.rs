@@ -55,7 +55,7 @@ impl ResyncSettings {
 /// Parts of the daemon that a resyncer uses.
 pub(super) struct ResyncerParts {
     pub(super) client: Client,
-    /// Inbox for the expected answers.
+    /// Inbox for the expected answers of publishers.
     pub(super) answers: Arc<Answers>,
     /// Subjects on which publishers are asked.
     pub(super) subjects: Subjects,
@@ -63,7 +63,7 @@ pub(super) struct ResyncerParts {
     pub(super) namespaces: Arc<Namespaces>,
     /// Lanes that apply the answers.
     pub(super) pool: Arc<LanePool>,
-    /// Trust in the stream, which says whether events are followed. If they are not, no answer proves anything.
+    /// State of the event stream, which says whether events are followed. If they are not, no answer proves anything.
     pub(super) trust: Arc<StreamTrust>,
 }
 
@@ -73,12 +73,14 @@ pub(super) struct Attempt {
     pub(super) settings: Arc<ResyncSettings>,
     pub(super) metrics: Arc<ResyncMetrics>,
     pub(super) holder: HolderKey,
-    /// Generation of the stream in which the publisher is asked.
+    /// Generation of the event stream in which the publisher is asked. The generation changes when messages may have
+    /// been lost.
     pub(super) generation: StreamGeneration,
 }
 
 impl Attempt {
-    /// Asks the publisher, and applies its answer. The `slot` is kept until the answer has been applied.
+    /// Asks the publisher, and applies its answer. The `slot` (permission for one publisher to answer) is kept until
+    /// then.
     pub(super) async fn run(self, mut slot: ResyncSlot) -> Result<(), ResyncFailure> {
         let started = Instant::now();
         let pool = &self.parts.pool;

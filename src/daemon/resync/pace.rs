@@ -20,7 +20,7 @@ use super::queue::Prospect;
 struct Failures {
     count: u32,
     last: ResyncFailure,
-    /// Time before which no further attempt may begin.
+    /// Time before which no further attempt to resync the holder may begin.
     not_before: Instant,
 }
 
@@ -39,7 +39,7 @@ enum AttemptState {
 }
 
 impl AttemptState {
-    /// Returns the failures so far. `None` before the first failure.
+    /// Returns the record of the failed attempts so far. `None` before the first failure.
     fn failures(self) -> Option<Failures> {
         match self {
             Self::Untried | Self::First => None,

@@ -15,11 +15,12 @@ pub(super) enum Prospect {
     Silent,
 }
 
-/// Number of taken items after which the worst prospect comes first once. So no item waits for ever.
+/// Number of taken items after which an item with the worst prospect (likelihood of an answer) comes first once. So no
+/// item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
-/// Queue of items with prospects. Among items of one prospect the workers take turns, one item each, however many items
-/// each worker has.
+/// Queue of items, sorted by their prospects ([`Prospect`]). Among items of one prospect the workers take turns, one
+/// item each, however many items each worker has.
 #[derive(Debug)]
 pub(super) struct FairQueue<W, T> {
     classes: [Class<W, T>; 3],
@@ -50,7 +51,7 @@ impl<W: Clone + Eq + Hash, T> FairQueue<W, T> {
         items.map(VecDeque::len).sum()
     }
 
-    /// Adds an item of `worker` after the worker's other items of the same prospect.
+    /// Adds an item of `worker` after the worker's other items of the same prospect (likelihood of an answer).
     pub(super) fn push(&mut self, worker: W, prospect: Prospect, item: T) {
         let class = &mut self.classes[prospect as usize];
         let items = class.items.entry(worker.clone()).or_default();

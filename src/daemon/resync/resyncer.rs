@@ -23,12 +23,12 @@ use super::pace::Attempts;
 use super::queue::FairQueue;
 use super::slots::ResyncSlots;
 
-/// Maximum pause between two looks at all holders.
+/// Maximum pause between two passes over all holders that look for holders in doubt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Minimum pause between two looks, when a holder has begun to wait for missing batches.
+/// Minimum pause between two passes over all holders, when a holder has begun to wait for missing batches.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Minimum pause after a look, as a multiple of the look's duration, because a look at many holders takes long. The
-/// actual pause is at least the longer of this one and [`LOOK_PAUSE`].
+/// Minimum pause after a pass over all holders, as a multiple of its duration, because a pass over many holders takes
+/// long. The actual pause is at least the longer of this one and [`LOOK_PAUSE`].
 const LOOK_PAUSES: u32 = 20;
 
 /// Starts the task that asks publishers, as a task of `events`. Does nothing if `resync.concurrency` is 0.
@@ -164,7 +164,7 @@ impl Resyncer {
         }
     }
 
-    /// Forgets the failures of holders that are exact again, or have been removed.
+    /// Forgets failed attempts to resync of holders that are exact again, or have been removed.
     fn forget_the_settled(&mut self) {
         let mut in_doubt = std::collections::HashSet::new();
         for namespace in self.parts.namespaces.all() {

@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Time for which a publisher may be silent before its slot goes to another publisher.
+/// Time for which a publisher may be silent before its slot (permission for one publisher to answer) goes to another
+/// publisher.
 const SILENCE_MAX: Duration = Duration::from_millis(250);
-/// Maximum number of silent publishers that are waited for without a slot, as a multiple of the number of slots.
+/// Maximum number of silent publishers that are waited for without a slot (permission for one publisher to answer), as
+/// a multiple of the number of slots.
 const SILENT_PER_SLOT: usize = 256;
 
 /// All slots of a daemon. A slot lets one publisher answer.
@@ -23,7 +25,8 @@ pub(super) struct ResyncSlots {
     count: usize,
 }
 
-/// Slot of an attempt, or its place among the attempts that wait for a silent publisher without a slot.
+/// Slot (permission for one publisher to answer) of an attempt to resync. Or the attempt's place among those that wait
+/// without a slot for a silent publisher.
 #[derive(Debug)]
 pub(super) struct ResyncSlot {
     slots: ResyncSlots,
@@ -57,8 +60,8 @@ impl ResyncSlots {
 }
 
 impl ResyncSlot {
-    /// Waits for the first message of an answer. If the message is late, another attempt may use the slot meanwhile. In
-    /// that case, this attempt waits for a slot again before it returns.
+    /// Waits for the first message of a publisher's answer. If the message is late, another attempt may use the slot
+    /// meanwhile. In that case, this attempt waits for a slot again before it returns.
     pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
         let mut first = pin!(first);
         if let Ok(came) = tokio::time::timeout(SILENCE_MAX, &mut first).await {

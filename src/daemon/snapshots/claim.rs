@@ -24,19 +24,19 @@ use kvatlas_core::wire::Shard;
 
 use kvatlas_process::storage::shown;
 
-/// Name of the claim object.
+/// Name of the object that says to which deployment a bucket of the Object Store belongs.
 const OBJECT: &str = "deployment";
-/// Name of the claim object in base64, as subjects of the Object Store have it.
+/// Name of the object that claims a bucket in base64, as subjects of the Object Store have it.
 const OBJECT_TOKEN: &str = "ZGVwbG95bWVudA==";
-/// Metadata key for the name of the deployment.
+/// Key in the claim object's metadata for the name of the deployment.
 const DEPLOYMENT: &str = "deployment";
-/// Metadata key for the name of the daemon.
+/// Key in the claim object's metadata for the name of the daemon that wrote it.
 const INSTANCE: &str = "instance";
 /// Digest of an empty object, as the Object Store writes it.
 const DIGEST_OF_NOTHING: &str = "SHA-256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU=";
 /// Value of the rollup header with which a message replaces the earlier messages on its subject.
 const ROLLUP_OF_SUBJECT: &str = "sub";
-/// Maximum number of tries to write a claim while other replicas write theirs.
+/// Maximum number of tries to write the claim object while other replicas write it, too.
 const TRIES_MAX: u32 = 8;
 
 /// Deployment: the replicas that follow the same workers. This value names these workers.
@@ -57,21 +57,21 @@ impl fmt::Display for Deployment {
     }
 }
 
-/// Reason why a bucket is not claimed.
+/// Reason why a daemon cannot claim a bucket of the Object Store.
 #[derive(Debug)]
 pub(super) enum ClaimError {
     /// Bucket belongs to another deployment.
     Taken {
         /// Deployment to which the bucket belongs.
         deployment: String,
-        /// Daemon that wrote that deployment's claim last.
+        /// Name of the daemon that last claimed the bucket for its present owner, `deployment`.
         instance: String,
     },
     /// Server refused or failed. The value is its explanation.
     Failed(String),
 }
 
-/// Claim of a daemon to a bucket.
+/// Claim of a daemon to a bucket of the Object Store. It says which deployment uses the bucket.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
     bucket: String,
@@ -102,8 +102,8 @@ impl Claim {
         Err(ClaimError::Failed("others write to it all the time".to_owned()))
     }
 
-    /// Returns the number that the present claim has in the stream, or 0 if there is no claim. A claim of another
-    /// deployment is an error.
+    /// Returns the sequence number of the present claim in the bucket's stream, or 0 if there is no claim. A claim of
+    /// another deployment is an error.
     async fn check(&self, jetstream: &Context) -> Result<Option<(u64, u64)>, ClaimError> {
         let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
         let stream = stream.await.map_err(|error| failed(&error))?;
@@ -125,8 +125,8 @@ impl Claim {
         })
     }
 
-    /// Writes the claim if the present claim has the number `last_sequence` in the stream. Returns whether the claim
-    /// was written.
+    /// Writes the claim if the present claim has the sequence number `last_sequence` in the bucket's stream. Returns
+    /// whether the claim was written.
     async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ClaimError> {
         let object = ObjectInfo {
             name: OBJECT.to_owned(),

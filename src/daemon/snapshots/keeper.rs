@@ -222,7 +222,7 @@ fn save_history(history: &History, directory: &SnapshotDirectory) {
 
 /// Calls `save` for each item of `due`, and `send` after a save. Breaks off sending at the end of `due`.
 ///
-/// The two run beside each other: sending holds up no save, however long it waits for the broker.
+/// The two run in parallel: sending delays no save, however long it waits for the broker.
 async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(
     mut due: impl Stream<Item = ()> + Unpin,
     save: impl Fn() -> S,
@@ -353,7 +353,7 @@ mod tests {
 
     use super::*;
 
-    /// A broker that never answers holds up the upload for ever.
+    /// Tests that an upload does not delay snapshots, even if the broker never answers.
     #[tokio::test]
     async fn an_upload_that_waits_holds_up_no_snapshot() {
         let (saves, sends) = (AtomicUsize::new(0), AtomicUsize::new(0));

@@ -42,8 +42,9 @@ const PIECE_BYTES: usize = 512 << 10;
 const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Maximum number of objects in a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
-/// Microseconds by which a name's time may lie in the server's future: clocks that go on between the server's answers drift, and the
-/// servers of a cluster differ. A name that is further ahead was not given by the server's clock.
+/// Microseconds by which the time in a snapshot's name may be ahead of the server's clock. Clocks that go on between
+/// the server's answers drift, and the servers of a cluster differ. If a name is further ahead, its time did not come
+/// from the server's clock.
 const AHEAD_US_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// Reason why a snapshot could not be exchanged with the Object Store.
@@ -67,7 +68,7 @@ pub enum ObjectStoreError {
         bucket: String,
         /// Deployment whose snapshots the bucket has.
         deployment: String,
-        /// Daemon that wrote the claim last.
+        /// Name of the daemon that last claimed the bucket for its present owner, `deployment`.
         instance: String,
         /// Deployment of this daemon.
         own: String,
@@ -122,7 +123,7 @@ pub struct SnapshotStore {
     pub(super) keep: usize,
     pub(super) deployment: Deployment,
     pub(super) claim: Claim,
-    /// The clock of the server, as told whenever the bucket is claimed.
+    /// Clock of the NATS server, which is read whenever the bucket is claimed.
     pub(super) clock: ServerClock,
 }
 
@@ -400,7 +401,8 @@ impl SnapshotStore {
     }
 }
 
-/// Turns the names of objects around, which came in the order of sending. A name that came twice was sent twice: the last time counts.
+/// Returns the names of objects, the last sent first. `names` are in the order of sending. If a name occurs twice, its
+/// last place counts.
 fn last_sent_first(mut names: Vec<String>) -> Vec<String> {
     names.reverse();
     let mut seen = HashSet::new();
@@ -408,11 +410,12 @@ fn last_sent_first(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Returns the objects that are newer than the newest file, newest first, each with the name that its file is to have. That name is
-/// later than the newest file's.
+/// Returns the objects that are newer than the newest file, newest first. Each comes with the name for its file, which
+/// is later than the newest file's name.
 ///
-/// - `objects` are in the order of sending, the last one first. So behind an object that is not newer, none is.
-/// - `newest_file` is the time in the newest file's name, and `server_us` the server's time.
+/// - `objects` are in the order of sending, the last one first. So after an object that is not newer, no object is
+///   newer.
+/// - `newest_file` is the time in the newest file's name, and `server_us` is the server's time.
 fn to_fetch(
     objects: Vec<String>,
     newest_file: Option<u64>,
@@ -454,7 +457,7 @@ mod tests {
         stamps.iter().map(|stamp| snapshot_name(*stamp)).collect()
     }
 
-    /// The times of the objects that a start fetches, and of the files that they become.
+    /// Returns the times of the objects that a start fetches, and of the files that they become.
     fn fetched(objects: &[u64], newest_file: Option<u64>) -> Vec<(u64, u64)> {
         let stamp = |name: String| stamp_of(&name).unwrap();
         to_fetch(names(objects), newest_file, NOW)

@@ -57,8 +57,8 @@ pub struct Restorer {
     pub stream: Option<String>,
     /// Position in the events stream after which reading goes on; set by [`Self::restore_newest`].
     pub position: Arc<StreamPosition>,
-    /// Trust in the stream. If the stream is read on from the snapshot's position, holders that were exact are
-    /// confirmed in the stream's generation.
+    /// State of the event stream. If the stream is read on from the snapshot's position, holders that the snapshot has
+    /// as exact count as confirmed in the stream's present generation.
     pub trust: Arc<StreamTrust>,
     /// Metrics that count restored and rejected snapshots.
     pub metrics: Arc<SnapshotMetrics>,
@@ -141,8 +141,9 @@ impl Restorer {
             .rejected(SnapshotRejection::from(error), &path.display(), error);
     }
 
-    /// Returns the position of the snapshot in the stream that is read. `None` if the snapshot has no such position, or if it was
-    /// written under other settings. Then the stream is read from its beginning, as it may have messages that were dropped.
+    /// Returns the position of the snapshot in the stream that is read. `None` if the snapshot has no such position, or
+    /// if it was written under other settings. In the second case the stream is read from its beginning, because it may
+    /// have messages that those settings dropped.
     fn cursor_of(&self, content: &SnapshotContent) -> Option<StreamCursor> {
         let stream = self.stream.as_ref()?;
         let mut cursors = content.streams.iter();
@@ -202,9 +203,9 @@ impl Restorer {
 /// Holders of a snapshot file that is being applied.
 #[derive(Debug, Default)]
 struct Restoring {
-    /// Holder of the last holder frame.
+    /// Holder that the last holder frame (the record with its name and cursor) names.
     holder: Option<HolderFrame>,
-    /// Holders of the file whose blocks come in forests.
+    /// Holders of the file whose blocks come in forests (the blocks of many holders together).
     in_forest: Vec<HolderFrame>,
 }
 
@@ -216,7 +217,7 @@ impl Restoring {
         self.holder = Some(holder.clone());
     }
 
-    /// Returns the holders that may be incomplete if the file ends here.
+    /// Returns the holders that may lack blocks if the file ends here.
     fn incomplete(&self) -> impl Iterator<Item = &HolderFrame> {
         self.in_forest.iter().chain(&self.holder)
     }

@@ -77,7 +77,8 @@ impl Snapshotter {
     /// Makes a snapshotter that writes the holders of `pool` to `directory`.
     ///
     /// - `position` is the position in the events stream up to which messages have been handed to the lanes.
-    /// - Holders that are not confirmed in the generation of `trust` are written as unverified.
+    /// - Holders that no batch has confirmed in the stream's present generation, which `trust` tells, are written as
+    ///   unverified.
     pub fn new(
         pool: Arc<LanePool>,
         directory: SnapshotDirectory,
@@ -100,9 +101,9 @@ impl Snapshotter {
 
     /// Writes all holders to a new snapshot, and removes outdated snapshots. Must be called where blocking is allowed.
     ///
-    /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor
-    /// and, for an irregular holder, to collect its events. Walking, encoding, compressing and writing happen on the
-    /// calling thread. Queries do not wait.
+    /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor. If
+    /// a walk over the index cannot find the holder's blocks, the lane also collects events that rebuild them. Walking,
+    /// encoding, compressing and writing happen on the calling thread. Queries do not wait.
     pub fn save(&self, begun_us: u64, runtime: &Handle) -> Result<Saved, SaveError> {
         let _alone = self.saving.try_lock().ok_or(SaveError::Busy)?;
         let started = Instant::now();

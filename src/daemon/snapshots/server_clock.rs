@@ -1,26 +1,27 @@
-//! The clock of the NATS server that has the bucket. It is one clock for all replicas.
+//! Clock of the NATS server that has the bucket with the snapshots. It is one clock for all replicas.
 //!
-//! A replica's own clock can be ahead of the others' clocks, or behind them. Snapshots that replicas exchange are compared by the times in
-//! their names. So a daemon with a bucket takes these times from the server.
+//! A replica's own clock can be ahead of the others' clocks, or behind them. Snapshots that replicas exchange are
+//! compared by the times in their names. So a daemon with a bucket takes these times from the server.
 
 use parking_lot::Mutex;
 
 use crate::lanes::now_us;
 
-/// The server's clock, as last told and counted on since.
+/// Clock of the NATS server: its time as last told, and the time that has passed since.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock {
-    /// The time that the server told, and the time of [`now_us`] when the answer came. `None` before the first answer.
+    /// Time that the server told, and the time of [`now_us`] when the answer came. `None` before the first answer.
     told: Mutex<Option<(u64, u64)>>,
 }
 
 impl ServerClock {
-    /// Notes the server's time, in microseconds since the Unix epoch. An answer that took long makes this clock late, never early.
+    /// Notes the server's time, in microseconds since the Unix epoch. If the answer took long, this clock is late, but
+    /// never early.
     pub(super) fn note(&self, server_us: u64) {
         *self.told.lock() = Some((server_us, now_us()));
     }
 
-    /// The server's time, in microseconds since the Unix epoch. `None` if the server has told none.
+    /// Returns the server's time, in microseconds since the Unix epoch. `None` if the server has told none.
     pub(super) fn time_us(&self) -> Option<u64> {
         let (server_us, then_us) = (*self.told.lock())?;
         Some(server_us.saturating_add(now_us().saturating_sub(then_us)))

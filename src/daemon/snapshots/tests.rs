@@ -24,7 +24,7 @@ use super::*;
 
 const STREAM: &str = "EVENTS";
 
-/// Lanes of a daemon, with the namespaces, the position in the stream and the trust that they share.
+/// Lanes of a daemon, with the namespaces, the position in the stream and the state of the stream that they share.
 struct World {
     namespaces: Arc<Namespaces>,
     pool: Arc<LanePool>,
@@ -233,7 +233,7 @@ async fn only_a_stream_makes_restored_holders_certain_and_only_those_that_were()
     );
 }
 
-/// Of a publisher without a holder, the snapshot has nothing.
+/// Case: a snapshot has nothing of a publisher without a holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn not_everybody_is_known_after_a_snapshot_that_was_written_while_batches_were_dropped() {
     for is_dropped in [false, true] {

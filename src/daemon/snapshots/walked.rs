@@ -17,18 +17,18 @@ use super::save::SaveError;
 
 type HolderName = (NamespaceName, WorkerName, Rank);
 
-/// Holders whose blocks are found by a walk over the index, each with the number of its frame in the file.
+/// Holders whose blocks are found by a walk over the index, each with the number of its frame (record) in the file.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
     holders: Vec<HolderVisit>,
-    /// Number of each holder's last frame in the file, counted from 1.
+    /// Number of each holder's last frame (record) in the file, counted from 1.
     last_frames: BTreeMap<HolderName, u64>,
     frames: u64,
 }
 
 #[derive(Debug)]
 struct HolderVisit {
-    /// Number of the holder's own frame in the file, counted from 1.
+    /// Number of the holder's own frame (record) in the file, counted from 1.
     own_frame: u64,
     lane: usize,
     position: DumpPosition,
@@ -38,7 +38,8 @@ struct HolderVisit {
 
 impl Walked {
     /// Notes a holder that lane number `lane` has dumped and that is about to be written. If a walk is to find the
-    /// holder's blocks, gives the holder's frame the number by which forests name the holder.
+    /// holder's blocks, gives the holder's frame the number by which the file's forests (blocks of many holders) name
+    /// the holder.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);
@@ -57,7 +58,8 @@ impl Walked {
         });
     }
 
-    /// Walks over the indexes and writes the blocks, one forest for each namespace.
+    /// Walks over the indexes and writes the blocks. All blocks of a namespace are written as one forest, which has
+    /// each distinct block once.
     pub(super) fn write_forests(&mut self, writer: &mut FileWriter<'_, '_>) -> Result<(), SaveError> {
         let mut namespaces: BTreeMap<NamespaceName, Vec<u32>> = BTreeMap::new();
         for (number, visit) in (0..).zip(&self.holders) {
@@ -136,7 +138,7 @@ impl Walked {
     }
 }
 
-/// Writes a holder's frame, and its events as batches.
+/// Writes a holder's frame (the record with its cursor), and its events as batches.
 pub(super) fn write_dump(writer: &mut FileWriter<'_, '_>, dump: HolderDump) -> Result<(), SaveError> {
     writer.write_holder(&dump.frame)?;
     for batch in dump.batches() {

@@ -38,12 +38,13 @@ use super::roll_call::RollCall;
 use super::span_of;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 
-/// Pause before a new subscription. Incidents come in swarms, because a full buffer drops many messages one after the
-/// other. One new subscription serves for a whole swarm.
+/// Pause before a new subscription after an incident (messages may have been lost). Incidents come in swarms, because a
+/// full buffer drops many messages one after the other. One new subscription serves for a whole swarm.
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of messages that are handed over in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
-/// Number of received bytes at which the source reports to the intake that it has taken them.
+/// Number of received bytes after which the source tells the intake (the count of waiting bytes) that it has taken
+/// them.
 const COUNTED_BYTES: u64 = 256 << 10;
 /// Pauses before the next try after the server has refused a subscription.
 const RETRIES: Backoff = Backoff {
@@ -58,9 +59,9 @@ pub(crate) struct CoreNatsSource {
     pub(super) subject: String,
     pub(super) pool: Arc<LanePool>,
     pub(super) trust: Arc<StreamTrust>,
-    /// Number of incidents that may have lost messages. The sender doubts the stream before it changes the number.
+    /// Number of incidents that may have lost messages. Before the number changes, the stream counts as in doubt.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Number of refusals of the subscription. Each refusal is an incident, too.
+    /// Number of times that the server has refused the subscription. Messages may be lost then.
     pub(super) refusals: watch::Receiver<u64>,
     /// Whether the server has confirmed the subscription. This source, and the handler of the connection's notices, set the value
     /// to false at a refusal.
@@ -166,7 +167,7 @@ impl CoreNatsSource {
         }
     }
 
-    /// Ends a subscription, and hands over its buffered messages.
+    /// Ends a subscription, and hands its buffered messages to the lanes.
     async fn close(&self, inbox: &mut Inbox, mut old: Confirmed) {
         if let Err(error) = old.messages.unsubscribe().await {
             tracing::debug!(%error, "the connection is closed already");
@@ -177,8 +178,8 @@ impl CoreNatsSource {
         }
     }
 
-    /// Hands over the messages in `inbox`, and at most `messages_max` buffered messages. Never waits. If the lanes have
-    /// no room, they drop messages, and put the holders of their workers in doubt.
+    /// Hands the messages in `inbox`, and at most `messages_max` buffered messages, to the lanes. Never waits. If the
+    /// lanes have no room, they drop messages, and put the holders of their workers in doubt.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
         let mut taken = MessageCounts::default();
         // Looked up only when the buffer seems empty, for the connection changes this counter with every message.
@@ -223,7 +224,8 @@ impl CoreNatsSource {
     }
 }
 
-/// Number of taken messages, and number of their bytes that have not been reported to the intake.
+/// Number of taken messages, and number of their bytes that the intake (the count of waiting bytes) has not been told
+/// of.
 #[derive(Default)]
 struct MessageCounts {
     messages: usize,

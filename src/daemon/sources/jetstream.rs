@@ -75,8 +75,8 @@ pub(crate) struct JetStreamSource {
     /// Maximum number of messages that may wait in the stream while holders still count as exact. At most half as many
     /// are requested in one pull.
     pub(super) lag_max: u64,
-    /// Trust in the stream, which says which holders are verified. A stall must have begun before the first query is
-    /// answered.
+    /// State of the event stream, which says which holders are verified. Before the first query is answered, a
+    /// [stall](StreamTrust::stall) must have begun, in which no holder is.
     pub(super) trust: Arc<StreamTrust>,
     /// Position in the stream after which reading goes on. The source keeps it up to date.
     pub(super) position: Arc<StreamPosition>,
@@ -98,10 +98,10 @@ struct Attached {
     /// Message that the first request returned, if the stream had one.
     first: Option<Message>,
     messages: pull::Stream,
-    /// Check of the last message that was read before this consumer was made. The consumer delivers that message again.
-    /// `None` if there is nothing to compare.
+    /// Check that the last message read by the previous consumer is still the same. This consumer delivers that message
+    /// again. `None` if there is nothing to compare.
     check: Option<ConsumerCheck>,
-    /// Sequence number of the last message that must have been applied before holders are trusted again.
+    /// Sequence number of the last message that must have been applied before holders count as exact again.
     target: u64,
     stall: Option<StreamStall>,
     /// Number that the consumer gives to the next message that it delivers.
@@ -109,7 +109,7 @@ struct Attached {
     unread: Unread,
     /// Number of the last message that had been read when the source last looked for the next message.
     looked_at: Option<u64>,
-    /// Generation of the stream at the last look at whether every publisher is known.
+    /// Generation of the stream when the source last checked whether every publisher is known.
     looked_in: Option<StreamGeneration>,
 }
 
@@ -224,8 +224,8 @@ impl JetStreamSource {
         })
     }
 
-    /// Asks for one message, and returns it if the stream has one. Any answer of the server, also that there is no
-    /// message, shows that the daemon may ask for messages and receives them.
+    /// Asks for one message, and returns it if the stream has one. Any answer of the server shows that the daemon may
+    /// ask for messages and receives them, even the answer that there is no message.
     async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
         let failed = |reason: String| StreamError::Probe {
             name: self.config.name.clone(),
@@ -296,8 +296,8 @@ impl JetStreamSource {
         self.metrics.lost(messages, expected);
     }
 
-    /// Begins a new generation of the stream, and follows it immediately, because messages after a loss are read as
-    /// before.
+    /// Begins a new generation of the stream, so that all holders are unverified. Holders can be confirmed in it
+    /// immediately, because messages after a loss are read as before.
     fn doubt(&self) {
         self.trust.follow(self.trust.doubt());
     }
@@ -360,8 +360,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Notes the number `last` of the stream's last message, as the server reports it. All unread messages up to that
-    /// number count as waiting, even if the consumer reports none.
+    /// Notes the number of the stream's last message, as the server reports it in `look`. All unread messages up to
+    /// that number count as waiting, even if the consumer reports none.
     fn note_end(&self, look: StreamLook, attached: &mut Attached) {
         let sequence = self.position.sequence();
         let since_us = attached.unread.note_end(sequence, look);
@@ -378,9 +378,9 @@ impl JetStreamSource {
         freshness.stream_known(attached.unread.known_us());
     }
 
-    /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
-    /// publisher sends something between two looks. Needed after a loss in the middle of the stream, and after a snapshot that was
-    /// written while batches were dropped.
+    /// Notes that every publisher is known, if the stream has been followed in the same generation since the last call.
+    /// Every publisher sends something between two calls. Needed after a loss in the middle of the stream, and after a
+    /// snapshot that was written while batches were dropped.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
@@ -503,7 +503,8 @@ impl JetStreamSource {
         Ok(())
     }
 
-    /// Ends the stall if every message up to the target has been applied.
+    /// Ends the stall (holders are unverified until the stream has been read up to a target) if every message up to the
+    /// target has been applied.
     async fn end_stall(&self, attached: &mut Attached, sequence: u64) {
         if sequence < attached.target {
             return;

@@ -29,7 +29,8 @@ pub(crate) async fn start_events(shared: &Shared) -> Result<(Stage, watch::Recei
     }
 }
 
-/// Opens the span of an event message, if the message is to be traced. The span lasts until its batch has been applied.
+/// Opens the trace span of an event message, if the message is to be traced. The span lasts until the message's batch
+/// has been applied.
 fn span_of(tracer: Option<&Tracer>, message: &Message) -> Option<OpenSpan> {
     tracer?.open_message(message, "kvatlas batch", SpanKind::Consumer)
 }

@@ -15,10 +15,11 @@ use tokio::time::{Instant, Sleep};
 use crate::lanes::{Freshness, now_us};
 use kvatlas_process::broker::SubscribeError;
 
-/// Time after which another pulse is sent if the last one has not come back. The connection may have lost it.
+/// Time after which the daemon sends itself another message (the pulse) if the last one has not come back. The
+/// connection may have lost it.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
-/// Sender of the pulse, which also notices the pulse's return.
+/// Sender of the pulse, a message that the daemon sends to itself. Also notices when the pulse comes back.
 pub(super) struct Pulse {
     client: Client,
     freshness: Arc<Freshness>,
@@ -45,7 +46,8 @@ pub(super) enum Beat {
 }
 
 impl Pulse {
-    /// Makes the pulse of `client`, the connection that brings the events.
+    /// Makes the sender of the pulse (a message of the daemon to itself) on `client`, the connection that brings the
+    /// events.
     pub(super) async fn new(client: Client, freshness: Arc<Freshness>) -> Result<Self, SubscribeError> {
         let inbox = client.new_inbox();
         let subscribed = client.subscribe(inbox.clone()).await;
@@ -100,7 +102,7 @@ impl Pulse {
         }
     }
 
-    /// Notes that all messages from before the pulse sent at `sent_us` have been handed over.
+    /// Notes that all messages that came before the pulse sent at `sent_us` have been handed to the lanes.
     pub(super) fn confirm(&self, sent_us: u64) {
         self.freshness.heard(sent_us);
     }

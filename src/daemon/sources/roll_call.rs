@@ -21,12 +21,12 @@ const LENGTH: Duration = HEARTBEAT_INTERVAL.saturating_add(Duration::from_millis
 /// Roll call of one subscription, that is, the time in which every publisher sends at least one message.
 pub(super) struct RollCall {
     generation: StreamGeneration,
-    /// Timer that ends with the roll call. `None` once the roll call is over.
+    /// Timer that ends when every publisher has had the time to send a message. `None` once that time is over.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl RollCall {
-    /// Begins a roll call for the subscription of `generation`.
+    /// Begins to wait until every publisher has had the time to send a message on the subscription of `generation`.
     pub(super) fn begin(generation: StreamGeneration) -> Self {
         Self {
             generation,
@@ -34,8 +34,8 @@ impl RollCall {
         }
     }
 
-    /// Waits until the roll call is over. After that, a further call waits for ever. The future can be dropped at any
-    /// time.
+    /// Waits until every publisher has had the time to send a message. After that, a further call waits for ever. The
+    /// future can be dropped at any time.
     pub(super) async fn over(&mut self) {
         match &mut self.end {
             Some(end) => end.await,

@@ -147,8 +147,8 @@ fn is_refused(notice: &ConnectionNotice, concerns_us: impl Fn(&Refusal) -> bool)
     matches!(notice, ConnectionNotice::Refused(refusal) if concerns_us(refusal))
 }
 
-/// Keeps the readiness latch of the subscription to events equal to `is_subscribed`. The value changes, because the
-/// server may withdraw the right to subscribe and restore it.
+/// Keeps the readiness condition "subscribed to events" equal to `is_subscribed`. The value changes, because the server
+/// may withdraw the right to subscribe and restore it.
 fn follow_subscription(shared: &Shared, stage: &Stage, mut is_subscribed: watch::Receiver<bool>) {
     let readiness = Arc::clone(&shared.readiness);
     let latch = Latch::EventsSubscribed;

@@ -14,15 +14,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::lanes::{StreamPosition, now_us};
 
-/// How long the server may take to answer.
+/// Time that the server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One look at the end of a stream.
+/// Number of the stream's last message, as the server reported it once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StreamLook {
-    /// Number of the stream's last message.
+    /// Number of the last message that the stream had.
     pub(super) last: u64,
-    /// Time at which the server was asked, by [`now_us`]. Messages with higher numbers are not older.
+    /// Time at which the server was asked, by [`now_us`]. Messages with higher numbers than `last` came at that time or
+    /// later.
     pub(super) asked_us: u64,
 }
 
@@ -33,8 +34,8 @@ pub(super) struct StreamEnd {
 }
 
 impl StreamEnd {
-    /// Starts to ask for the last message of the stream called `name`, at once, and then whenever `position` has stood still for
-    /// `interval`.
+    /// Begins to ask for the number of the last message of the stream called `name`. Asks now, and then whenever
+    /// `position` has not changed for `interval`.
     pub(super) fn watch(
         jetstream: Context,
         name: String,

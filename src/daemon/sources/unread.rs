@@ -4,24 +4,26 @@ use std::collections::VecDeque;
 
 use super::stream_end::StreamLook;
 
-/// Most *sightings* that are remembered. A sighting is the number of the stream's last message at a time when messages were
-/// unread.
+/// Maximum number of *sightings* that are remembered. A sighting is the number of the stream's last message at a time
+/// when messages were unread.
 const SIGHTINGS_MAX: usize = 64;
-/// Minimum time between two sightings, in microseconds.
+/// Minimum time in microseconds between two sightings (times at which unread messages were noticed). Sightings in less
+/// time count as one.
 const SIGHTING_INTERVAL_US: u64 = 10_000;
 
-/// Sightings of unread messages in the stream.
+/// Unread messages of the stream, as sightings: numbers of the stream's last message at several times.
 #[derive(Debug)]
 pub(super) struct Unread {
-    /// Sightings in the order of time: the number of the stream's last message, and the earliest time at which the messages up to that
-    /// number can have come to the stream, in microseconds.
+    /// Sightings in the order of time, each as a pair. The first number is that of the stream's last message. The
+    /// second is the earliest time, in microseconds, at which the messages up to that number can have come to the
+    /// stream.
     sightings: VecDeque<(u64, u64)>,
-    /// Time up to which all messages of the stream are read or among the sightings, in microseconds.
+    /// Time in microseconds up to which all messages of the stream are known: they are read, or among the sightings.
     known_us: u64,
 }
 
 impl Unread {
-    /// Makes the record of a stream whose messages up to the time `known_us` are read, or known otherwise.
+    /// Makes the record of a stream whose messages up to the time `known_us` are known.
     pub(super) fn since(known_us: u64) -> Self {
         Self {
             sightings: VecDeque::new(),
@@ -29,30 +31,32 @@ impl Unread {
         }
     }
 
-    /// Number of the last message that the stream is known to have; `None` if none is remembered.
+    /// Returns the number of the last message that the stream is known to have; `None` if no unread message is known.
     pub(super) fn last(&self) -> Option<u64> {
         self.sightings.back().map(|(last, _)| *last)
     }
 
-    /// Time up to which all messages of the stream are read or known to be unread, in microseconds.
+    /// Returns the time in microseconds up to which all messages of the stream are read or known to be unread.
     pub(super) fn known_us(&self) -> u64 {
         self.known_us
     }
 
-    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages behind it. Returns the time since which the
-    /// next unread message has been known, in microseconds, or 0 if there is none.
+    /// Notes that message `sequence` was read at `now_us`, and that `waiting` messages follow it. Returns the time in
+    /// microseconds since which the next unread message has been known, or 0 if there is none.
     pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
         self.see(sequence, sequence + waiting, now_us, now_us)
     }
 
-    /// Notes the same as [`Self::note`], after a look at the end of the stream. A message that no earlier sighting has may have come just
-    /// after the end was last known. So it counts as waiting since then.
+    /// Notes, as [`Self::note`] does, the number of the stream's last message that the server reported in `look`. A
+    /// message that was not known before may have come just after the stream's end was last known. So it counts as
+    /// waiting since then.
     pub(super) fn note_end(&mut self, sequence: u64, look: StreamLook) -> u64 {
         let since_us = self.known_us.min(look.asked_us);
         self.see(sequence, look.last, since_us, look.asked_us)
     }
 
-    /// Notes that message `sequence` has been read, and that `last` was the stream's last message at `at_us`.
+    /// Notes that message `sequence` has been read, and that `last` was the stream's last message at `at_us`. If `last`
+    /// was not known before, it can have come since `since_us`.
     fn see(&mut self, sequence: u64, last: u64, since_us: u64, at_us: u64) -> u64 {
         while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
             self.sightings.pop_front();

@@ -54,7 +54,8 @@ const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
 
 type LatchTroubles = [Option<String>; Latch::ALL.len()];
 
-/// The latches, shared by the parts of the daemon that set them and by the probe that reads them.
+/// The latches (flags for the preconditions of serving), shared by the parts of the daemon that set them and by the
+/// probe that reads them.
 ///
 /// The daemon is ready while every latch is set and it is not draining. A latch may be cleared again, for example when
 /// the server withdraws a right. Draining never ends.
@@ -63,12 +64,13 @@ pub struct Readiness {
     bits: AtomicU8,
     /// Functions that tell whether a connection stands at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
-    /// Last trouble with the connection that a latch waits for, by latch; `None` while that connection stands.
+    /// Last trouble with the connection for which a latch (precondition of serving) waits, by latch; `None` while that
+    /// connection stands.
     troubles: Mutex<LatchTroubles>,
 }
 
 impl Readiness {
-    /// Makes a readiness in which no latch is set and the daemon is not draining.
+    /// Makes the state in which no latch (precondition of serving) is set and the daemon is not draining.
     pub const fn new() -> Self {
         Self {
             bits: AtomicU8::new(0),
@@ -130,7 +132,7 @@ impl Readiness {
         }
     }
 
-    /// Returns the state of all latches at one time.
+    /// Returns the state of all latches (preconditions of serving) at one time.
     pub fn report(&self) -> ReadinessReport {
         ReadinessReport {
             bits: self.bits(),
@@ -139,7 +141,7 @@ impl Readiness {
     }
 }
 
-/// State of all latches at one time, and the troubles that keep them from being set.
+/// State of all latches (preconditions of serving) at one time, and the troubles that keep them from being set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadinessReport {
     bits: u8,
@@ -147,12 +149,12 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Whether every latch is set and the daemon is not draining.
+    /// Whether the daemon can serve: every latch (precondition of serving) is set, and the daemon is not draining.
     pub const fn is_ready(&self) -> bool {
         self.bits == ALL_LATCHES
     }
 
-    /// Whether a latch is set.
+    /// Whether the latch, a precondition of serving, is set.
     pub const fn is_set(&self, latch: Latch) -> bool {
         self.bits & latch.bit() != 0
     }

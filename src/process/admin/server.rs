@@ -79,7 +79,7 @@ impl Default for AdminLimits {
 pub struct AdminServer {
     local_addr: SocketAddr,
     stopping: CancellationToken,
-    /// Channel that disconnects when the thread is over. Nothing is ever sent on it.
+    /// Channel that disconnects when the listener's thread has ended. Nothing is ever sent on it.
     ended: Receiver<Infallible>,
     thread: Option<JoinHandle<()>>,
     limits: AdminLimits,

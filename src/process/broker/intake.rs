@@ -17,11 +17,11 @@ use tokio::sync::Notify;
 
 use kvatlas_telemetry::log_gated;
 
-/// Interval between two checks of the number of waiting bytes. The number can exceed the bound by the bytes that arrive in one
-/// interval.
+/// Interval between two checks of the number of bytes that were received and not taken. The number can exceed the bound
+/// by the bytes that arrive in one interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. With a lower number,
-/// taken messages would seem to wait.
+/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. With a lower
+/// number, bytes of messages that have been taken would count as waiting.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
 /// Counts the bytes that a connection has received, and how many of them the process has taken.
@@ -31,8 +31,8 @@ pub struct Intake {
     /// Statistics of the connection; empty before the connection is made.
     statistics: OnceLock<Arc<Statistics>>,
     taken: AtomicU64,
-    /// Wakes the task that takes messages, so that it looks at its buffers again. Some received bytes never come to a
-    /// subscription, and count as waiting until the task calls [`Intake::took_all`].
+    /// Notification for the task that takes messages, so that it looks at its buffers again. Some received bytes never
+    /// come to a subscription, and count as waiting until the task calls [`Intake::took_all`].
     look_again: Notify,
 }
 
@@ -58,25 +58,26 @@ impl Intake {
         statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
     }
 
-    /// Notes that a message has been taken. Only one task may call this, [`Self::took_bytes`] and [`Self::took_all`].
+    /// Notes that the process has taken a message from the connection. Only one task may call this,
+    /// [`Self::took_bytes`] and [`Self::took_all`].
     pub fn took(&self, message: &Message) {
         self.took_bytes(bytes_of(message));
     }
 
-    /// Notes that messages of `bytes` bytes together have been taken.
+    /// Notes that the process has taken messages of `bytes` bytes together from the connection.
     pub fn took_bytes(&self, bytes: u64) {
         let taken = self.taken.load(Ordering::Relaxed) + bytes;
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Counts all of the first `received` bytes as taken. Call it when no message waits any more, with a value of
-    /// [`Self::received`] that was read before that.
+    /// Counts all of the first `received` bytes of the connection as taken. Call it when no message waits any more,
+    /// with a value of [`Self::received`] that was read before that.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Waits until the bytes that seem to wait exceed half of the bound. If the caller then finds its buffers empty, it calls
-    /// [`Self::took_all`].
+    /// Waits until the bytes that were received and seem not to be taken exceed half of the bound. If the caller then
+    /// finds its buffers empty, it calls [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }
@@ -91,7 +92,8 @@ impl Intake {
         }
     }
 
-    /// Whether the waiting bytes take at most half of the bound. Only then is a new connection made.
+    /// Whether the bytes that were received and not taken are at most half of the bound. Only then is a new connection
+    /// made.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() <= self.bytes_max / 2
     }
@@ -102,7 +104,7 @@ impl Intake {
         self.received().saturating_sub(taken)
     }
 
-    /// Waits until the waiting bytes take at most half of the bound.
+    /// Waits until the bytes that were received and not taken are at most half of the bound.
     pub(super) async fn room(&self) {
         while !self.has_room() {
             self.look_again.notify_one();
@@ -110,8 +112,8 @@ impl Intake {
         }
     }
 
-    /// Ends the connection of `client` whenever more bytes than the bound wait, until the client is closed. The client must have
-    /// been made with this bound.
+    /// Ends the connection of `client` whenever more bytes than the bound were received and not taken, until the client
+    /// is closed. The client must have been made with this bound.
     pub async fn watch(self: Arc<Self>, client: Client) {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;

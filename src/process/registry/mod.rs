@@ -100,8 +100,8 @@ impl NewEngine {
         }
     }
 
-    /// Whether the connection over which this publisher's events come may also bring events of other holders. False for a
-    /// publisher with ZeroMQ sockets of its own.
+    /// Whether the connection over which this publisher's events come may also bring events of other holders. False for
+    /// a publisher with ZeroMQ sockets of its own.
     pub fn is_source(&self) -> bool {
         self.connection() != Connection::Sockets
     }
@@ -284,7 +284,7 @@ impl EngineStatus {
 /// An engine that is followed, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineState {
-    /// The engine as it was given.
+    /// Description of the engine, as an operator or a client gave it.
     pub engine: NewEngine,
     /// State of the bridge's connection to the engine.
     pub status: EngineStatus,
@@ -295,7 +295,7 @@ pub struct EngineState {
 /// A server that is or was asked for its publishers, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerState {
-    /// The server as it was given.
+    /// Description of the server, as an operator or a client gave it.
     pub server: NewServer,
     /// Keys of the server's publishers that are followed, in the order of their ranks; empty until the server has named its
     /// publishers.
@@ -412,7 +412,7 @@ pub async fn follow_patiently(
     }
 }
 
-/// Keys of engines that are no longer followed.
+/// Keys of the publishers of engines that are no longer followed.
 pub type RemovedEngines = Vec<EngineKey>;
 
 /// The engines that a bridge follows. No method blocks.

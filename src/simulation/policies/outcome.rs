@@ -18,7 +18,7 @@ pub struct PolicyOutcome {
     pub hit_rate: f64,
     /// Share of the prompts' blocks that the router expected the chosen worker to reuse from its cache.
     pub promised_rate: f64,
-    /// Blocks that the workers computed.
+    /// Number of blocks that the workers had to compute, because their caches did not have them.
     pub computed_blocks: u64,
     /// Mean time to the first token, in milliseconds.
     pub first_token_ms_mean: f64,
@@ -31,7 +31,7 @@ pub struct PolicyOutcome {
 /// Longest time that is recorded exactly, in microseconds: a day. Longer times count as a day.
 const LONGEST_US: u64 = 86_400_000_000;
 
-/// Counts that a run collects for its outcome.
+/// Counts of a run of one policy, from which its outcome is made.
 #[derive(Debug)]
 pub(super) struct Counts {
     prompt_blocks: u64,
@@ -52,12 +52,12 @@ impl Counts {
         })
     }
 
-    /// Counts the blocks that a router expects a prompt to reuse.
+    /// Counts the blocks of a prompt that the router expects the worker to reuse from its cache.
     pub(super) fn promised(&mut self, blocks: u64) {
         self.promised_blocks += blocks;
     }
 
-    /// Counts the blocks that a worker must compute for a prompt that it begins: all except `hit_blocks`.
+    /// Counts the blocks that a worker must compute for a prompt that it begins: all except the cached `hit_blocks`.
     pub(super) fn begun(&mut self, prompt_blocks: u64, hit_blocks: u64) {
         self.computed_blocks += prompt_blocks.saturating_sub(hit_blocks);
     }

@@ -3,14 +3,15 @@
 use fastrand::Rng;
 use kvatlas_core::worded;
 
-/// Number of leading blocks that decide where affinity sends a prompt. They reach beyond the system prompt, which most prompts
-/// share.
+/// Number of leading blocks by which policies of affinity choose a worker, so that equal beginnings go to the same
+/// worker. They reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
 /// Divisor for [`Policy::ExactWithHome`]. The tolerance is the prompt's own cost divided by this number. If some of the prompt is
 /// cached, every worker within the tolerance of the least cost counts as equally cheap.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
-/// Greatest load of a worker for affinity with load, in hundredths of the mean load. A prompt's *home* is the worker that its
-/// first blocks hash to. If the home has more load, the next worker is tried.
+/// Greatest load at which [`Policy::AffinityWithLoad`] still sends a prompt to a worker, in hundredths of the mean
+/// load. A prompt's *home* is the worker that its first blocks hash to. If the home has more load, the next worker is
+/// tried.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
 worded! {
@@ -64,7 +65,7 @@ impl Policy {
     }
 }
 
-/// Work that a router has given to one worker and that has not ended yet.
+/// Work that a router has given to one worker and that is not done yet.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     /// Blocks that the worker still has to compute, as the router expects.
@@ -201,8 +202,8 @@ impl PolicyRouter {
         usize::try_from(first_blocks(prompt) % workers).unwrap_or_default()
     }
 
-    /// Returns the prompt's home, or the next worker whose load is within the bound. This is consistent hashing with bounded
-    /// loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
+    /// Returns the prompt's home (the worker that its first blocks hash to), or the next worker whose load is within
+    /// the bound. This is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
     fn near_home(&self, prompt: &[u64]) -> usize {
         let (home, workers) = (self.home(prompt), self.loads.len().max(1));
         let weight = self.overlap_weight;

@@ -16,7 +16,7 @@ use fastrand::Rng;
 
 /// A happening: an event that the run has planned for a point in virtual time.
 enum Happening {
-    /// A request arrives at a router.
+    /// A request arrives at a router. The value is the index of the request.
     Arrival(usize),
     /// A worker has computed a prompt, unless it has restarted since.
     Computed {
@@ -47,13 +47,14 @@ struct PolicyRun<'a> {
     scenario: &'a Scenario,
     policy: Policy,
     requests: &'a [Request],
-    /// Planned happenings by time. Happenings of the same time stand in the order of planning.
+    /// Planned happenings (events of the simulation) by time. Happenings of the same time stand in the order of
+    /// planning.
     plan: BTreeMap<(u64, u64), Happening>,
     planned: u64,
     workers: Vec<Worker>,
     routers: Vec<(PolicyRouter, RouterGuesses)>,
     heard: Option<DaemonIndex>,
-    /// Changes that were lost on the way to the index, by worker.
+    /// Changes of the caches that were lost on the way to the index, by worker.
     lost: Vec<Vec<CacheChange>>,
     /// Number of requests that still wait for their first token.
     open: usize,

@@ -30,7 +30,7 @@ pub(super) struct Worker {
     waiting: VecDeque<Ticket>,
     /// The prompt that is being computed.
     computing: Option<Ticket>,
-    /// Number of restarts. A prompt that was begun in an earlier life is not finished in this one.
+    /// Number of restarts so far. A prompt that was begun before a restart is not finished after it.
     pub(super) life: u32,
 }
 

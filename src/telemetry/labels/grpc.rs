@@ -62,7 +62,7 @@ label_values! {
         /// Too many requests came at the same time, or there is no room for the request, for the blocks that it reports, or for
         /// its answer.
         ResourceExhausted => "resource_exhausted",
-        /// A report does not continue the state that is known.
+        /// A report of a worker's blocks does not continue the worker's earlier reports.
         FailedPrecondition => "failed_precondition",
         /// The request, or the prompt in it, is too long.
         OutOfRange => "out_of_range",
@@ -109,7 +109,7 @@ label_values! {
 label_values! {
     /// Why the reported blocks of a worker were forgotten, so that it has to send a snapshot.
     ReportLoss: "reason" {
-        /// A batch of the worker is missing.
+        /// A batch of changes that the worker reported is missing.
         Gap => "gap",
         /// There was no room for the blocks of the worker.
         Room => "room",

@@ -7,11 +7,11 @@ label_values! {
     RedisCommand: "command" {
         /// A look-up of a block's holders.
         Hkeys => "hkeys",
-        /// A speculative entry is written or taken back.
+        /// A router writes a speculative entry (its guess of where a block will be), or takes one back.
         Write => "write",
         /// Running one of llm-d's scripts.
         Script => "script",
-        /// Listing the keys that have speculative entries.
+        /// Listing the keys that have speculative entries (routers' guesses of where blocks will be).
         Scan => "scan",
         /// A command about the connection itself, such as its password.
         Connection => "connection",
@@ -41,11 +41,11 @@ label_values! {
 }
 
 label_values! {
-    /// Why a speculative entry was dropped before its router took it back.
+    /// Why a speculative entry (a router's guess of where a block will be) was dropped before its router took it back.
     GuessDrop: "reason" {
-        /// The entry's time to live had ended.
+        /// The time to live of the speculative entry had ended.
         Expired => "expired",
-        /// The entry made room for newer ones.
+        /// The oldest speculative entries were dropped to make room for newer ones.
         Room => "room",
     }
 }

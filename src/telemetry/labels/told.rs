@@ -3,7 +3,7 @@
 use super::LabelValue;
 
 label_values! {
-    /// Why reported outcomes of requests were not counted.
+    /// Why reported outcomes were not counted. An outcome tells how many blocks a request really found.
     OutcomeRefusal: "reason" {
         /// The payload is no report of outcomes, or the subject is not one for such reports.
         Undecodable => "undecodable",
@@ -13,7 +13,7 @@ label_values! {
         TooMany => "too_many",
         /// The namespace is not known.
         UnknownNamespace => "unknown_namespace",
-        /// The holder is not known.
+        /// The index does not know the holder that the outcome names.
         UnknownHolder => "unknown_holder",
         /// Too many holders already have outcome metrics of their own. The outcome is counted for the namespace only, not for its
         /// holder.
@@ -22,13 +22,14 @@ label_values! {
 }
 
 label_values! {
-    /// Why a hint was not kept, or was dropped before its time ended.
+    /// Why a hint was not kept, or was dropped before its time ended. A hint is a router's report of where it has sent
+    /// a request.
     HintDrop: "reason" {
-        /// The payload, the subject or the prompt is not valid, or is larger than allowed.
+        /// The payload, the subject or the prompt of the hint is not valid, or is larger than allowed.
         Undecodable => "undecodable",
-        /// The namespace is not known.
+        /// The namespace that the hint names is not known.
         UnknownNamespace => "unknown_namespace",
-        /// There is no more room for hints.
+        /// The hint was dropped to make room for newer hints, or is larger than the whole memory for hints.
         NoRoom => "no_room",
     }
 }

@@ -8,15 +8,15 @@ use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
-/// Maximum number of leading tokens that decide a prompt's home. It exceeds the length of a system prompt, because most prompts
-/// share the system prompt.
+/// Maximum number of leading tokens that decide a prompt's home (the engine that the prompt prefers). It exceeds the
+/// length of a system prompt, because most prompts share the system prompt.
 const HOME_TOKENS_MAX: usize = 1024;
 /// Divisor for the tolerance when cached blocks are known. The tolerance is the prompt's number of blocks divided by this number.
 /// Engines count as equal if their cost exceeds the least cost by no more than the tolerance.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 
-/// Returns the hash of a prompt's first tokens, which decides the prompt's home. The number of these tokens is a power of two. So
-/// a short conversation keeps its home over most turns.
+/// Returns the hash of a prompt's first tokens, which decides the prompt's home (the engine that it prefers). The
+/// number of these tokens is a power of two. So a short conversation keeps its home over most turns.
 fn home_key(tokens: &[u32]) -> [u8; 32] {
     let shortened = tokens.len().min(HOME_TOKENS_MAX);
     let decisive = shortened.checked_ilog2().map_or(0, |power| 1 << power);
@@ -27,8 +27,8 @@ fn home_key(tokens: &[u32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns the engine's score for prompts with the home key `key`. The score is the same in every router, and the engine with the
-/// highest score is the home.
+/// Returns the engine's score for prompts with the hash `key` of their first tokens. The score is the same in every
+/// router. The engine with the highest score is the home of these prompts, that is, the engine that they prefer.
 fn home_score(engine: &str, key: &[u8; 32]) -> [u8; 32] {
     let hasher = Sha256::new()
         .chain_update(engine)

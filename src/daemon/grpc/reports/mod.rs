@@ -77,7 +77,8 @@ struct ReportedWorker {
     /// Position of the last batch or snapshot that was applied. `None` while a snapshot is awaited. `blocks` is then
     /// empty.
     checkpoint: Option<Checkpoint>,
-    /// Time of the last sign of life: an applied batch, a snapshot, or a call of [`Self::prolong`].
+    /// Time of the last sign of life that counts against silence: an applied batch, a snapshot, or a call of
+    /// [`Self::prolong`].
     heard: Instant,
     blocks: WorkerBlocks,
 }
@@ -102,7 +103,8 @@ impl ReportedWorker {
         silence_max.is_some_and(|most| silence > most)
     }
 
-    /// Notes a sign of life that does not show whether batches are missing. A silence that is too long already goes on.
+    /// Notes a sign of life that does not show whether batches are missing. It restarts the time of the worker's
+    /// silence, unless the silence is already too long.
     fn prolong(&mut self, now: Instant, silence_max: Option<Duration>) {
         if !self.is_silent(now, silence_max) {
             self.heard = now;
@@ -274,7 +276,7 @@ impl BlockReports {
     }
 
     /// Returns `result` unchanged. If `result` is the error of a missing batch or of too little room, first counts the
-    /// loss and forgets the worker's blocks. The worker is then awaited.
+    /// loss and forgets the worker's blocks. Answers then leave the worker out until its next snapshot.
     fn noted<T>(
         &self,
         kept: &mut ReportedWorkers,

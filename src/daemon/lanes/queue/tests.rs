@@ -9,8 +9,7 @@ use super::super::flow::Flows;
 use super::super::line::{Assignments, InFlight, WorkerKey};
 use super::*;
 
-/// Job of these tests: a message with a number, several messages, or a mark with the number of jobs for which it
-/// stands.
+/// Job of these tests: a message with a number, several messages, or a mark that stands for a number of dropped jobs.
 #[derive(Debug, PartialEq, Eq)]
 enum Work {
     Message(u32),
@@ -52,17 +51,17 @@ struct World {
     flow: Arc<super::super::flow::NamespaceFlow>,
 }
 
-/// Ends a turn that took `micros`.
+/// Ends a turn (the jobs that a lane takes at once) that took `micros`.
 fn done(receiver: &JobReceiver<Work>, turn: Turn, micros: u64) {
     receiver.end_turn(&mut receiver.0.state.lock(), turn, Duration::from_micros(micros));
 }
 
-/// Makes a queue with room for `messages` messages without a payload. A turn has one message.
+/// Makes a queue with room for `messages` messages without a payload. A lane takes one message in a turn.
 fn world(messages: usize) -> World {
     world_of_turns(messages, 1)
 }
 
-/// Makes a queue as [`world`] does, with turns of up to `turn_messages_max` messages.
+/// Makes a queue as [`world`] does, from which a lane takes up to `turn_messages_max` messages in a turn.
 fn world_of_turns(messages: usize, turn_messages_max: usize) -> World {
     let flows = Arc::new(Flows::new(1));
     let assignments = Assignments::new(1, Arc::clone(&flows));
@@ -97,7 +96,7 @@ impl World {
         self.turn(micros).pop().unwrap()
     }
 
-    /// Does the jobs of the next turn, which takes `micros`, and returns them.
+    /// Does the jobs of the queue's next turn (the jobs taken at once), which takes `micros`, and returns them.
     fn turn(&self, micros: u64) -> Vec<Work> {
         let mut jobs = Vec::new();
         let turn = self.receiver.next(None, &mut jobs).unwrap();

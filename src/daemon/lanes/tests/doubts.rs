@@ -8,7 +8,7 @@ use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAns
 use super::*;
 use kvatlas_telemetry::labels::ResyncFailure;
 
-/// Pool that holds batches, with its worker `gpu-0`, which has published its first batch.
+/// Pool of lanes whose holders hold batches after a gap, with a worker `gpu-0` that has published its first batch.
 pub(super) struct Scene {
     pub(super) pool: LanePool,
     pub(super) trust: StreamTrust,
@@ -16,7 +16,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// Returns a pool whose holders hold batches after a gap.
+    /// Returns a pool of lanes whose holders hold batches until missing batches before them have come.
     pub(super) fn new_pool() -> LanePool {
         Self::new_pool_holding(HoldingSettings {
             bytes_per_holder_max: 1 << 20,

@@ -20,7 +20,7 @@ const BLOCKS: u64 = 5;
 /// Number of steps in one run.
 const STEPS: usize = 80;
 
-/// State of the publisher after one batch.
+/// State of the simulated publisher after one batch.
 #[derive(Debug, Clone)]
 struct Version {
     batch: EventBatch,
@@ -35,7 +35,7 @@ struct OnWay {
     generation: StreamGeneration,
 }
 
-/// Snapshot frames of a holder, and the messages that the stream delivers after them.
+/// Snapshot frames (records) of a holder, and the messages that the stream delivers after them.
 struct Written {
     frame: HolderFrame,
     batches: Vec<Vec<u8>>,
@@ -56,12 +56,12 @@ struct World {
     profile: Profile,
     time_us: u64,
     way: Vec<OnWay>,
-    /// Oldest version at which an exact holder may be.
+    /// Oldest state of the publisher (see `Version`) that a holder may have while it counts as exact.
     floor: usize,
-    /// Newest version whose batch came damaged.
+    /// Newest state of the publisher (see `Version`) whose batch was damaged on the way.
     damaged: usize,
-    /// Whether the publisher has failed to answer. If so, the holder believes it when it replaces its state, whatever
-    /// was damaged before.
+    /// Whether the publisher has failed to answer a resync request. If so, the holder believes it when it replaces its
+    /// state, whatever was damaged before.
     has_failed: bool,
     asked: Option<(ResyncBegun, StreamGeneration)>,
     answer: Option<(ResyncBegun, ResyncAnswer, StreamGeneration)>,

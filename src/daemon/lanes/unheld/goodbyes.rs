@@ -21,14 +21,15 @@ pub(in super::super) struct Goodbyes(Mutex<GoodbyeTable>);
 
 #[derive(Debug, Default)]
 struct GoodbyeTable {
-    /// Time of each holder's goodbye, with the high-water marks of the holder's batches.
+    /// Time of each holder's goodbye, with the newest batch that the holder had received (its high-water marks).
     by_holder: BTreeMap<HolderKey, (u64, HighWater)>,
     /// Goodbyes in the order in which they came, each with its time.
     order: VecDeque<(u64, HolderKey)>,
 }
 
 impl Goodbyes {
-    /// Notes that a holder has said goodbye. `known` has the high-water marks of the holder's batches.
+    /// Notes that a holder has said goodbye. `known` is the newest batch that the holder had received (its high-water
+    /// marks).
     pub(in super::super) fn note(&self, holder: HolderKey, known: HighWater, at_us: u64) {
         let GoodbyeTable { by_holder, order } = &mut *self.0.lock();
         by_holder.insert(holder.clone(), (at_us, known));

@@ -9,9 +9,9 @@ use serde::Serialize;
 use kvatlas_core::wire::{NamespaceName, PROBE_NAME, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
-/// Maximum number of names that are kept. Messages for further names only show in the metrics.
+/// Maximum number of names of missing namespaces that are kept. Messages for further names only show in the metrics.
 const NAMES_MAX: usize = 64;
-/// Time without a message after which a name is forgotten, in microseconds.
+/// Time without a message after which the name of a missing namespace is forgotten, in microseconds.
 const KEPT_US: u64 = 300_000_000;
 /// Maximum number of characters of an error that are kept.
 const DETAIL_CHARACTERS_MAX: usize = 200;

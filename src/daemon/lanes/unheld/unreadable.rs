@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::super::line::WorkerKey;
 use super::super::sequence::REMEMBERED_US;
 
-/// Number of marks in the table: one for each value of 16 bits of a hash.
+/// Number of marks in the Bloom filter's table: one for each value of 16 bits of a hash.
 const MARKS: usize = 1 << 16;
 
 /// Workers that have recently sent a message that could not be read.
 #[derive(Debug)]
 pub(in super::super) struct Unreadable {
     hasher: RandomState,
-    /// Time at which each mark was last made, in seconds on the clock of `now_us`.
+    /// Time at which each mark of the Bloom filter was last made, in seconds on the clock of `now_us`.
     marks: Box<[AtomicU32]>,
 }
 

@@ -12,8 +12,8 @@ use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, Sing
 use super::{Answerer, DoubtFacts, Found, QueryLength, explain, most_of, saturating_u32};
 
 impl<'n> DoubtFacts<'_, 'n> {
-    /// Returns the query's key, hashed as engines that look ahead hash it. `None` if the namespace has no such engine,
-    /// or the query has no tokens.
+    /// Returns the query's key, hashed in the way of engines that look ahead (they hash each block with the token after
+    /// it). `None` if the namespace has no such engine, or the query has no tokens.
     pub(super) fn key_ahead(&self) -> Option<Cow<'n, QueryKey>> {
         let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
         let QueryKey::Tokens {
@@ -42,7 +42,8 @@ impl<'n> DoubtFacts<'_, 'n> {
 }
 
 impl Answerer {
-    /// Adds to `reply` the holders that have blocks of the same prompt and whose engines look ahead, if there are any.
+    /// Adds to `reply` the holders that have blocks of the same prompt and whose engines look ahead, that is, hash each
+    /// block with the token after it.
     pub(super) fn add_ahead(&self, doubts: &DoubtFacts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
         let key = doubts.key_ahead();
         let Some(mut chain) = key.as_deref().and_then(|key| doubts.chain_ahead(key)) else {
@@ -60,7 +61,8 @@ impl Answerer {
     }
 }
 
-/// Adds to `reply` the holders of `ahead`, another answer to the same prompt. At most `limit` holders stay.
+/// Adds to `reply` the holders of `ahead`, the answer about engines that hash each block with the token after it. At
+/// most `limit` holders stay.
 fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let place = |holder: &HolderMatch| (holder.worker.clone(), holder.rank);
     let known: HashSet<_> = reply.holders.iter().map(place).collect();
@@ -82,8 +84,8 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     reply.holders_total += ahead.holders_total.saturating_sub(twice);
 }
 
-/// Adds to `found` the holders of `ahead`, which were found for the same prompt in the chain of engines that look
-/// ahead.
+/// Adds to `found` the holders of `ahead`. They were found for the same prompt, hashed as engines do that look ahead to
+/// the token after each block.
 pub(super) fn merge_found(found: &mut Found, ahead: Found) {
     let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
     let added = ahead

@@ -63,8 +63,8 @@ impl DoubtFacts<'_, '_> {
     }
 }
 
-/// Holders of an answer that are in doubt about a tier, by their positions in the answer. Such a doubt need not concern the
-/// query.
+/// Holders of an answer that are in doubt about a tier, by their positions in the answer. A holder counts even if its
+/// doubt does not concern the query.
 #[derive(Debug, Default)]
 pub(super) struct Doubted {
     judged: usize,

@@ -37,7 +37,7 @@ pub(crate) struct FoundHolder {
     pub(crate) address: Option<Address>,
 }
 
-/// Result of [`Answerer::find`].
+/// Result of [`Answerer::find`]: the holders of a prefix, and what the search may lack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Number of tokens in a block of the namespace.
@@ -76,7 +76,7 @@ impl FoundHolder {
 }
 
 impl Found {
-    /// Whether holders that are not listed may hold more blocks than is known.
+    /// Whether holders that the result does not list may hold more blocks than is known.
     pub(crate) fn lacks_some(&self) -> bool {
         self.foreign_holders > 0 || self.doubtful_holders > 0
     }

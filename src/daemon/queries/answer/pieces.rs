@@ -21,8 +21,8 @@ const BLOCKS_PER_LOOK: usize = 64;
 const RANKS: usize = 8;
 
 impl Answerer {
-    /// Registers a request among the heavy requests of the namespace, if it is heavy. Returns `None` if it is not
-    /// heavy, or if its namespace is unknown.
+    /// Registers a request to wait for its turn, if it is heavy (takes long). Returns `None` if it is not heavy, or if
+    /// its namespace is unknown.
     ///
     /// # Errors
     ///
@@ -43,7 +43,8 @@ impl Answerer {
         self.heavy_turns.enter_if_heavy(name, work)
     }
 
-    /// Answers a heavy request when its turn comes. Between the pieces, other requests can be answered.
+    /// Answers a heavy request (it takes long) in pieces, when its turn comes. Between the pieces, other requests can
+    /// be answered.
     pub(crate) async fn answer_in_pieces(
         &self,
         name: &NamespaceName,
@@ -66,7 +67,8 @@ impl Answerer {
     }
 }
 
-/// Piece of work, with the time at which it began.
+/// Time at which the present piece of a heavy request began. A heavy request is answered in pieces, so that others need
+/// not wait.
 struct WorkPiece(Instant);
 
 impl WorkPiece {
@@ -126,7 +128,8 @@ impl BatchReplies {
     }
 }
 
-/// Returns an estimate of the work of queries, in looks at holders. The estimate is made before any query is answered.
+/// Returns an estimate of the work of queries: the number of looks at holders that they cost the index. The estimate is
+/// made before any query is answered.
 fn work_of(indexer: &PositionalIndexer, queries: &[SingleQuery]) -> u64 {
     let (holders, size) = (
         indexer.holder_count(),

@@ -35,7 +35,7 @@ pub(super) fn count_doubtful<'a, T>(
     unheard.saturating_add(count_known(trust, doubts, seen, workers, listed))
 }
 
-/// Returns the number that [`count_doubtful`] returns, but only of holders that have been heard of.
+/// Returns the number that [`count_doubtful`] returns, without the one for holders of which nothing has been heard yet.
 fn count_known<'a, T>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,

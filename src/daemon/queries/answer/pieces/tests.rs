@@ -55,7 +55,7 @@ async fn a_batch_that_asks_for_what_many_hold_is_heavy_however_short_it_is() {
 
 #[test]
 fn a_compressed_chain_is_little_work_however_the_engine_names_its_blocks() {
-    /// Number of blocks in each chain. The chains have no block in common.
+    /// Number of blocks in each chain of the tests. The chains have no block in common.
     const CHAIN: u64 = 1000;
     let answerer = answerer();
     let name = NamespaceName::new("n").unwrap();
