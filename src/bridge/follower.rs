@@ -2,7 +2,8 @@
 //! give up.
 //!
 //! - An engine is *in sight* while it shows signs of life and no batch is known to be missing.
-//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it.
+//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it. An engine that has never been in sight
+//!   is an exception: it has heartbeats for ten minutes, so that daemons learn of it.
 //! - A *look* is a check whether the engine lives and no batch is missing.
 
 use std::time::{Duration, Instant};
