@@ -65,7 +65,7 @@ func TestQueriesAreChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	same(t, "a count beside tokens", meaning(t, payload), "map[token_count:3 tokens:[1 2] v:1]")
+	same(t, "a count beside tokens", meaning(t, payload), "map[token_count:3 tokens:[1 0 0 0 2 0 0 0] v:1]")
 	// Nobody to ask about is not everybody.
 	payload, err = encodeQuery(Query{BlockHashes: []uint64{}, Workers: []string{}})
 	if err != nil {

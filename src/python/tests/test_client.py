@@ -304,21 +304,21 @@ def test_a_child_process_connects_anew_and_its_parents_connection_stays(broker: 
         with connection.publisher(model="llama", worker="gpu-0", options=options()) as publisher:
             publisher.publish(Stored([10]))
             queries.applied(model="llama", worker="gpu-0", cursor=publisher.flush())
-        child = os.fork()
-        if child == 0:
-            outcome = 1
-            try:
-                signal.alarm(60)
-                with contextlib.suppress(RuntimeError):
-                    queries.status("llama")
-                    os._exit(2)
-                with kvatlas.sync.connect(broker.url, patience=30.0) as own:
-                    outcome = 0 if own.queries().status("llama").holder("gpu-0") else 3
-            finally:
-                os._exit(outcome)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        assert queries.status("llama").holder("gpu-0") is not None
+            child = os.fork()
+            if child == 0:
+                outcome = 1
+                try:
+                    signal.alarm(60)
+                    with contextlib.suppress(RuntimeError):
+                        queries.status("llama")
+                        os._exit(2)
+                    with kvatlas.sync.connect(broker.url, patience=30.0) as own:
+                        outcome = 0 if own.queries().status("llama").holder("gpu-0") else 3
+                finally:
+                    os._exit(outcome)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            assert queries.status("llama").holder("gpu-0") is not None
 
 
 @pytest.mark.parametrize(
