@@ -189,7 +189,7 @@ struct BridgeState {
     sources: Vec<Reports>,
     /// Task of the lease, with the token that stops it.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Engines that were registered with an earlier bridge, until this bridge follows them.
+    /// Engines that were registered before the bridge was restarted. An engine leaves this list when the bridge follows it again.
     kept: Vec<GivenEngine>,
 }
 

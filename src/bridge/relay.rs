@@ -259,7 +259,8 @@ impl Relay {
         self.tell_profile_if_new().await
     }
 
-    /// Returns the largest number that the first batch of a process can have, by the engine's format.
+    /// Returns the largest sequence number that the first batch of an engine's process can have. It depends on the format of the
+    /// engine's events.
     pub(super) fn first_number(&self) -> u64 {
         self.decoder.format().first_number_max()
     }

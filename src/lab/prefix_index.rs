@@ -40,7 +40,7 @@ impl PrefixQuery {
         &self.blocks
     }
 
-    /// Returns the sequence hashes, by position. Design 7 uses these.
+    /// Returns the sequence hashes, by position. Only some of the designs look blocks up by these.
     pub fn chain(&self) -> &QueryKey {
         &self.chain
     }

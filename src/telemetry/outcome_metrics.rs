@@ -66,8 +66,8 @@ impl CountedOutcome {
 }
 
 impl OutcomeMetrics {
-    /// Counts an outcome (the blocks that one request found) by whether its answer called the holder exact. Only an
-    /// outcome with promised blocks adds to the histogram of missing shares.
+    /// Counts an outcome: the blocks that one request found. Outcomes of answers that called the holder exact are counted apart from
+    /// the others. If blocks were promised, the fraction of them that was missing goes into a histogram.
     pub fn told(&self, outcome: CountedOutcome) {
         let state = outcome.state();
         self.requests.get(state).increment(1);

@@ -197,7 +197,7 @@ mod tests {
             .table
     }
 
-    /// Returns whether `text` may continue, and whether it may end.
+    /// Returns whether `text` is the beginning of a match, and whether it is a whole match.
     fn judge(expression: &str, text: &str) -> (bool, bool) {
         let table = table(expression);
         let state = table

@@ -133,8 +133,8 @@ impl Lease {
         }
     }
 
-    /// Returns the holder's entry in the lease (its share), and the voice, which tells its publisher when to speak. `None` if the
-    /// lease has too many holders.
+    /// Adds the holder to the lease. Returns its entry, and the [`Voice`], by which the holder's publisher learns when it is its turn to
+    /// publish. `None` if the lease has too many holders.
     pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(LeaseShare, Voice)> {
         let PublishedHolder {
             namespace,

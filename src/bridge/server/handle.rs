@@ -45,7 +45,7 @@ pub(super) struct SharedServerState {
 /// Handle of an engine's server, which reports publishers. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct ServerHandle {
-    /// The server as it was given first.
+    /// Settings of the server, from the flags, the file, the discovery or the registration that named it first.
     pub(crate) server: Arc<NewServer>,
     pub(super) shared: Arc<SharedServerState>,
 }

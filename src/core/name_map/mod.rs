@@ -498,7 +498,8 @@ impl Segment {
         }
     }
 
-    /// Removes the slot with the tag of `home` and this place. Returns whether the slot was in the segment.
+    /// Removes the entry of a name: the slot that has the tag in `home`, and `place` as its value. Returns whether this
+    /// segment had such a slot.
     #[inline]
     fn remove(&mut self, home: Home, place: u64) -> bool {
         let wanted = BucketSlot::new(home.tag, place);

@@ -132,7 +132,7 @@ impl Orphans {
         self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }
 
-    /// Inserts an orphan, which must be absent. Its parent must have no place.
+    /// Inserts a further orphan. The index must not have its parent.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
             self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());

@@ -22,8 +22,8 @@ impl Links {
 
 /// A node of a flat trie: a label, any other payload of the user, and room for [`Links`].
 ///
-/// Nodes are compared to find damage, so `with_links` must always give the same node for the same label, payload and
-/// links.
+/// To find damage, the links of a stored trie are computed again, and its nodes are compared with the result. So
+/// `with_links` must always give the same node for the same label, payload and links.
 pub trait FlatNode: Copy + PartialEq {
     /// Type of the labels. A label distinguishes a node from its siblings.
     type Label: Copy + Ord;

@@ -11,7 +11,7 @@ use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
 use crate::queries::{Found, FoundHolder};
 
-/// Dialect (protocol of another indexer) in which the numbers of tokens are given.
+/// Other indexer whose form the answer has. Both forms count tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScoreDialect {
     Mooncake,

@@ -93,8 +93,8 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
-    /// Whether events about tiers beyond the device may come from a connector with a pool of blocks. A clear of the pool does not
-    /// say that it is the pool's.
+    /// Whether events about tiers beyond the device may come from a connector with a pool of blocks. Such a connector clears its
+    /// pool by the event by which the engine clears the device.
     pub(super) fn may_have_pool(&self) -> bool {
         self.has_kinds
     }

@@ -52,7 +52,7 @@ pub(super) enum DecoderStep {
 #[derive(Debug, Default)]
 pub(super) struct TokenDecoder {
     steps: Vec<DecoderStep>,
-    /// Whether the steps that follow work on the whole text and not on single tokens.
+    /// Whether all later steps are applied to the whole text, and no longer to single tokens.
     is_fused: bool,
 }
 

@@ -106,8 +106,8 @@ impl<'s> RunWriter<'s> {
         self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
-    /// Runs `work`, which changes no run, without the writers' lock, so that other writers can change runs. Meanwhile
-    /// no writer cuts off blocks of the runs in `kept`.
+    /// Releases the writers' lock for as long as `work` takes, and then takes it again. `work` only reads. Meanwhile other
+    /// writers can change the index, but they cut no blocks off the runs in `kept`.
     pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
         self.pin(kept, 1);
         let (store, guard) = (self.store, &self.guard);

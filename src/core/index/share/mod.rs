@@ -44,7 +44,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Makes the empty share of the holder in `slot`.
+    /// Makes an empty share, without any blocks, for the holder that has `slot`.
     pub(crate) fn new(slot: HolderSlot) -> Self {
         Self {
             slot,
