@@ -25,6 +25,8 @@ enum EngineFileError {
     Look { path: PathBuf, source: io::Error },
     #[error("{} is no regular file", path.display())]
     Irregular { path: PathBuf },
+    #[error("{} is being written", path.display())]
+    Changing { path: PathBuf },
     #[error("{} has more than {FILES_MAX} files", path.display())]
     TooMany { path: PathBuf },
     #[error(transparent)]
@@ -56,6 +58,12 @@ impl FileMark {
             bytes: metadata.len(),
             changed: (metadata.mtime(), metadata.mtime_nsec()),
         })
+    }
+
+    /// Whether the file was changed more than [`SETTLED_AFTER`] before `now_s`, in seconds since the Unix epoch.
+    fn is_settled(&self, now_s: i64) -> bool {
+        let settled_after = i64::try_from(SETTLED_AFTER.as_secs()).unwrap_or(i64::MAX);
+        now_s.saturating_sub(self.changed.0) > settled_after
     }
 }
 
@@ -92,6 +100,9 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
 type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
 /// Reads the engines of all files; `None` if no file has changed, that is, if the files' marks are the same as `seen`.
+///
+/// A program that writes a file anew empties it first. So a file that has just become empty cannot be used yet, and neither can
+/// files that change while they are read.
 fn look(
     path: &Path,
     defaults: &EngineDefaults,
@@ -101,15 +112,23 @@ fn look(
     if seen == Some(&marks) {
         return Ok(None);
     }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now_s = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
     let mut engines = Vec::new();
     for mark in &marks {
+        if mark.bytes == 0 && !mark.is_settled(now_s) {
+            return Err(EngineFileError::Changing {
+                path: mark.path.clone(),
+            });
+        }
         engines.extend(parse_engines_file(&mark.path, defaults)?);
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
-    let settled_after = i64::try_from(SETTLED_AFTER.as_secs()).unwrap_or(i64::MAX);
-    let is_settled = |mark: &FileMark| now.saturating_sub(mark.changed.0) > settled_after;
-    let marks = marks.iter().all(is_settled).then_some(marks);
+    if self::marks(path)? != marks {
+        return Err(EngineFileError::Changing {
+            path: path.to_owned(),
+        });
+    }
+    let marks = marks.iter().all(|mark| mark.is_settled(now_s)).then_some(marks);
     Ok(Some((marks, engines)))
 }
 
@@ -175,6 +194,17 @@ mod tests {
         assert!(error.to_string().contains("e.toml"), "{error}");
         let missing = look(&folder.path().join("none"), &EngineDefaults::default(), None);
         assert!(matches!(missing, Err(EngineFileError::Look { .. })));
+    }
+
+    #[test]
+    fn a_file_that_has_just_become_empty_is_being_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        let file = fs::File::create(&path).unwrap();
+        let error = look(&path, &EngineDefaults::default(), None).unwrap_err();
+        assert!(matches!(error, EngineFileError::Changing { .. }), "{error}");
+        file.set_modified(SystemTime::now() - 2 * SETTLED_AFTER).unwrap();
+        assert_eq!(names(&path), [""; 0]);
     }
 
     #[test]
