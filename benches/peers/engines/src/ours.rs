@@ -39,6 +39,7 @@ pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
                 names: batch.hashes(removed.names).to_vec(),
             },
         },
+        EngineChange::Created(_) => Meaning::Nothing("created"),
         EngineChange::Moved { .. } => Meaning::Nothing("moved"),
         EngineChange::Cleared => Meaning::Cleared,
     }
