@@ -64,15 +64,12 @@ impl Translator {
         if behind.iter().any(|event| is_of_device(event) == Some(true)) {
             return ClearedPart::Device;
         }
-        let first_beyond = before.iter().position(|event| is_of_device(event) == Some(false));
-        let last_of_device = before.iter().rposition(|event| is_of_device(event) == Some(true));
-        let clear = before
+        let is_of_pool = before.iter().any(|event| is_of_device(event) == Some(false));
+        let mut after_clear = before
             .iter()
-            .position(|event| event.change == EngineChange::Cleared);
-        let has_cleared_device = clear
-            .zip(last_of_device)
-            .is_some_and(|(clear, last)| clear < last);
-        if first_beyond.is_some() || has_cleared_device {
+            .skip_while(|event| event.change != EngineChange::Cleared);
+        let has_cleared_device = after_clear.any(|event| is_of_device(event) == Some(true));
+        if is_of_pool || has_cleared_device {
             return ClearedPart::Pool;
         }
         match self.beyond.may_have_pool() {
