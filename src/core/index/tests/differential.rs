@@ -358,7 +358,7 @@ const SMALL: Shape = Shape {
 };
 
 /// Runs `share` percent of the configured operations with one seed, and prints the seed.
-fn run_seeds(shape: Shape, share: u64) {
+fn run_seeded(shape: Shape, share: u64) {
     let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) * share / 100;
     let seed = setting("KVATLAS_TEST_SEED", 20_260_701);
     eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
@@ -367,7 +367,7 @@ fn run_seeds(shape: Shape, share: u64) {
 
 #[test]
 fn small_alphabets_equal_the_oracle() {
-    run_seeds(SMALL, 40);
+    run_seeded(SMALL, 40);
 }
 
 #[test]
@@ -379,12 +379,12 @@ fn large_alphabets_equal_the_oracle() {
         paths: 20,
         ..SMALL
     };
-    run_seeds(shape, 20);
+    run_seeded(shape, 20);
 }
 
 #[test]
 fn recomputed_chains_equal_the_oracle() {
-    run_seeds(
+    run_seeded(
         Shape {
             hashing: Hashing::Recompute,
             alphabet: 3,
@@ -404,7 +404,7 @@ fn two_hundred_holders_equal_the_oracle() {
         alphabet: 2,
         ..SMALL
     };
-    run_seeds(shape, 6);
+    run_seeded(shape, 6);
 }
 
 #[test]
@@ -417,12 +417,12 @@ fn chains_across_the_modes_equal_the_oracle() {
         alphabet: 4,
         ..SMALL
     };
-    run_seeds(shape, 2);
+    run_seeded(shape, 2);
 }
 
 #[test]
 fn full_holders_equal_the_oracle() {
-    run_seeds(
+    run_seeded(
         Shape {
             blocks_per_holder_max: 25,
             ..SMALL
