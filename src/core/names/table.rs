@@ -11,7 +11,7 @@ use crate::split_map::SplitMap;
 use super::alias::{Alias, Aliases};
 use super::copies::Copies;
 
-/// Names of a holder's blocks that are not the blocks' hashes.
+/// Names of a holder's blocks, except names that equal their blocks' sequence hashes.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     map: NameMap,
