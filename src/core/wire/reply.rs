@@ -197,8 +197,11 @@ impl PredictedHolder {
 }
 
 impl QueryReply {
-    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may have more than is
-    /// known. The query's form can find every holder, and every shard has answered.
+    /// Whether the answer is certain:
+    ///
+    /// - Every listed holder is exact, and no other holder may have more than is known.
+    /// - The query's form can find every holder.
+    /// - Every shard has answered.
     pub fn is_exact(&self) -> bool {
         self.foreign_holders == 0
             && self.doubtful_holders == 0
