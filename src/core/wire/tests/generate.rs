@@ -87,7 +87,7 @@ fn resumable(blocks: usize) -> impl Strategy<Value = Resumable> {
         Just(Resumable::ALL),
         Just(Resumable::none()),
         vec(any::<bool>(), blocks).prop_map(Resumable::from_flags),
-        // Run lengths that mark all blocks in the long form: as one run, and after a first run of no blocks.
+        // Run lengths in their long forms: no block is resumable, and all blocks after a first run of 0 are.
         Just(Resumable::from_runs(vec![count], blocks).unwrap()),
         Just(Resumable::from_runs(all, blocks).unwrap()),
     ]
