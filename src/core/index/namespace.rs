@@ -93,7 +93,7 @@ fn is_of_probes(name: &NamespaceName) -> bool {
     name.as_str() == PROBE_NAME
 }
 
-/// Returns the chains of a namespace of this name; `None` if its hashes are the contract's.
+/// Returns the hash chains of the scheme in a namespace's name. `None` if the name gives no scheme.
 fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }

@@ -103,8 +103,8 @@ impl HolderState {
 
     /// Finds the block that an event names as a parent, and returns where its children begin. `name` is the engine's
     /// name for the block, or else the block's sequence hash. `position` is the position of the first child, if the
-    /// event gives it. Without a chain, in which each hash is made from its parent's, several blocks at different
-    /// positions can have this name or hash. Then `position` decides.
+    /// event gives it. If hashes are not made from their parents' hashes, several blocks at different positions can
+    /// have this name or hash. Then `position` decides.
     pub(super) fn find_parent(
         &self,
         name: u64,

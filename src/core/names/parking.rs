@@ -106,7 +106,7 @@ pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
     /// Number of events that have begun to wait so far.
     stamp: u64,
-    /// Removals that arrived while an event waited. Each has the value of `stamp` when it last arrived.
+    /// Removals that arrived while an event waited, each with the value of `stamp` at its last arrival.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 

@@ -182,8 +182,8 @@ impl HolderState {
         blocks
     }
 
-    /// Returns the stretch of blocks to remove. It contains the block at `spot`, which has at most one name, and
-    /// neighbours with the same attributes whose names are `names` in order.
+    /// Returns the stretch of blocks to remove: the block at `spot`, and its neighbours in one direction that have the
+    /// same attributes and the next of `names`. The block at `spot` has at most one name.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
         let part = self.share.part(spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;

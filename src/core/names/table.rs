@@ -82,7 +82,8 @@ impl Names {
         column.is_some_and(|column| column.has(spot.offset, name))
     }
 
-    /// Returns the first names of blocks, all of which must have names in this table.
+    /// Returns the first name of each block at the offsets `from` to `to`. All these blocks must have names in this
+    /// table.
     pub(super) fn firsts(&self, run: RunId, from: u16, to: u16) -> &[u64] {
         let column = self.columns.get(&run);
         column.map_or(&[], |column| column.firsts(from, to))

@@ -115,7 +115,7 @@ impl DegradedReason {
     }
 
     /// Returns the tier beyond the device in which the reason puts a holder's blocks in doubt. The reason does not
-    /// count for a query whose blocks are all in nearer tiers. `None` for a reason that is not about one such tier.
+    /// count for a query whose blocks are all in nearer tiers. `None` for a reason about anything else.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),

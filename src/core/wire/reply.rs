@@ -151,9 +151,9 @@ pub struct QueryReply {
     /// Absent if it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// Number of holders that the query asked about and that are not in `holders`, but may have more of the query
-    /// than is known. Their state is not certain, or their batches are dropped. If it is 0 or absent, every holder
-    /// that is not in the list certainly belongs after the list.
+    /// Number of holders that the query asked about and that are not in `holders`, but may have more of the query than
+    /// is known. Their state is not certain, or their batches are dropped. If it is 0 or absent, every holder that is
+    /// not in the list certainly comes after those in the list.
     #[serde(default)]
     pub doubtful_holders: u32,
     /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.

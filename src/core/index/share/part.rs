@@ -80,8 +80,8 @@ impl Attributes {
     }
 }
 
-/// Returns in which classes of tiers a block is barred (no request can resume after it), once an event has told whether
-/// it is barred in `tier`. `barred` are these classes before the event.
+/// Returns the classes of tiers in which a block is barred (no request can resume after it), after an event. The event
+/// tells whether the block is barred in `tier`. `barred` are the classes before the event.
 pub(crate) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }
