@@ -119,9 +119,11 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// A [`LineageError`] in each of these cases: the mode does not exist; the mode is not the smallest that holds
-    /// the position; the hash at position 0 has a parent fragment; the current fragment has more bits than a child
-    /// can hold.
+    /// A [`LineageError`] in each of these cases:
+    ///
+    /// - The mode does not exist, or is not the smallest that holds the position.
+    /// - The hash at position 0 has a parent fragment.
+    /// - The current fragment has more bits than a child can hold.
     pub fn from_u128(packed: u128) -> Result<Self, LineageError> {
         let hash = Self(packed);
         let mode = hash.mode();

@@ -26,7 +26,8 @@ pub(crate) use doubtful::DoubtCounter;
 pub struct StreamGeneration(u64);
 
 /// Current generation of the event stream, and whether the stream is stalled. A stream is stalled while published
-/// events have long waited to be applied. Shared by the code that doubts the stream and the code that asks.
+/// events have long waited to be applied. The code that doubts the stream and the code that asks for its trust share
+/// this value.
 ///
 /// The first generation is 1. So a holder that no batch has confirmed, which has generation 0, is not trusted.
 #[derive(Debug, Default)]

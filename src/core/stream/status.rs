@@ -41,7 +41,7 @@ pub struct HolderStatus {
     /// `reasons` or `confirmed`.
     changes: Arc<AtomicU64>,
     /// Number of the last replacement of the holder's whole state, counted over all holders that one query can see. 0
-    /// if there was no replacement. To be read after the reasons.
+    /// if there was no replacement. Must be read after the reasons.
     pub(crate) replacement: AtomicCell<u64>,
     /// Epoch and number of the last applied batch.
     pub cursor: AtomicCell<BatchCursor>,

@@ -131,9 +131,9 @@ pub enum Event {
     /// All blocks were removed, from every tier. The events after this one give the holder's full state. So the holder
     /// is exact again.
     Cleared,
-    /// The publisher's own doubts about its blocks, from now on. It has lost events between the engine and itself, or
-    /// has lost contact with the engine. The set contains only reasons for which [`DegradedReason::is_upstream`] is
-    /// true. The doubts end with an empty set, with [`Self::Cleared`] and with a new epoch.
+    /// The publisher's own doubts about its blocks, from now on. The publisher has lost events of the engine, or has
+    /// lost contact with the engine. The set contains only reasons for which [`DegradedReason::is_upstream`] is true.
+    /// The doubts end with an empty set, with [`Self::Cleared`] and with a new epoch.
     Doubted(DegradedReasons),
     /// The holder shuts down in an orderly way. The daemon forgets it.
     Goodbye,

@@ -113,8 +113,8 @@ impl RunStore {
         self.doubles() == 0
     }
 
-    /// Whether any block of any holder is not resumable. Called after a search has read a run, the result includes
-    /// all steps that ended before that read.
+    /// Whether any block of any holder is not resumable. If a search calls this after it has read a run, the result
+    /// includes all steps that ended before that read.
     #[inline]
     pub(crate) fn has_bars(&self) -> bool {
         self.doubts.barred.load(Ordering::Relaxed) != 0
