@@ -65,8 +65,7 @@ impl RunWriter<'_> {
 
     /// Returns the leaves (ends of runs) that were used longest ago: about `blocks_max` blocks at most, and no more
     /// leaves than are evicted at one time. `greedy` are the holders of workers with much more than their share of the
-    /// capacity. If they are given, leaves that only these holders have are preferred: no others are returned if there
-    /// are such leaves.
+    /// capacity. If `greedy` is given and leaves that only these holders have are found, returns no other leaves.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();
