@@ -4,7 +4,7 @@
 //! - [`wire`]: the MessagePack contract. `deploy/wire-contract.md` describes it for other languages.
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`snapshot`]: the file format of snapshots.
-//! - [`stream`]: whether the state that a stream of events gives can be trusted.
+//! - [`stream`]: checks a stream of events for gaps, and says whether the state built from it can be trusted.
 //! - [`trie`]: flat tries in depth-first order.
 
 mod ahead;

@@ -1,8 +1,8 @@
 //! Arrays of words that readers read without a lock. To grow an array, a writer replaces the whole array.
 //!
-//! A replaced array is put aside when no reader can see it any more, and a writer frees it later. Readers free no
-//! array: they would contend with the writer for the writer's part of the allocator. A reader may find that an array
-//! is unused, but then it only puts the array aside.
+//! A replaced array is put aside when no reader can see it any more, and a writer frees it later. Only writers free
+//! arrays: a reader that freed one would contend with the writer for the writer's part of the allocator. A reader may
+//! be the first to notice that an array is unused, but then it only puts the array aside.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
@@ -30,8 +30,8 @@ const ADDRESS_BITS: u32 = 48;
 /// lengths.
 const LONG: usize = 1 << 15;
 
-/// Arrays, of all indexes, that no reader sees any more and that are still to be freed. [`COUNT`] is the number of
-/// these arrays.
+/// Replaced arrays of all indexes of the process, which no reader sees any more and which are still to be freed.
+/// [`COUNT`] is the number of these arrays.
 static PUT_ASIDE: Mutex<Vec<Array>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -126,9 +126,11 @@ impl Words {
             unsafe_code,
             reason = "the one way to read what a pointer leads to without a lock"
         )]
-        // SAFETY: a word that is not null comes from `packed`, and stands for an array with all its words, which was complete before the
-        // word was published. It is freed in two places. After a replacement, when every guard held then is dropped: ours is held and
-        // lives as long as the reference, and all guards are of one collector. And when `self` is dropped, which the reference borrows.
+        // SAFETY: a word that is not null comes from `packed`. It stands for an array with all its words, which was
+        // complete before the word was published. The array is freed in one of two cases. After a replacement, it is
+        // freed when every guard held then is dropped: the caller's guard is among them and lives as long as the
+        // reference, and all guards are of one collector. When `self` is dropped, the array is freed at once, but the
+        // reference borrows `self`.
         unsafe {
             &*unpacked(word)
         }

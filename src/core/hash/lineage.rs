@@ -27,9 +27,9 @@ const MODE_SHIFT: u32 = 62;
 /// A fragment is the low F bits of a sequence hash. The mode is the lowest mode whose P bits hold the position. The
 /// first block of a sequence has parent fragment 0.
 ///
-/// The parent fragment of a child always equals the current fragment of its parent. At positions 255 and 65 535 the
-/// child is in a higher mode than the parent, with a smaller F. There the parent's current fragment is cut to the
-/// child's F in advance. The field keeps its width, with zeros above the cut fragment.
+/// The parent fragment of a child always equals the current fragment of its parent. A block at position 255 or 65 535
+/// has its child in the next mode, where F is smaller. So the current fragment of such a block keeps only as many bits
+/// as its child's F, and the bits of the field above them are 0.
 ///
 /// Every value is canonical: the encoders produce nothing else and the decoders refuse anything else. So one block
 /// has one key, and comparing the integers compares the blocks.
@@ -83,8 +83,8 @@ impl PositionalLineageHash {
 
     /// The hash of the block with sequence hash `current` that follows this block.
     ///
-    /// Needs only the fragment of the parent that this hash holds, so a chain can be continued from a stored
-    /// key.
+    /// This hash alone is enough, because the child's parent fragment is this block's current fragment. So a chain can
+    /// be continued from a stored key.
     ///
     /// # Errors
     ///
@@ -119,9 +119,11 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// A [`LineageError`] in each of these cases: the mode does not exist; the mode is not the smallest that holds
-    /// the position; the hash at position 0 has a parent fragment; the current fragment has more bits than a child
-    /// can hold.
+    /// A [`LineageError`] in each of these cases:
+    ///
+    /// - The mode does not exist, or is not the smallest that holds the position.
+    /// - The hash at position 0 has a parent fragment.
+    /// - The current fragment has more bits than a child can hold.
     pub fn from_u128(packed: u128) -> Result<Self, LineageError> {
         let hash = Self(packed);
         let mode = hash.mode();

@@ -26,9 +26,9 @@ const LEVEL_SHARDS: usize = 2;
 /// # Guards and deadlock
 ///
 /// [`PositionalRadixTree::prefix`] and [`PositionalRadixTree::position`] return guards that lock a shard of the outer
-/// map: `prefix` for writing, `position` for reading. A shard covers many positions. While a thread holds a guard it
-/// must not call any other method of the same tree. A second lock on the shard, for whatever position, can wait
-/// forever. A guard must not live across an `await` either. Copy what is needed out of the guard and drop it.
+/// map: `prefix` for writing, `position` for reading. A shard covers many positions. So while a thread holds a guard,
+/// it must not call any other method of the same tree: a second lock on the shard can wait forever, even for another
+/// position. A guard must not live across an `await` either. Copy what is needed out of the guard and drop it.
 ///
 /// # What concurrent calls see
 ///
@@ -192,8 +192,8 @@ mod tests {
         assert!(tree.position(9).is_none());
     }
 
-    /// Plays one order of steps: a thread removes the last value of a position, another thread inserts a value, the
-    /// first thread goes on.
+    /// Plays one order of steps: a thread removes the last value of a position, then another thread inserts a value,
+    /// and then the first thread goes on.
     #[test]
     fn an_insertion_before_the_erasure_survives_it() {
         let tree = Tree::new();
@@ -202,8 +202,8 @@ mod tests {
         assert_eq!(get(&tree, &key(5, 1)), Some(10));
     }
 
-    /// Several threads empty and fill one position at the same time. No insertion is lost, and no thread waits
-    /// forever.
+    /// Checks that several threads can empty and fill one position at the same time. No insertion is lost, and no
+    /// thread waits forever.
     #[test]
     fn concurrent_removals_lose_no_insertion() {
         let tree = Tree::new();

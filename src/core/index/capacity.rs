@@ -3,9 +3,9 @@
 //!
 //! # Shares
 //!
-//! A worker's share is the capacity divided by the number of workers that hold blocks. All ranks of a worker count as
-//! one. A block that several holders have in common counts once for each of them. If this sum over all holders is
-//! above the capacity, the share is the sum, and not the capacity, divided by that number.
+//! A worker's share is a total divided by the number of workers that hold blocks. All ranks of a worker count as one.
+//! The total is the capacity, or the number of all holders' blocks if that is larger. In this number, a block that
+//! several holders have counts once for each of them.
 //!
 //! A worker with much more than its share is *greedy*. Blocks that only greedy workers hold are evicted first. So a
 //! worker that stores without end loses its own blocks, even if other workers' blocks were used longer ago.
@@ -137,8 +137,8 @@ impl IndexShared {
         })
     }
 
-    /// Whether a worker has less than half of its share of the capacity while other workers have much more than theirs.
-    /// Such a worker may get evicted blocks back even if there is no room.
+    /// Whether a worker has less than half of its share of the capacity, while other workers have much more than
+    /// theirs. Such a worker may get evicted blocks back even if there is no room.
     pub(super) fn is_short_of_share(&self, worker: &WorkerName) -> bool {
         self.greedy().is_some_and(|greedy| {
             let directory = self.slots.load();

@@ -14,9 +14,10 @@
 //! translates the engine's own names into hashes, for each holder separately. It also finds the hashes and places
 //! that the event does not give.
 //!
-//! A block of a holder is either *resumable* or *barred*. A request cannot resume after a barred block, although full
-//! attention has the block. Usually all blocks are resumable. Bars are kept beside the holders' entries
-//! (`runs::bars`), and change in the same steps.
+//! A block of a holder is either *resumable* or *barred*. A request can continue after a resumable block. It cannot
+//! continue after a barred block: the layers with full attention have the block, but other layers lack the state that
+//! is needed there. Usually all blocks are resumable. Bars are kept beside the holders' entries (`runs::bars`), and
+//! change in the same steps.
 //!
 //! A block of a holder *counts* if the holder has all blocks before it. So the blocks that count are a hole-free
 //! prefix. A search (`search`) follows the query from run to run, beginning at position 0. After each run it keeps
@@ -62,8 +63,8 @@
 //! 6. If a step changes a run that the search has already read, the search is repeated. After some tries the search
 //!    takes a turn at the runs, during which no other thread can make a step. (`tests::concurrency`)
 //! 7. Locks are taken in one order: eviction, a holder's state, the runs. A thread that has a turn at the runs never
-//!    waits for a holder's lock. (No test looks at the order. A wrong one can hang `tests::eviction`, where writers
-//!    and eviction run together.)
+//!    waits for a holder's lock. (No test checks the order. A wrong order can hang `tests::eviction`, where writers and
+//!    eviction run together.)
 //! 8. A long event is made in several steps, and each step publishes what is done so far. So nobody waits for the
 //!    whole event. (`tests::defects`)
 //! 9. A run keeps fingerprints of prompts that have agreed with it. Each fingerprint is bound to the hashes that the

@@ -25,7 +25,7 @@ pub struct Namespace {
     /// Hash chains with which the namespace's publishers hash tokens. `None` if the publishers use the contract's
     /// hashes. The namespace's name tells the scheme.
     pub chains: Option<SchemeChains>,
-    /// Number of answers given about the namespace so far, in all and not exact.
+    /// Numbers of answers given about the namespace so far: all answers, and the answers that were not exact.
     pub answers: AnswerTally,
     /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]. It is 0 while
     /// the namespace has a holder.
@@ -69,8 +69,8 @@ impl Namespace {
         })
     }
 
-    /// Whether the configuration does not name the namespace, and the namespace has no holder. If so, a batch may
-    /// give the namespace another block size.
+    /// Whether the namespace has no holder and is not named by the configuration. If so, a batch may give it another
+    /// block size.
     pub fn is_free(&self) -> bool {
         !self.is_configured && self.indexer.shared.slots.load().workers == 0
     }
@@ -93,7 +93,7 @@ fn is_of_probes(name: &NamespaceName) -> bool {
     name.as_str() == PROBE_NAME
 }
 
-/// Returns the chains of a namespace of this name; `None` if its hashes are the contract's.
+/// Returns the hash chains of the scheme in a namespace's name. `None` if the name gives no scheme.
 fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }
@@ -146,8 +146,8 @@ pub struct Namespaces {
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
-    /// Whether namespaces that the configuration does not name may exist. True at first. The one called [`PROBE_NAME`]
-    /// may always exist.
+    /// Whether namespaces that the configuration does not name may exist. True at first. The namespace called
+    /// [`PROBE_NAME`] may always exist.
     pub is_open: bool,
     /// Whether namespaces that the configuration does not name may take their block size from their batches. True at
     /// first.
@@ -158,9 +158,9 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Makes the namespaces in `configured`. Later namespaces get the settings in `defaults`; `namespaces_max` bounds
-    /// the number of all namespaces, but the one called [`PROBE_NAME`] does not count. `capacity` bounds the size of
-    /// all namespaces together.
+    /// Makes the namespaces in `configured`. Later namespaces get the settings in `defaults`. `namespaces_max` bounds
+    /// the number of all namespaces, except the one called [`PROBE_NAME`]. `capacity` bounds the size of all namespaces
+    /// together.
     pub fn new(
         capacity: Capacity,
         defaults: NamespaceSettings,
@@ -192,7 +192,7 @@ impl Namespaces {
 
     /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. Removes the
     /// namespace called [`PROBE_NAME`] as soon as it has no holder. Namespaces of the configuration stay. `now_us` is
-    /// the time in microseconds, of a clock that does not run backwards. To be called regularly.
+    /// the time in microseconds, of a clock that does not run backwards. The caller calls this function regularly.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
         let is_forgotten = |name: &NamespaceName, namespace: &mut Arc<Namespace>| {
             let empty_us_max = if is_of_probes(name) { 0 } else { empty_us_max };
@@ -250,8 +250,8 @@ impl Namespaces {
 
     /// Returns the reason why the namespace called `name` cannot be made beside the `current` ones; `None` if it can.
     ///
-    /// The namespace of `kvatlas doctor`'s probes can always be made, and takes no other's place. It has bounds of its
-    /// own.
+    /// The namespace of `kvatlas doctor`'s probes can always be made, and does not count in the number of namespaces.
+    /// It has bounds of its own.
     fn refuses(
         &self,
         name: &NamespaceName,
@@ -282,8 +282,8 @@ impl Namespaces {
     }
 
     /// Returns the reason why the namespace called `name` could not be made when a batch came for it. `None` if no
-    /// such batch came, or if the namespace could be made by now. At most 1,024 refused names are remembered. Once
-    /// there are so many, every other name counts as possibly refused.
+    /// batch came for it, or if it could be made now. At most 1,024 refused names are remembered. Once so many are
+    /// remembered, every other name counts as possibly refused.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
         let now = self.refuses(name, &self.current.read());
         let refused = self.refused.read();

@@ -10,8 +10,8 @@ worded! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Hashing {
-        /// The chain of the sequence hashes in events. These hashes are the contract's, or queries use the same other
-        /// chain.
+        /// The chain of the sequence hashes in events. They are the contract's chain, or another chain that queries
+        /// use, too.
         #[default]
         Engine => "engine",
         /// The chain computed from the block hashes or tokens in events. The sequence hashes in the same events are
@@ -78,8 +78,8 @@ impl Default for IndexLimits {
 }
 
 impl IndexLimits {
-    /// Returns these bounds, lowered to what the probes of `kvatlas doctor` need. The namespace of probes exists beside
-    /// the limits on namespaces, so nobody may keep much in it.
+    /// Returns these bounds, lowered to what the probes of `kvatlas doctor` need. The namespace of probes does not
+    /// count in the number of namespaces, so only little may be kept in it.
     pub(super) fn of_probes(self) -> Self {
         let Self {
             parking, capacity, ..

@@ -13,8 +13,8 @@ const BLOCK_BYTES: u64 = 32;
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Divisor for events that wait for a parent. The waiting events of one holder may take this fraction of the room that
-/// other holders leave.
+/// Divisor for events that wait for a parent. The waiting events of one holder may take the room that other holders
+/// leave, divided by this number.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
@@ -120,7 +120,7 @@ impl Usage {
     }
 
     /// Whether an eighth of the capacity is free, so that evicted blocks may be stored again. Eviction itself frees
-    /// less.
+    /// less than an eighth.
     pub(crate) fn has_room(&self) -> bool {
         let fits = |used: u64, max: u64| used <= max - max / 8;
         fits(self.blocks.load(), self.capacity.blocks_max) && fits(self.bytes.load(), self.capacity.bytes_max)

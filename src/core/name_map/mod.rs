@@ -1,9 +1,9 @@
 //! Hash table from names to places. A place is a number below 2^38. A name can have several places. A slot takes 9
 //! bytes.
 //!
-//! A slot has a tag of 33 bits, which is a fingerprint of the name, and a place of 38 bits. The caller compares the
-//! whole name at the place: one other name in 8 billion has the same tag. The tag alone decides where a slot belongs,
-//! so growing, splitting and removing read no names:
+//! A slot has a tag of 33 bits, which is a fingerprint of the name, and a place of 38 bits. One other name in 8 billion
+//! has the same tag, so the caller compares the whole name at the place. The tag alone decides where a slot belongs, so
+//! growing, splitting and removing read no names:
 //!
 //! - The map is cut into segments by the highest bits of the tag. The other bits give the bucket within the segment.
 //! - A bucket has 8 slots. The home of a tag is the bucket where its slot belongs. A slot lies in its home, or in a
@@ -14,9 +14,9 @@
 //!   and are all compared in one operation. The bits that are left in the word are the overflow count. These words
 //!   lie beside each other, and the rest of each bucket is in a cache line of its own. An insertion reads the words
 //!   and only writes to the cache line, so it does not wait for the line.
-//! - A segment grows by about nine tenths. Beyond [`SEGMENT_MAX`] buckets it is cut in two. So no insertion takes
-//!   long. Segments fill at the same rate. So each segment grows by a different factor: otherwise all would grow
-//!   again at nearly the same time.
+//! - A full segment grows by about nine tenths, or is cut in two if it has [`SEGMENT_MAX`] or more home buckets. So no
+//!   insertion takes long. The factor of growth differs from segment to segment: segments fill at the same rate, and
+//!   with one factor all would grow again at nearly the same time.
 //!
 //! The tag comes from a hash under a secret key, so nobody can construct collisions.
 
@@ -37,7 +37,7 @@ const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 const WIDTH: usize = 8;
 /// Number of buckets ahead that are prefetched when all buckets are read.
 const READ_AHEAD: usize = 16;
-/// Number of buckets above which a segment is cut in two, if tags can still distinguish the halves.
+/// Number of home buckets at which a full segment is cut in two, if tags can still distinguish the halves.
 const SEGMENT_MAX: usize = 1024;
 /// Maximum number of tag bits that select the segment.
 const DEPTH_MAX: u32 = 12;
@@ -115,7 +115,8 @@ struct BucketRow([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Prints of each bucket. The buckets after the first `homes` take only slots that do not fit in earlier buckets.
+    /// Prints (lowest tag bits) of each bucket's slots. The first `homes` buckets are homes; later ones take the
+    /// overflow.
     prints: Vec<BucketPrints>,
     /// The row of each bucket.
     rows: Vec<BucketRow>,
@@ -199,8 +200,8 @@ impl NameMap {
         homes
     }
 
-    /// Calls `check` with each place that may have `name`, until `check` returns `Some`, and returns that. `check`
-    /// must compare the name.
+    /// Calls `check` with each place that has the tag of `name`, until `check` returns `Some`. Returns this value.
+    /// Other names can have the same tag, so `check` must compare the name at the place.
     #[inline]
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(u64) -> Option<T>) -> Option<T> {
         // The memory that is read last is prefetched together with the memory that is read first.
@@ -217,12 +218,12 @@ impl NameMap {
         self.put(home, place);
     }
 
-    /// Adds places for names: consecutive places, beginning with `first`. Stops at the first name that is not to be
-    /// added, and returns the number of names added.
+    /// Gives consecutive places, beginning with `first`, to names. Stops at the first name that is not to be added, and
+    /// returns the number of names added.
     ///
-    /// `is_equal` gets the number of a name and a place, and tells whether the place is of this name. `is_new` gets
-    /// the number of a name and the number of places that the name has, and tells whether to add one more. If no slot
-    /// has the print of a name, the name is added without a call of either.
+    /// `is_equal` gets the number of a name and a place, and tells whether the place is of this name. `is_new` gets the
+    /// number of a name and the number of places that the name has, and tells whether to add one more. Neither is
+    /// called for a name if the name's home bucket alone shows that the name is absent.
     #[inline]
     pub(crate) fn insert_run(
         &mut self,
@@ -261,8 +262,8 @@ impl NameMap {
         home
     }
 
-    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot has the tag's print, its
-    /// lowest bits.
+    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if the home bucket has no slot with
+    /// the tag's print (its lowest bits) and no overflow.
     #[inline]
     fn equal(&self, home: Home, is_equal: impl Fn(u64) -> bool) -> Option<usize> {
         let (segment, tag) = (&self.segments[home.number], home.tag);
@@ -475,7 +476,7 @@ impl Segment {
     }
 
     /// Calls `check` with each slot that has the print of `tag`, from the bucket `place` on, until `check` returns
-    /// `Some`, and returns that. `check` gets the slot, the number of its bucket, and its place in the bucket.
+    /// `Some`. Returns this value. `check` gets the slot, the number of its bucket, and its place in the bucket.
     #[inline]
     fn find<T>(
         &self,
@@ -583,8 +584,8 @@ mod tests {
         assert!(!places(&map, 42).contains(&place(50)));
     }
 
-    /// Names are spread evenly over segments. If all segments grew by the same factor, most would grow at nearly the
-    /// same time.
+    /// Checks that no insertion lets many segments grow. Names are spread evenly over segments, so with one factor of
+    /// growth most segments would grow at nearly the same time.
     #[test]
     fn segments_grow_one_after_the_other() {
         let mut random = Random::new(9);

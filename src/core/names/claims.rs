@@ -4,8 +4,8 @@
 //! event's blocks become orphans whose parent does not exist. No query finds these orphans. That is right as long as
 //! the holder has no block of that name. Once such a block is stored, queries should find the orphans after it, but
 //! they do not: the holder is then in doubt
-//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). The orphans are enough to recognise
-//! such names, also after a restart.
+//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). Such names are recognised by means of the
+//! orphans alone, so they are recognised after a restart too.
 
 use crate::index::block::is_fragment_of;
 
@@ -14,9 +14,9 @@ use super::resolve::Resolved;
 use super::state::HolderState;
 
 impl HolderState {
-    /// Number of an event's blocks whose name equals the sequence hash that was given for the parent of an orphan, a
-    /// block whose parent has never arrived. Such a block is at the position of that parent, but has another sequence
-    /// hash. So it is unclear which block the parent is.
+    /// Number of an event's blocks that may be the parent of an orphan (a block whose parent has never arrived). Such a
+    /// block has the parent's position, and its name equals the sequence hash that was given for the parent. But its
+    /// own sequence hash is another, so it is unclear which block the parent is.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

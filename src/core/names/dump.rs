@@ -17,8 +17,8 @@ use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
 impl SharedHolder {
-    /// Returns events that rebuild the holder's blocks, parents before children. Each piece is read only when it is
-    /// needed, because blocks may be evicted meanwhile.
+    /// Returns events that rebuild the holder's blocks, parents before children. The iterator reads each piece of the
+    /// blocks only when the caller asks for it. So blocks that are evicted before that are left out.
     pub(super) fn dump_events<'h>(
         &'h self,
         index: &'h IndexShared,
@@ -109,8 +109,8 @@ impl HolderState {
         named.into_iter().flat_map(events).collect()
     }
 
-    /// Returns the name by which events give this block as a parent. If the holder has the block under a name, that
-    /// is the block's oldest name, under which earlier events have stored it. Otherwise it is the block's hash.
+    /// Returns the name by which events give this block as a parent: the block's oldest name, under which earlier
+    /// events have stored the block. If the holder has no name for the block, returns the block's hash.
     fn parent_name(&self, spot: Spot, runs: &RunWriter<'_>) -> SequenceHash {
         let names = self.names_of(spot, runs);
         SequenceHash(names.first().map_or_else(|| runs.hash(spot), |alias| alias.name))

@@ -64,12 +64,13 @@ impl HolderState {
         })
     }
 
-    /// Returns the places of all blocks with this lineage hash. If hashes are a chain, there is at most one.
+    /// Returns the places of all blocks with this lineage hash. There is at most one if each hash is made from its
+    /// parent's.
     pub(super) fn find_keys(&self, key: Key, runs: &RunWriter<'_>) -> SmallVec<[Spot; 2]> {
         self.find_keyed(key.current_hash_fragment(), runs, |spot, _| runs.key(spot) == key)
     }
 
-    /// Returns all blocks with this sequence hash. If hashes are a chain, there is at most one.
+    /// Returns all blocks with this sequence hash. There is at most one if each hash is made from the parent's hash.
     pub(super) fn find_hash(&self, hash: u64, runs: &RunWriter<'_>) -> SmallVec<[FoundBlock; 2]> {
         let placed = self.find_keyed(hash, runs, |spot, held| {
             let own = runs.hash(spot);
@@ -100,10 +101,10 @@ impl HolderState {
         found
     }
 
-    /// Finds the block that an event names as a parent, and returns where its children begin. The event gives the
-    /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
-    /// event gives it. It is needed if hashes are not a chain, because then several blocks at different positions can
-    /// have that name or hash.
+    /// Finds the block that an event names as a parent, and returns where its children begin. `name` is the engine's
+    /// name for the block, or else the block's sequence hash. `position` is the position of the first child, if the
+    /// event gives it. If hashes are not made from their parents' hashes, several blocks at different positions can
+    /// have this name or hash. Then `position` decides.
     pub(super) fn find_parent(
         &self,
         name: u64,
@@ -123,8 +124,8 @@ impl HolderState {
         Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
     }
 
-    /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller knows
-    /// it. If the holder knows the whole hash, that one is used.
+    /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller knows it.
+    /// A whole hash that the holder knows takes precedence.
     fn start_after(
         &self,
         key: Key,

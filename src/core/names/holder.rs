@@ -75,9 +75,10 @@ impl SharedHolder {
         drop(rest);
     }
 
-    /// Returns the holder's tier, and its number of changes other than adding or removing blocks at the ends of its
-    /// chains, if the holder is regular. A holder is regular if it has each block together with all blocks before it,
-    /// all in one tier, each under its sequence hash. `None` if the holder is not regular, or has no blocks.
+    /// Returns the holder's tier and a change counter, if the holder is regular. A holder is regular if it has each
+    /// block together with all blocks before it, all in one tier, each under its sequence hash. The counter leaves out
+    /// blocks that are added or removed at the ends of the holder's chains. `None` if the holder is not regular, or has
+    /// no blocks.
     pub(super) fn regular(&self, runs: &RunStore) -> Option<(Tier, u64)> {
         let (state, runs) = (self.state.lock(), runs.write());
         let is_placed = state.orphans.len() == 0;
@@ -98,7 +99,7 @@ impl Evictable for SharedHolder {
         if !state.share.has_any(victims) {
             return;
         }
-        // Before the blocks go; and under the lock, since a holder that has been cleared meanwhile is certain again.
+        // Recorded before the blocks go, and under the lock: a holder that was cleared meanwhile must stay certain.
         self.record.status.degrade(DegradedReason::Capacity);
         state.is_cut = true;
         let before = state.share.blocks();

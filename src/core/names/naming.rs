@@ -106,8 +106,8 @@ impl HolderState {
         Some(withdrawn != 0)
     }
 
-    /// Removes blocks of a run from the holder, and their names from the tables. Removes the blocks at the offsets
-    /// `from` to `to` whose form satisfies `is_it`.
+    /// Removes blocks of a run from the holder: those at the offsets `from` to `to` whose form (how the engine names
+    /// the block) satisfies `is_it`. Removes their names from the tables, too.
     pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
         let mut at = from;
         while at < to {

@@ -91,7 +91,7 @@ pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
 pub(crate) const UNPLACED_MAX: usize = 65_536;
 
 /// Sequence or lineage hash by which an event has removed a block. It is remembered while events wait, because a
-/// waiting event may have the block. The two can be compared only when the waiting event's parent has arrived.
+/// waiting event may have the block. Whether it has is known only when the waiting event's parent has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unplaced {
     /// Removal by sequence hash.
@@ -106,7 +106,7 @@ pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
     /// Number of events that have begun to wait so far.
     stamp: u64,
-    /// Removals that arrived while an event waited. Each has the value of `stamp` when it last arrived.
+    /// Removals that arrived while an event waited, each with the value of `stamp` at its last arrival.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 

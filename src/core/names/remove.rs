@@ -42,8 +42,8 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Removes from `others` the repeated mentions of blocks of waiting events (stored events whose parent has not
-/// arrived). The first mention stays: it keeps the waiting block from being stored. Returns the number of mentions
+/// Removes from `others` the repeated mentions of waiting blocks (blocks of stored events whose parent has not
+/// arrived). The first mention of a block stays, and keeps the block from being stored. Returns the number of mentions
 /// taken out.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
@@ -55,9 +55,9 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the start and end of a stretch: the block at `offset`, and those of its neighbours that have `names`, in
-/// order. The neighbours are either all after the block or all before it. `names` does not contain the block's own
-/// name. `after` and `before` are the names of the blocks on the two sides.
+/// Returns the start and end of a stretch: the block at `offset`, and its neighbours in one direction, as far as their
+/// names are the next of `names`. `names` begins with the name that comes after the block's own name. `after` and
+/// `before` are the names of the blocks on the two sides, in the order of offsets.
 fn along(
     offset: u16,
     names: &[SequenceHash],
@@ -121,7 +121,7 @@ impl HolderState {
             let done = found.map_or(1, |found| {
                 self.remove_along(found, &names[index..], work.tier, runs, applied)
             });
-            // A block that is held can be part of an event that waits, too: it must not come back with that.
+            // A held block can also be part of an event that waits. It must not come back with that event.
             let mut waits = false;
             if self.parking.len() > 0 {
                 for name in &names[index..index + done] {
@@ -182,8 +182,8 @@ impl HolderState {
         blocks
     }
 
-    /// Returns the stretch of blocks to remove. It contains the block at `spot`, which has at most one name, and
-    /// neighbours with the same attributes whose names are `names` in order.
+    /// Returns the stretch of blocks to remove: the block at `spot`, and its neighbours in one direction that have the
+    /// same attributes and the next of `names`. The block at `spot` has at most one name.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
         let part = self.share.part(spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;

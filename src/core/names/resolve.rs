@@ -158,8 +158,8 @@ fn recompute(
     Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
 }
 
-/// Whether `hashes` differ from the contract's chain over `content`. Checking one block of an event is enough,
-/// because the hashes of a foreign engine never match.
+/// Whether `hashes` differ from the contract's chain over `content`. One block of an event is checked. That is enough,
+/// because no hash of a foreign engine matches.
 fn is_foreign_chain(
     content: Option<&BlockContent>,
     start: Start,

@@ -38,8 +38,8 @@ impl HolderState {
             has_moved = true;
             self.drop_name(other, name);
         }
-        // If one lineage hash stands for two sequence hashes, the later one stays, as long as nobody knows their
-        // places.
+        // Two blocks can have one lineage hash. As long as neither has a place, the later block replaces the earlier
+        // one.
         let known = self.orphans.get(key).and_then(Orphan::sequence_hash);
         let is_other = known.is_some() && sequence_hash.is_some() && known != sequence_hash;
         if own.is_none() && is_other {
@@ -124,7 +124,8 @@ impl HolderState {
             self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
         if let Some(held) = self.attributes(spot) {
-            // In tiers in which both blocks were, the orphan's bars hold: it came with an event of its own.
+            // In tiers that have both blocks, the orphan's marks replace those of the block: they come from an event of
+            // its own.
             let others = held.barred() & !classes(orphan.tiers());
             self.share
                 .set(spot, end, Some(held.with_barred(others | orphan.barred)));
@@ -145,8 +146,8 @@ impl HolderState {
         is_it
     }
 
-    /// Records that the blocks from `first` up to the offset `end` may be parents of orphans. [`Self::adopt_some`] must
-    /// be called afterwards.
+    /// Records that the blocks from `first` up to the offset `end` may be parents of orphans. The caller must call
+    /// [`Self::adopt_some`] afterwards.
     pub(super) fn adopt(&mut self, first: Spot, end: u16) {
         if self.orphans.len() > 0 {
             let spots = (first.offset..end).map(|offset| Spot { offset, ..first });
@@ -159,7 +160,7 @@ impl HolderState {
     pub(super) fn adopt_some(&mut self, work: &mut Work<'_>) -> bool {
         for _ in 0..ADOPTING_STEPS {
             let Some(parent) = self.adopting.last().copied() else {
-                // It can have been long.
+                // The list can have been long, so its memory is freed.
                 self.adopting = Vec::new();
                 return false;
             };

@@ -71,7 +71,7 @@ impl HolderState {
         }
     }
 
-    /// Number of blocks that the holder has, including blocks after holes.
+    /// Number of blocks that the holder has, including orphans (blocks whose parent is unknown).
     pub(super) fn blocks(&self) -> usize {
         self.share.blocks() + self.orphans.len()
     }
@@ -80,9 +80,9 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks, the
-    /// lock on the runs is released meanwhile. Other writers do not cut off blocks that the holder has put into the
-    /// runs and not published yet.
+    /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks,
+    /// releases the lock on the runs meanwhile. Other writers then leave the blocks in place that the holder has put
+    /// into the runs and not published yet.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,

@@ -55,7 +55,7 @@ impl HolderState {
             sequence.skip(count, Some(last));
             done += count;
             self.adopt(first, end);
-            // A block that nobody is known to have would be cut off meanwhile.
+            // A block that nobody is known to have would be cut off while the locks are released.
             let is_held = self.attributes(last).is_some();
             let is_turn = done >= TURN_BLOCKS || !self.adopting.is_empty();
             if is_turn && !sequence.hashes.is_empty() && is_held {
@@ -101,7 +101,8 @@ impl HolderState {
         }
     }
 
-    /// Stores new blocks for the holder, as many as can be stored together. Returns the number of blocks stored.
+    /// Stores new blocks for the holder, as many as can be stored together, or rejects one. Returns the number of
+    /// blocks handled. 0 if the caller must handle the first block again.
     fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
         let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
@@ -162,9 +163,9 @@ impl HolderState {
         count
     }
 
-    /// Inserts names of new blocks, from `at` on, into the holder's table. Stops at the first name that equals its
-    /// block's hash; the first block's name does not equal its hash. Inserts at most `wanted` names, and returns
-    /// their number.
+    /// Inserts names of new blocks, from `at` on, into the holder's table. The first name does not equal its block's
+    /// hash. Stops before the next name that equals its block's hash, and after at most `wanted` names. Returns the
+    /// number of inserted names.
     fn enter_own(
         &mut self,
         sequence: &Sequence<'_>,

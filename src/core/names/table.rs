@@ -11,7 +11,7 @@ use crate::split_map::SplitMap;
 use super::alias::{Alias, Aliases};
 use super::copies::Copies;
 
-/// Names of a holder's blocks that are not the blocks' hashes.
+/// Names of a holder's blocks, except names that equal their blocks' sequence hashes.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     map: NameMap,
@@ -82,7 +82,8 @@ impl Names {
         column.is_some_and(|column| column.has(spot.offset, name))
     }
 
-    /// Returns the first names of blocks, all of which must have names in this table.
+    /// Returns the first name of each block at the offsets `from` to `to`. All these blocks must have names in this
+    /// table.
     pub(super) fn firsts(&self, run: RunId, from: u16, to: u16) -> &[u64] {
         let column = self.columns.get(&run);
         column.map_or(&[], |column| column.firsts(from, to))

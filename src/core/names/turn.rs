@@ -34,8 +34,8 @@ pub(super) struct HolderTurn<'a> {
 const TURN_RUNS: usize = 16;
 
 impl SharedHolder {
-    /// Runs `change` with the locks of the holder and of the runs, and publishes the result. `uses_names` says that the
-    /// engine names blocks.
+    /// Runs `change` with the locks of the holder and of the runs, and publishes the result. `uses_names` tells whether
+    /// the engine names blocks.
     pub(super) fn change(
         &self,
         index: &IndexShared,
@@ -98,12 +98,12 @@ impl HolderTurn<'_> {
         self.work.applied.reject(reason, blocks);
     }
 
-    /// Adapts the holder to evictions that happened since the locks were last held. If the engine uses names, drops
-    /// blocks without a name. Drops waiting events, because their parents may be gone.
+    /// Adapts the holder to evictions that happened since the locks were last held. If blocks were evicted, drops the
+    /// waiting events, because their parents may be gone. If the engine uses names, also drops blocks without a name.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
-            // A block without a name may have had a name that is forgotten. When that name is removed, nobody would
-            // know which block is meant. So such blocks go now, and are refused from now on.
+            // A block without a name may have had a name that is forgotten. When that name is removed, it is unknown
+            // which block is meant. So such blocks go now, and are refused from now on.
             self.state.refuses_nameless = true;
             self.drop_nameless();
         }
@@ -204,9 +204,9 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Returns the event in the form in which it can wait. `None` if its content does not fit its blocks. The content
-    /// is reduced to the block hashes, or to nothing if the engine's hashes are the keys. So the bound on the blocks
-    /// of waiting events also bounds their content.
+    /// Returns the event in the form in which it can wait. `None` if its content does not fit its blocks. Replaces the
+    /// content by the block hashes, or drops it if the engine's hashes are the keys. So the limit on the number of
+    /// waiting blocks also limits the content's size.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.index.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
@@ -271,8 +271,8 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Stores the events that waited for a parent which has arrived, then the events that waited for their blocks, and
-    /// so on.
+    /// Stores the waiting events whose parent has arrived, then the events that waited for these events' blocks, and so
+    /// on.
     fn store_ready(&mut self) {
         let mut blocks = 0;
         while self.state.parking.len() > 0 {

@@ -41,10 +41,11 @@ impl HolderWriter {
         &self.holder.record.status
     }
 
-    /// Removes the reasons for doubt that are not in `kept`, because the holder's whole state has been replaced.
-    /// Returns the remaining reasons. Searches that began earlier notice the replacement.
+    /// Keeps only the reasons for doubt that are in `kept`, because the holder's whole state has been replaced. Returns
+    /// the remaining reasons. Searches that began earlier notice the replacement.
     pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
-        // Before the reasons go: a reader that does not see them any more sees the replacement.
+        // The replacement is recorded before the reasons go: a reader that no longer sees the reasons sees the
+        // replacement.
         self.status()
             .replacement
             .store(self.shared.replacements.fetch_add(1) + 1);
@@ -56,7 +57,7 @@ impl HolderWriter {
         &self.shared.settings
     }
 
-    /// Number of blocks that the holder has, including blocks after holes.
+    /// Number of blocks that the holder has, including orphans (blocks whose parent is unknown).
     pub fn blocks(&self) -> usize {
         self.holder.state.lock().blocks()
     }
@@ -94,7 +95,7 @@ impl HolderWriter {
     }
 
     /// Runs `change` with the locks of the holder and of the runs, publishes the result, and adds the outcome to
-    /// `applied`. `uses_names` says that the engine names blocks.
+    /// `applied`. `uses_names` tells whether the engine names blocks.
     pub(super) fn change(
         &mut self,
         applied: &mut Applied,
@@ -144,7 +145,7 @@ impl HolderWriter {
         }
     }
 
-    /// Records whether the holder's hashes are not the contract's chain.
+    /// Records whether the holder's hashes differ from the contract's chain.
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
         if self.status().has_foreign_chain.load() != is_foreign {
             self.status().has_foreign_chain.store(is_foreign);

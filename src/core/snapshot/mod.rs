@@ -90,8 +90,8 @@ enum FrameKind {
     Forest = 5,
 }
 
-/// The cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message
-/// up to `sequence` has been applied to the holders, and some later messages may have been.
+/// Cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message up to
+/// `sequence` has been applied to the holders. Some later messages may have been applied, too.
 ///
 /// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches are
 /// already part of the snapshot.
@@ -108,12 +108,12 @@ pub struct StreamCursor {
     /// of the stream that has grown again. Absent if the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
-    /// Digest of the daemon's settings that decide whose messages are accepted. Under other settings, messages before
-    /// the cursor may have been dropped that would be accepted now. Absent in older files.
+    /// Digest of the daemon's settings that decide whose messages are accepted. Other settings may accept messages that
+    /// were dropped before the cursor. Absent in older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intake: Option<u64>,
-    /// Whether no publisher's messages were being dropped: every publisher that was heard of has a holder in the
-    /// snapshot. False in older files.
+    /// Whether every known publisher has a holder in the snapshot. False if some publisher's messages were being
+    /// dropped. False in older files.
     #[serde(default)]
     pub has_all: bool,
 }
@@ -182,13 +182,13 @@ pub struct InForest {
 }
 
 impl HolderFrame {
-    /// Returns the block size that the holder's publisher has given, if it differs from the configuration's. `None`
-    /// otherwise.
+    /// Returns the block size that the holder's publisher has given. `None` if it has given none, or the
+    /// configuration's.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }
 
-    /// Whether queries in a namespace with these settings can find the blocks. The namespace and the blocks must use
+    /// Whether queries in a namespace with these settings can find the blocks: the namespace and the blocks must use
     /// the same hash chain and block size.
     pub fn fits(&self, settings: &NamespaceSettings) -> bool {
         // The engine's own names do not depend on the size of a block.

@@ -119,7 +119,7 @@ pub enum SnapshotError {
 /// One frame, which has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// The message up to which a stream is part of the snapshot.
+    /// Cursor of a stream: the message up to which the stream is part of the snapshot.
     Stream(StreamCursor),
     /// Frame of a holder. The holder's blocks come in later frames.
     Holder(HolderFrame),

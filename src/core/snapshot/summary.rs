@@ -21,7 +21,7 @@ pub struct SnapshotContent {
     pub version: u32,
     /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// The messages up to which streams are part of the snapshot.
+    /// Cursors of streams. Each gives the message up to which a stream is part of the snapshot.
     pub streams: Vec<StreamCursor>,
     /// Totals over all holders.
     pub totals: SnapshotTotals,
@@ -47,8 +47,8 @@ pub struct SnapshotSummary {
     pub holders: Vec<HolderSummary>,
 }
 
-/// Reads a snapshot to its end and checks everything in it, every event included, within `limits`. Takes no more memory than
-/// [`SnapshotReader`].
+/// Reads a snapshot to its end and checks everything in it, every event included, within `limits`. Takes no more memory
+/// than [`SnapshotReader`].
 pub fn verify<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotContent, SnapshotError> {
     read_whole(input, limits, |_| Ok(()))
 }

@@ -61,7 +61,7 @@ impl<W: Write> SnapshotWriter<W> {
         })
     }
 
-    /// Writes the cursor of a stream. To be called before the first holder is written.
+    /// Writes the cursor of a stream. Must be called before the first holder is written.
     pub fn write_stream(&mut self, cursor: &StreamCursor) -> io::Result<()> {
         let payload = rmp_serde::to_vec_named(cursor).map_err(io::Error::other)?;
         self.write_frame(FrameKind::Stream, &payload)

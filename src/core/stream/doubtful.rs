@@ -10,13 +10,13 @@ use arc_swap::ArcSwapOption;
 use super::{HolderStatus, RefusedHolders, StreamGeneration, StreamTrust};
 use crate::wire::{DegradedReasons, Tier};
 
-/// Number of holders whose states were not certain at some moment. If two values are equal, nothing has changed
-/// between the two moments.
+/// Number of holders whose states were not certain at some moment. Equal values from two moments mean that nothing has
+/// changed in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoubtfulHolders {
     /// Number of holders that are uncertain for every query.
     pub count: u32,
-    /// Number of other holders: these are uncertain only in tiers beyond the device.
+    /// Number of holders that are uncertain only in tiers beyond the device. They are not in `count`.
     pub beyond_device: u32,
     /// Reasons that count only for some queries, collected from all holders.
     pub partial: DegradedReasons,
@@ -24,8 +24,8 @@ pub struct DoubtfulHolders {
     /// uncertain.
     pub is_stalled: bool,
     generation: StreamGeneration,
-    /// Sum of the change counters. They count changes of any holder's status, and registered or refused holders that
-    /// have come or left.
+    /// Sum of the change counters. They count changes of any holder's status, and the arrivals and departures of
+    /// registered and refused holders.
     changes: u64,
     /// Number of times that the whole state of a holder was replaced.
     pub(crate) replacements: u64,
@@ -55,15 +55,15 @@ impl DoubtCounter {
     }
 
     /// Returns the number of holders whose states are not certain. `replacements` is the number of states that have
-    /// been replaced. `count` returns the number of registered holders that satisfy a predicate, its argument. It is
-    /// called only if something has changed since the last count.
+    /// been replaced. `count` gets a predicate, and returns the number of registered holders that satisfy it. `count`
+    /// is called only if something has changed since the last count.
     pub(crate) fn count(
         &self,
         trust: &StreamTrust,
         replacements: u64,
         count: impl FnOnce(&dyn Fn(&HolderStatus) -> bool) -> usize,
     ) -> DoubtfulHolders {
-        // Read before any status, so a change during the count is noticed the next time.
+        // The counters are read before any status, so a change during the count is noticed the next time.
         let now = DoubtfulHolders {
             count: 0,
             beyond_device: 0,

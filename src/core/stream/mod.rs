@@ -26,16 +26,17 @@ pub(crate) use doubtful::DoubtCounter;
 pub struct StreamGeneration(u64);
 
 /// Current generation of the event stream, and whether the stream is stalled. A stream is stalled while published
-/// events have long waited to be applied. Shared by the code that doubts the stream and the code that asks.
+/// events have long waited to be applied. The code that doubts the stream and the code that asks for its trust share
+/// this value.
 ///
 /// The first generation is 1. So a holder that no batch has confirmed, which has generation 0, is not trusted.
 #[derive(Debug, Default)]
 pub struct StreamTrust {
     doubts: AtomicU64,
-    /// Last generation of the stream in which the NATS server is known to have the subscription to events. 0 if there
-    /// is none.
+    /// Last generation in which the NATS server is known to have our subscription to events. 0 if there is no such
+    /// generation.
     followed: AtomicU64,
-    /// Number of doubts about the stream that there had been when every publisher was last known. A publisher is known
+    /// Number of doubts about the stream up to the last moment at which every publisher was known. A publisher is known
     /// after its first message.
     listed: AtomicU64,
     stalls: AtomicU64,
@@ -86,7 +87,7 @@ impl StreamTrust {
     }
 
     /// Whether every publisher is known: each has sent a message since the last doubt about the stream, and there is no
-    /// stall. Otherwise there may be a new publisher from which no message has arrived yet. To be called before a
+    /// stall. Otherwise there may be a new publisher from which no message has arrived yet. Must be called before a
     /// search.
     pub fn is_listed(&self) -> bool {
         !self.is_stalled() && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
@@ -98,23 +99,23 @@ impl StreamTrust {
         StreamStall(self.stalls.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
-    /// Ends `stall` and all earlier stalls. The caller has applied all events that were published up to a moment
-    /// before the end. A later stall continues.
+    /// Ends `stall` and all earlier stalls. The caller has applied all events that were published until a moment before
+    /// this call. A stall that began after `stall` continues.
     pub fn end_stall(&self, stall: StreamStall) {
         self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
     }
 
     /// Returns the last stall (a period in which events wait to be applied), if it has not ended.
     pub(crate) fn current_stall(&self) -> Option<StreamStall> {
-        // The end is read first. A stall that ends between the two reads is then taken for one that lasts, never the
-        // other way round.
+        // The end is read first. If a stall ends between the two reads, it is taken for a stall that lasts. A stall
+        // that lasts is never taken for one that has ended.
         let ended = self.ended_stalls.load(Ordering::Acquire);
         let last = self.stalls.load(Ordering::Acquire);
         (last > ended).then_some(StreamStall(last))
     }
 
-    /// Whether the stream is stalled: events wait to be applied. To be called before a search: a search that began
-    /// before the end of a stall has not seen these events.
+    /// Whether the stream is stalled: events wait to be applied. Must be called before a search, because a search that
+    /// began during a stall has not seen these events.
     pub fn is_stalled(&self) -> bool {
         self.current_stall().is_some()
     }

@@ -132,8 +132,8 @@ impl RefusedHolders {
         self.note_change(has_changed)
     }
 
-    /// Number of holders of `workers`, or of all workers, whose batches are dropped. At least 1 if some such workers
-    /// may not be listed.
+    /// Number of holders of `workers`, or of all workers, whose batches are dropped. If the list is full, some workers
+    /// may not be listed, and the number is at least 1.
     pub fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.workers.read();
         if refused.is_empty() {

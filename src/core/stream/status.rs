@@ -41,7 +41,7 @@ pub struct HolderStatus {
     /// `reasons` or `confirmed`.
     changes: Arc<AtomicU64>,
     /// Number of the last replacement of the holder's whole state, counted over all holders that one query can see. 0
-    /// if there was no replacement. To be read after the reasons.
+    /// if there was no replacement. Must be read after the reasons.
     pub(crate) replacement: AtomicCell<u64>,
     /// Epoch and number of the last applied batch.
     pub cursor: AtomicCell<BatchCursor>,
@@ -63,8 +63,8 @@ pub struct HolderStatus {
     pub gap: AtomicCell<SequenceGap>,
     /// Number of answers in which the holder was listed as not exact.
     pub doubtful_answers: AtomicU64,
-    /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
-    /// find its blocks. Queries by the holder's own hashes find the blocks, and are exact, so this is no degradation.
+    /// Whether the holder's hashes differ from the contract's chain. If so, queries by tokens or block hashes cannot
+    /// find its blocks. This is no degradation: queries by the holder's own hashes find the blocks, and are exact.
     pub has_foreign_chain: AtomicCell<bool>,
     /// Whether the number of tokens in the holder's blocks is known. It is known if the publisher has told it or has
     /// sent the tokens of a block. Otherwise the namespace's block size is assumed, and queries by tokens may not
@@ -116,8 +116,8 @@ impl HolderStatus {
 
     /// Returns the same as [`Self::reasons`], but for the given `generation` of the stream.
     pub(super) fn reasons_at(&self, generation: StreamGeneration, is_stalled: bool) -> DegradedReasons {
-        // First whether the stream is trusted, then the reasons: a batch after a gap adds its reason and then
-        // confirms. In the other order, a reader in between would see neither the doubt nor the reason.
+        // The confirmation is read before the reasons: a batch after a gap adds its reason and then confirms. In the
+        // other order, a reader in between would see neither the doubt nor the reason.
         let is_confirmed = !is_stalled && self.is_confirmed(generation);
         let reasons = self.own_reasons();
         // A publisher that has lost sight of its engine verifies nothing.
@@ -127,9 +127,10 @@ impl HolderStatus {
         reasons.with(DegradedReason::Unverified)
     }
 
-    /// Returns the reasons why the state that a search has seen is not certain. `replacements` is the number of
-    /// states that had been replaced when the search began. If this holder's state has been replaced since then, its
-    /// present reasons belong to another state. In that case the result also contains [`DegradedReason::Unverified`].
+    /// Returns the reasons why the state that a search has seen is not certain. `replacements` is the number of states
+    /// that had been replaced when the search began. If this holder's state has been replaced since then, its present
+    /// reasons belong to a state that the search has not seen. So the result then also contains
+    /// [`DegradedReason::Unverified`].
     pub(crate) fn reasons_since(&self, replacements: u64, trust: &StreamTrust) -> DegradedReasons {
         let reasons = self.reasons(trust);
         match self.replacement.load() > replacements {
@@ -138,8 +139,8 @@ impl HolderStatus {
         }
     }
 
-    /// Whether a resync (the publisher sends missed batches or its full state) can make the state certain, in the
-    /// current generation of the stream.
+    /// Whether a resync can make the state certain, in the current generation of the stream. In a resync, the publisher
+    /// sends missed batches or its full state.
     pub fn is_worth_a_resync(&self, trust: &StreamTrust) -> bool {
         let is_unconfirmed = trust.is_stalled() || !self.is_confirmed(trust.generation());
         is_unconfirmed || self.own_reasons().iter().any(DegradedReason::is_worth_a_resync)
@@ -175,9 +176,9 @@ impl HolderStatus {
         self.change(|| self.reasons.store(reasons.bits(), Ordering::Release));
     }
 
-    /// Removes all reasons that are not in `kept`, and returns the remaining reasons. At the same time, a thread that
-    /// evicts blocks may add a reason. That reason is kept or removed as if it had been added before or after the
-    /// call, but is never overwritten.
+    /// Keeps only the reasons in `kept`, and returns the remaining reasons. A thread that evicts blocks may add a
+    /// reason at the same time. That reason is kept or removed as if it had been added before or after this call, never
+    /// lost.
     pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         let before = self.change(|| self.reasons.fetch_and(kept.bits(), Ordering::AcqRel));
         DegradedReasons::from_bits(before & kept.bits())

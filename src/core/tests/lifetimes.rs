@@ -1,6 +1,6 @@
 //! References that safe code must not be able to keep: the compiler must refuse programs that keep them. For each
-//! refused program there is an accepted program that differs only in this point. So the compiler has no other reason
-//! to refuse.
+//! refused program there is an accepted program that differs only in not keeping the reference. So the compiler has no
+//! other reason to refuse.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

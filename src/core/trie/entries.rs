@@ -28,9 +28,8 @@ impl<N: FlatNode> FlatTrie<N> {
     /// Makes a trie of entries in any order. Siblings are ordered by their labels. `node` makes a node from a label
     /// and, if a key ends there, the key's value.
     ///
-    /// Entries with the same key keep their order. The node of the first of them is on the path. The nodes of the
-    /// others follow it as siblings without children. So the subtree of a key is below its first node, which is also
-    /// the node that look-ups find.
+    /// Entries with the same key become siblings, in the order of the entries. The first of these siblings has the
+    /// key's subtree, and look-ups find it. The others have no children.
     ///
     /// # Errors
     ///

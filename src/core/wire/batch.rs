@@ -46,8 +46,8 @@ pub struct EventBatch {
     /// A namespace that the configuration does not name takes its block size from its first batch. If the publisher
     /// does not tell the size, its blocks have the size of the configuration.
     pub block_size: Option<BlockSize>,
-    /// The holder's address and labels, if the batch gives them. They replace the earlier ones. A new epoch begins
-    /// without any.
+    /// The holder's address and labels, if the batch gives them. They replace the earlier ones. At the beginning of an
+    /// epoch, a holder has neither.
     pub profile: Option<Profile>,
     /// The changes, applied in this order. A batch without changes is a heartbeat.
     pub events: Vec<Event>,

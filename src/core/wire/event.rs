@@ -102,7 +102,7 @@ pub struct StoredBlocks {
     pub names: BlockNames,
     /// Content of the blocks, if the publisher sends it.
     pub content: Option<BlockContent>,
-    /// Names by which later removed events give the blocks, if these are not the sequence hashes. One for each block.
+    /// Names by which later removed events give the blocks, one for each block. Absent if they are the sequence hashes.
     pub engine_hashes: Option<Vec<u64>>,
     /// The blocks after which a request can resume.
     pub resumable: Resumable,
@@ -128,12 +128,12 @@ pub enum Event {
     Removed(RemovedBlocks),
     /// Blocks became resumable, or stopped being resumable.
     Resumable(ResumableBlocks),
-    /// All blocks were removed, from every tier. The following events give the holder's full state, so the holder is
-    /// exact again.
+    /// All blocks were removed, from every tier. The events after this one give the holder's full state. So the holder
+    /// is exact again.
     Cleared,
-    /// The publisher's own doubts about its blocks, from now on. It has lost events between the engine and itself, or
-    /// has lost contact with the engine. The set contains only reasons for which [`DegradedReason::is_upstream`] is
-    /// true. The doubts end with an empty set, with [`Self::Cleared`] and with a new epoch.
+    /// The publisher's own doubts about its blocks, from now on. The publisher has lost events of the engine, or has
+    /// lost contact with the engine. The set contains only reasons for which [`DegradedReason::is_upstream`] is true.
+    /// The doubts end with an empty set, with [`Self::Cleared`] and with a new epoch.
     Doubted(DegradedReasons),
     /// The holder shuts down in an orderly way. The daemon forgets it.
     Goodbye,

@@ -9,8 +9,8 @@ use super::query::{QueryKey, SingleQuery};
 
 /// Checks that `positions` can be the positions of the hashes of `key` in their chain.
 ///
-/// Checks what is possible with gaps in the chain: that lineage hashes are at their positions, and that neighbours
-/// are parent and child.
+/// There must be one position for each hash, in ascending order. Each lineage hash must be at its position, and lineage
+/// hashes at consecutive positions must be parent and child.
 ///
 /// # Errors
 ///

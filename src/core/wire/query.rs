@@ -74,9 +74,9 @@ pub struct QueryOptions {
 pub struct SingleQuery {
     /// Blocks that the query is about.
     pub key: QueryKey,
-    /// Position of each hash in `key`, in ascending order, for a compressed chain. The hashes are then not a whole
-    /// prefix, but chosen blocks of one, and the reply has bounds. [`SingleQuery::check`] checks that the positions
-    /// fit. Absent for whole prefixes.
+    /// Positions of the hashes in `key`, in ascending order, for a compressed chain. The hashes are then chosen blocks
+    /// of a prefix, and the reply has bounds. [`SingleQuery::check`] checks that the positions fit. Absent if the
+    /// hashes are a whole prefix.
     pub positions: Option<Vec<Position>>,
     /// Number of tokens of the prompt. A request always computes the prompt's last token, so a prompt of whole blocks
     /// cannot reuse its last block.
@@ -456,8 +456,8 @@ impl QueryFields {
     }
 }
 
-/// Checks that lineage hashes are one chain from position 0. In another list, a match of one hash would not prove
-/// that the holder has the prefix of the next hash.
+/// Checks that lineage hashes are one chain from position 0. In any other list, a holder that has the block of one hash
+/// might not have the blocks before it.
 fn check_chain(hashes: &[PositionalLineageHash]) -> Result<(), DecodeError> {
     let mut before: Option<&PositionalLineageHash> = None;
     for (index, hash) in hashes.iter().enumerate() {

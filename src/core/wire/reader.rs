@@ -393,7 +393,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks that `count`, the number of elements that the payload gives for a list, is at most `count_max`, and
-    /// returns it. [`Self::value`] has already checked that the remaining bytes can contain so many elements.
+    /// returns it. [`Self::value`] has already checked a count above 15 against the number of remaining bytes.
     ///
     /// # Errors
     ///

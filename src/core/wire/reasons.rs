@@ -83,9 +83,13 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync (the publisher sends missed batches or its full state) can remove the reason. It cannot in
-    /// three cases: a holder at its capacity stays full; a silent publisher does not answer; a publisher with its own
-    /// doubts cannot resolve them by answering.
+    /// Whether a resync (the publisher sends missed batches or its full state) can remove the reason. It cannot remove
+    /// the following reasons, and those that concern only the moment of a query:
+    ///
+    /// - A holder at its capacity stays full.
+    /// - A silent publisher does not answer.
+    /// - A resync is already under way.
+    /// - A publisher does not resolve its own doubts by answering.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
@@ -111,7 +115,7 @@ impl DegradedReason {
     }
 
     /// Returns the tier beyond the device in which the reason puts a holder's blocks in doubt. The reason does not
-    /// count for a query whose blocks are all in nearer tiers. `None` for a reason that is not about one such tier.
+    /// count for a query whose blocks are all in nearer tiers. `None` for a reason about anything else.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),

@@ -151,9 +151,9 @@ pub struct QueryReply {
     /// Absent if it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// Number of holders that the query asked about and that are not in `holders`, but may have more of the query
-    /// than is known. Their state is not certain, or their batches are dropped. If it is 0 or absent, every holder
-    /// that is not in the list certainly belongs after the list.
+    /// Number of holders that the query asked about and that are not in `holders`, but may have more of the query than
+    /// is known. Their state is not certain, or their batches are dropped. If it is 0 or absent, every holder that is
+    /// not in the list certainly comes after those in the list.
     #[serde(default)]
     pub doubtful_holders: u32,
     /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.
@@ -197,8 +197,11 @@ impl PredictedHolder {
 }
 
 impl QueryReply {
-    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may have more than is
-    /// known. The query's form can find every holder, and every shard has answered.
+    /// Whether the answer is certain:
+    ///
+    /// - Every listed holder is exact, and no other holder may have more than is known.
+    /// - The query's form can find every holder.
+    /// - Every shard has answered.
     pub fn is_exact(&self) -> bool {
         self.foreign_holders == 0
             && self.doubtful_holders == 0

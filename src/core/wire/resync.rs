@@ -103,9 +103,9 @@ pub struct ResyncChunk {
     pub number: u32,
     /// Whether the chunk is the last one.
     pub is_last: bool,
-    /// Time at which the batch at `cursor` was made, copied from that batch. The time helps to classify a batch with
-    /// a lower number. If that batch was made later, its publisher has restarted in the same epoch. If it was made
-    /// earlier, it is a redelivery.
+    /// Time at which the batch at `cursor` was made, copied from that batch. The time helps to classify a later message
+    /// with a lower batch number. A batch made after this time comes from a publisher that has restarted in the same
+    /// epoch. A batch made before it is a redelivery.
     pub time_us: Option<u64>,
     /// Block size with which the publisher computed the sequence hashes of a full state from the blocks' content.
     /// Absent if the hashes are the names in its events.

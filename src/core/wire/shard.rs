@@ -38,8 +38,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns shard number `index`, from 0, of `count` shards. `None` unless `index` is below `count` and `count` is
-    /// at most [`SHARDS_MAX`].
+    /// Returns shard number `index`, from 0, of `count` shards. `None` if `index` is not below `count`, or if `count`
+    /// is above [`SHARDS_MAX`].
     pub fn new(index: u32, count: u32) -> Option<Self> {
         (index < count && count <= SHARDS_MAX).then_some(Self { index, count })
     }

@@ -25,11 +25,11 @@ pub struct HolderStatusReply {
     pub blocks: u64,
     /// Number of stored events that wait for their parent.
     pub parked_events: u32,
-    /// Whether the engine's hashes are not the contract's chain.
+    /// Whether the engine's hashes differ from the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
     /// Number of seconds by which the epoch is ahead of the daemon's clock. 0 or absent if the epoch is not ahead, or
-    /// by no more than clocks may differ.
+    /// is ahead by no more than the clocks of two machines may differ.
     #[serde(default)]
     pub epoch_ahead_s: u64,
     /// Whether the holder's state is certain.

@@ -336,9 +336,8 @@ impl Subjects {
     }
 
     /// Whether a reply may be sent to `subject`, which the sender of the request has chosen. The answering process
-    /// publishes the reply with its own permissions, and the sender of the request must not gain these. So `subject`
-    /// must not be a subject of this contract. It must not be a subject of the server either, that is, begin with
-    /// `$`.
+    /// publishes the reply with its own permissions, and the sender of the request must not gain these. So two kinds of
+    /// subjects are refused: those of this contract, and those of the server, which begin with `$`.
     pub fn may_reply_to(&self, subject: &str) -> bool {
         !subject.starts_with('$') && !subject.starts_with(&self.root)
     }

@@ -8,7 +8,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::entries::{Entries, ListElement, Message, count_entries};
 
-/// Length in bytes from which on the length of a text does not fit in the text's marker.
+/// Minimum length, in bytes, of a text whose length does not fit in its marker.
 const SHORT_TEXT: u8 = 32;
 
 /// Encodes a message as MessagePack.

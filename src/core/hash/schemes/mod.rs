@@ -19,8 +19,8 @@
 //! has only 8 bytes. So such a chain cannot be continued from one of its hashes, and the daemon uses the names that
 //! the engine sends.
 //!
-//! The hashes of blocks with an adapter depend on a fact that the events do not tell: with SGLang a key, with vLLM
-//! the path of the adapter. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs of tokens.
+//! An event does not tell all that the hashes of blocks with an adapter depend on: SGLang adds a key, and vLLM the path
+//! of the adapter. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs of tokens.
 //!
 //! A chain of a scheme has no block hashes: a step takes the tokens themselves. The tests
 //! `schemes_meet_the_vectors_of_llm_d`, `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`
@@ -62,8 +62,8 @@ impl SchemeAlgorithm {
     }
 }
 
-/// The rolling hash that a namespace uses in place of the contract's. Its text is `llm-d-xxh64`, or with a seed
-/// `llm-d-xxh64:SEED`.
+/// Rolling hash that a namespace uses in place of the contract's hash. Its text is the algorithm's word, such as
+/// `llm-d-xxh64`, or with a seed `llm-d-xxh64:SEED`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scheme {
     /// The algorithm of the scheme's hashes.

@@ -1,5 +1,5 @@
-//! Walks over the blocks of an index, for snapshots. A walk also tells which regular holders have each block. A
-//! holder is regular if its numbers of leading blocks describe it completely; see `share`.
+//! Walks over the blocks of an index, for snapshots. A walk also tells which regular holders have each block. A holder
+//! is regular if it is described completely by how many leading blocks of each run it has; see `share`.
 
 mod share;
 mod walk;

@@ -7,8 +7,8 @@
 //! - All its blocks are in one tier.
 //! - Each of its blocks is named by the block's sequence hash.
 //!
-//! Then the numbers of the holder's leading blocks in the runs describe the holder completely. So one walk can read
-//! many regular holders, and visits each common block once.
+//! Then the holder is described completely by how many leading blocks of each run it has. So one walk can read many
+//! regular holders, and visits each common block once.
 //!
 //! A walk visits a holder's runs at different instants, while events continue to change the holder. So the result for
 //! a holder contains some of the changes made during the walk, and lacks others. If all events since the start of the
@@ -25,8 +25,8 @@ use crate::wire::Tier;
 
 use super::walk::{Walk, WalkedRun};
 
-/// Holder that a [`HolderWalk`] can look for. The holder is regular: the numbers of leading blocks that it has of each
-/// run describe it completely.
+/// Holder that a [`HolderWalk`] can look for. The holder is regular: it is described completely by how many leading
+/// blocks of each run it has.
 #[derive(Debug)]
 pub struct WalkedHolder {
     index: PositionalIndexer,
@@ -39,8 +39,8 @@ pub struct WalkedHolder {
 
 impl WalkedHolder {
     /// Returns the form in which a walk over `index` can look for a regular holder, whose blocks are all in `tier`.
-    /// `reshaped` counts the holder's changes other than adding or removing blocks at the ends of its chains.
-    /// [`Self::is_same_as`] later compares this number to tell whether the holder has stayed the same.
+    /// `reshaped` is the holder's change counter, which leaves out blocks that are added or removed at the ends of the
+    /// holder's chains. [`Self::is_same_as`] later compares this counter.
     pub(crate) fn new(
         index: PositionalIndexer,
         record: Arc<HolderRecord>,
@@ -62,8 +62,8 @@ impl WalkedHolder {
         self.tier
     }
 
-    /// Whether this is the same holder as `earlier`. The holder must have stayed regular (described by its numbers of
-    /// leading blocks), and only stored and removed blocks and eviction may have changed it.
+    /// Whether this is the holder `earlier`, changed only by stored and removed blocks and by eviction, and regular all
+    /// the time (described by how many leading blocks of each run it has).
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
@@ -118,8 +118,8 @@ impl HolderWalk {
         let run = self.walk.next()?;
         self.parts.clear();
         for (slot, blocks) in &run.holders {
-            // A slot is given out again only after its holder is marked as retired. Asked after the look, the mark
-            // tells whose blocks these are.
+            // A slot is given out again only after its holder is marked as retired. The mark is read after the entries,
+            // so without the mark the blocks are those of this holder.
             if let Some((number, record)) = self.members.get(slot)
                 && !record.is_retired()
             {
@@ -133,7 +133,7 @@ impl HolderWalk {
         Some((run, &self.parts))
     }
 
-    /// Skips the runs below the run returned last. To be called at most once for each run.
+    /// Skips the runs below the run returned last. Must be called at most once for each run.
     pub fn skip_subtree(&mut self) {
         self.walk.skip_subtree();
     }

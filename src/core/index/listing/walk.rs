@@ -225,7 +225,8 @@ impl Walk {
                 self.path.pop();
                 continue;
             };
-            // The child follows a block that came after its run was met. So the child has come since then, too.
+            // The child branches off a block that its parent run got after the walk read the parent. So the child is
+            // new, too.
             let offset = listed.offset();
             if offset >= open.len {
                 continue;
@@ -242,7 +243,7 @@ impl Walk {
         }
     }
 
-    /// Skips the runs below the run returned last. To be called at most once for each run.
+    /// Skips the runs below the run returned last. Must be called at most once for each run.
     pub fn skip_subtree(&mut self) {
         if self.path.len() > 1 {
             self.path.pop();

@@ -18,8 +18,8 @@ impl RunWriter<'_> {
         self.store.has_bars()
     }
 
-    /// Replaces one holder's bars in a run: the marks of blocks after which no request can resume. To be called within
-    /// a [`Self::step`] that changes the run.
+    /// Replaces one holder's bars in a run: the marks of blocks after which no request can resume. Must be called
+    /// within a [`Self::step`] that changes the run.
     pub(crate) fn set_bars(&mut self, id: RunId, slot: HolderSlot, barred: impl Iterator<Item = Barred>) {
         let Some(run) = self.store.run(id, &self.guard) else {
             return;

@@ -15,8 +15,8 @@ use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 use crate::words::{self, Words, copy};
 
-/// Priority queue of runs that may have blocks to evict. The order is that of the run's last use, in ticks of the
-/// recency clock, when the run entered the queue. Each run is in the queue at most once.
+/// Priority queue of runs that may have blocks to evict. Runs are ordered by the tick of the recency clock in which
+/// they were last used before they entered the queue. Each run is in the queue at most once.
 pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
 /// State of the runs that only a thread with the writers' lock reads and changes.

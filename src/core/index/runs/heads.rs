@@ -120,8 +120,8 @@ impl Heads {
         probe(slots, tag(hash)).take(1).for_each(prefetch);
     }
 
-    /// Calls `check` with each run that may be in the table under this hash, until `check` returns `Some`, and returns
-    /// that.
+    /// Calls `check` with each run that may be in the table under this hash, until `check` returns `Some`. Returns this
+    /// value.
     #[inline]
     pub(super) fn find<T>(
         &self,
@@ -172,7 +172,7 @@ impl Heads {
         let Some(slot) = behind.next() else {
             return 0;
         };
-        // If the next slot is empty, no search goes on behind this one, and it needs no tombstone.
+        // If the next slot is empty, no search needs to go beyond this slot. Then it needs no tombstone.
         let is_last = behind.next().map(|next| next.load(Ordering::Relaxed)) == Some(EMPTY);
         slot.store(if is_last { EMPTY } else { GONE }, Ordering::Release);
         let counts = &mut counts.0[part];
@@ -271,7 +271,7 @@ mod tests {
             let (hash, run) = (heads.hash(None, random.next()), RunId(number));
             heads.insert(&mut counts, hash, run, &guard);
             there.push((hash, run));
-            // Those that go on elsewhere have none.
+            // Runs at later positions have no bit.
             let after = Some(Spot { run, offset: 0 });
             let hash = heads.hash(after, random.next());
             heads.insert(&mut counts, hash, run, &guard);

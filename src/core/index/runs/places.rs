@@ -1,5 +1,6 @@
 //! Table from a hash to the places of all blocks with that hash, whichever holder has them. Events use the table to
-//! find parents and removed blocks. Queries by compressed chains use it to find blocks in the middle of runs.
+//! find parents and removed blocks. Queries that give only some hashes of a chain use it to find blocks in the middle
+//! of runs.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -45,7 +46,8 @@ impl RunWriter<'_> {
                 equal < EQUAL_MAX
             };
             let names = (from..blocks.end).map(|offset| column.hash(offset) & COMMON_MASK);
-            // The next block's hash, if one is left, has the most places already: the block is passed over.
+            // The run insertion stops at a block whose hash has the maximum number of places already. This block is
+            // passed over.
             from += places.insert_run(names, place(id, from), is_equal, is_new) + 1;
         }
         self.account_places(doubles);
@@ -75,8 +77,8 @@ impl RunWriter<'_> {
         self.state.places_bytes = bytes;
     }
 
-    /// Calls `check` with each block that may have `hash`, until `check` returns `Some`, and returns that. `check`
-    /// must compare the hash.
+    /// Calls `check` with each block that may have `hash`, until `check` returns `Some`. Returns this value. Blocks
+    /// with other hashes may come, too, so `check` must compare the hash.
     pub(crate) fn find_place<T>(&self, hash: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let places = &self.state.places;
         places.find(hash & COMMON_MASK, |place| check(Spot::from_bits(place)))

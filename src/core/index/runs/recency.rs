@@ -24,7 +24,7 @@ const VICTIM_BLOCKS_MAX: u64 = 256;
 /// workers, some later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
-/// Number of clock ticks during which as many blocks are stored as the capacity allows in all.
+/// Number of ticks of the recency clock during which as many blocks are stored as the capacity allows in all.
 const TICKS: u64 = 256;
 
 /// Blocks to evict: the blocks of `run` from the offset `cutoff` on. The holders are all holders that have any of
@@ -63,9 +63,9 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Returns the leaves (ends of runs) that were used longest ago, with at most about `blocks_max` blocks and no more
+    /// Returns the leaves (ends of runs) that were used longest ago: about `blocks_max` blocks at most, and no more
     /// leaves than are evicted at one time. `greedy` are the holders of workers with much more than their share of the
-    /// capacity. If they are given, returns only leaves that no other holder has, if such leaves are found.
+    /// capacity. If `greedy` is given and leaves that only these holders have are found, returns no other leaves.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();

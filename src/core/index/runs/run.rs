@@ -125,14 +125,14 @@ impl<'g> Column<'g> {
                 && (!wanted.is_whole || self.is_completed_by(offset, position, wanted.hash, guard))
     }
 
-    /// Whether the hash at `offset` can be `whole`. It can in two cases. Only a fragment is known, and `whole` has
-    /// that fragment. Or the hash was completed to `whole` after the caller compared it.
+    /// Whether the hash at `offset` can be `whole`. If only a fragment of it is known, `whole` must have that fragment.
+    /// Otherwise the hash must have been completed to `whole` after the caller compared it.
     #[cold]
     fn is_completed_by(&self, offset: usize, position: u32, whole: u64, guard: &Guard) -> bool {
         if self.run.is_short(offset, guard) {
             return is_same_at(position, self.hash(offset), whole);
         }
-        // It may have been completed since it was compared, in an array that the run has got since this one.
+        // The hash may have been completed since the comparison, and in a newer array than this one.
         self.run.column(guard).hash(offset) == whole
     }
 
@@ -262,10 +262,10 @@ impl Run {
         }
     }
 
-    /// Returns the range of offsets that contains the first block at which the query and the run differ, according to
-    /// the marks, which are bytes of some hashes. `len` is the number of blocks that both have, and `wanted` gives the
-    /// query's hash at an offset. Blocks before the start of the range have equal marks, but may still differ. If the
-    /// end of the range is below `len`, the block at the end surely differs.
+    /// Returns the range of offsets that contains the first difference between the query and the run, as far as the
+    /// marks (bytes of some hashes) tell. `len` is the number of blocks that both have, and `wanted` gives the query's
+    /// hash at an offset. Blocks before the range have equal marks, but may still differ. If the end of the range is
+    /// below `len`, the block at the end surely differs.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {

@@ -28,7 +28,7 @@ pub(crate) struct RunStore {
     total: Arc<Usage>,
     /// Whether the size of the index is bounded.
     pub(crate) is_bounded: bool,
-    /// Current tick of the clock that counts stored blocks, and by which the last use of runs is measured.
+    /// Current tick of the recency clock, which advances with the number of stored blocks.
     pub(super) tick: AtomicU32,
     turns: CachePadded<TurnState>,
     /// Counts that every search reads. They are on other cache lines than the words that every event changes.
@@ -42,8 +42,8 @@ struct TurnState {
     evicted: AtomicU64,
 }
 
-/// Counts of facts that require a search to take more care, for example facts that show that hashes are not a chain.
-/// Every search reads these counts.
+/// Counts of facts that make searches more careful, such as hashes that do not form a chain. Every search reads these
+/// counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     /// Number of duplicate hashes among the blocks: a hash at n places counts n - 1 times.
@@ -113,8 +113,8 @@ impl RunStore {
         self.doubles() == 0
     }
 
-    /// Whether any block of any holder is not resumable. Called after a search has read a run, the result includes
-    /// all steps that ended before that read.
+    /// Whether any block of any holder is not resumable. If a search calls this after it has read a run, the result
+    /// includes all steps that ended before that read.
     #[inline]
     pub(crate) fn has_bars(&self) -> bool {
         self.doubts.barred.load(Ordering::Relaxed) != 0

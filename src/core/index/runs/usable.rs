@@ -1,5 +1,5 @@
 //! Usable blocks: how many leading blocks of a chain a request can reuse at each holder. The bars of the chain's runs
-//! tell which blocks a request cannot resume after.
+//! mark the blocks after which a request cannot resume.
 
 use super::run::Run;
 use crate::epoch::Guard;

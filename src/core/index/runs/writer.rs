@@ -80,8 +80,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Releases the writers' lock for a moment, and calls `others` meanwhile. So `others` may wait for a thread that
-    /// needs this lock.
+    /// Releases the writers' lock for a moment, and calls `others` meanwhile. `others` may wait for a thread that needs
+    /// this lock.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.settle();
         turn_ends();
@@ -260,7 +260,7 @@ impl<'s> RunWriter<'s> {
             if is_whole {
                 self.refine(spot, &hashes[..count]);
             }
-            // More of them may be appended: the next call finds out.
+            // More of `hashes` may fit at the end of this run: the next call finds out.
             self.use_run(spot.run, self.store.tick().unwrap_or_default());
             return Some((spot, count));
         }

@@ -8,10 +8,10 @@ use crate::index::runs::Prints;
 
 use super::rolled::{QueryContent, Rolled};
 
-/// The lineage hashes of a query, by position.
+/// The hashes of a query, by position.
 ///
-/// Lineage and sequence hashes need no hashing at all. Tokens and block hashes are hashed only as far as the search
-/// needs them.
+/// If the query gives lineage or sequence hashes, nothing is hashed. If it gives tokens or block hashes, they are
+/// hashed only as far as the search needs them.
 #[derive(Debug)]
 pub struct QueryChain<'a> {
     hashes: Hashes<'a>,

@@ -60,8 +60,9 @@ pub enum TierDepth {
     /// All tiers.
     #[default]
     All,
-    /// All tiers, as with [`Self::All`]. In addition the search tells how many blocks lie on the device, and on device
-    /// and host: see [`Matches::near_blocks`]. With a [`SparseChain`] this is the same as [`Self::All`].
+    /// All tiers, as with [`Self::All`]. In addition, the search tells how many blocks lie on the device, and how many
+    /// on device and host together: see [`Matches::near_blocks`]. With a [`SparseChain`] this is the same as
+    /// [`Self::All`].
     Each,
 }
 
@@ -84,8 +85,8 @@ pub struct Search<'a> {
     pub workers: Option<&'a [WorkerName]>,
     /// Tiers whose blocks count.
     pub tiers: TierDepth,
-    /// Maximum number of blocks that count as usable. It exists because a request always computes its last token.
-    /// `None` is no bound.
+    /// Maximum number of blocks that count as usable. A request always computes its last token, so it cannot use every
+    /// block. `None` is no bound.
     pub usable_max: Option<u32>,
 }
 
@@ -97,7 +98,7 @@ impl Search<'_> {
 
 /// Returns, for each holder, the length of the prefix of `chain` that it holds.
 pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
-    // Before the first look, so that what is replaced from now on is noticed.
+    // Read before any run, so that a state that is replaced from now on is noticed.
     let replacements = shared.replacements.load();
     if chain.is_empty() {
         return Matches(None);
@@ -160,7 +161,7 @@ struct SearchStart<'g, S> {
 }
 
 /// Searches with one kind of set. Returns the groups of holders in order. With [`TierDepth::Each`], also returns the
-/// leading blocks on the device, and on device and host.
+/// numbers of leading blocks on the device, and on device and host.
 #[inline]
 fn find_in<S: SlotBits>(
     shared: &IndexShared,
@@ -183,8 +184,8 @@ fn find_in<S: SlotBits>(
     (depths.finish(usable_max, directory), None)
 }
 
-/// Finds how many leading blocks holders have at each of `steps`, which are steps of tiers. All these numbers were
-/// true at the same instant.
+/// Finds how many leading blocks each holder has at each of `steps`, the steps of tiers (0 for the device, 1 for device
+/// and host, 2 for all). All these numbers were true at the same instant.
 #[inline(never)]
 fn find_steps<S: SlotBits, const STEPS: usize>(
     shared: &IndexShared,
@@ -195,7 +196,7 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
 ) -> [Depths<S>; STEPS] {
     let (mut head, mut attempts) = (Some(start.head), 0..ATTEMPTS_MAX);
     loop {
-        // No step is made in another writer's turn.
+        // After the last attempt, this thread takes the turn. In its turn no writer makes a step.
         let turn = attempts.next().is_none().then(|| shared.runs.write());
         let mut finder = Finder {
             store: &shared.runs,
@@ -331,7 +332,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
 
     /// Returns the holders that have the first `agreed` blocks of a run, which begins at position `start`. Records
     /// the depth of holders that have fewer of these blocks. Holders for which `is_asked` is false are left out.
-    // In the loop of its caller, which is long, its few words would not stay in registers.
+    // Not inlined: in the caller's long loop, its few words would not stay in registers.
     #[inline(never)]
     fn look_at(
         &mut self,

@@ -84,8 +84,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Returns the sequence hash of the block at `index`, which must exist. Fast for the first block whose hash is not
-    /// known yet.
+    /// Returns the sequence hash of the block at `index`, which must exist. The call is fast if exactly the hashes
+    /// before this block are known.
     #[inline]
     pub(super) fn hash(&mut self, index: usize) -> SequenceHash {
         self.pass(index);
@@ -145,7 +145,7 @@ impl<'a> Rolled<'a> {
             self.pass_run(column, start, agreed);
             let (same, own) = self.follow(column, agreed, blocks);
             if let Some(print) = print.filter(|_| same == CHUNK) {
-                // Bound to the hashes that were compared, whatever hashes the run has by now.
+                // The fingerprint is bound to the hashes that were compared, even if the run has other hashes by now.
                 column.set_content(chunk, print ^ prints.of(&own));
             }
             agreed += same;
@@ -180,8 +180,8 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`: takes their hashes from the run as the
-    /// query's. The query must have all of these blocks.
+    /// Passes the first `agreed` blocks of a run that begins at `start`. The run's hashes of these blocks become the
+    /// query's known hashes. The query must have all of these blocks.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {

@@ -51,8 +51,7 @@ impl<'a> SparseChain<'a> {
         Ok(Self { key, positions })
     }
 
-    /// Number of leading blocks that the chain stands for: up to the last chosen block, the last block that the query
-    /// gives.
+    /// Number of leading blocks that the chain stands for: all blocks up to the last block that the query gives.
     pub fn query_blocks(&self) -> u32 {
         self.positions.last().map_or(0, |last| last.as_u32() + 1)
     }
@@ -102,7 +101,7 @@ impl<'a> SparseChain<'a> {
 
 /// Returns, for each holder, bounds on the length of the prefix of `chain` that it holds.
 pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
-    // Before the first look, so that what is replaced from now on is noticed.
+    // Read before any run, so that a state that is replaced from now on is noticed.
     let replacements = shared.replacements.load();
     let runs = shared.runs.write();
     let directory = shared.slots.load();
@@ -227,7 +226,7 @@ impl SparseSearch<'_> {
         }
         let mut found = Groups::new();
         let mut rest = slots;
-        // If hashes are no chain, it is not known which blocks the query's other blocks are.
+        // If the hashes are no chain, the query's hashes do not tell the blocks between its chosen blocks.
         if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {
@@ -255,7 +254,7 @@ impl SparseSearch<'_> {
     }
 
     /// Records the bounds of `holders`, which have the chosen block number `held`, but lack the chosen block number
-    /// `missing`. Only for hashes that form a chain, so that having a block proves having all blocks before it.
+    /// `missing`. The hashes must form a chain: then a holder that has a block also has all blocks before it.
     fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
         if holders.is_empty() {
             return;
@@ -263,7 +262,7 @@ impl SparseSearch<'_> {
         if missing <= held + 1 {
             return self.push(held, self.chain.blocks_through(held), missing, holders);
         }
-        // Mostly some have all.
+        // Mostly some holders have all chosen blocks, so the last one is tried first.
         let is_first = missing == self.chain.positions.len();
         let middle = if is_first {
             missing - 1

@@ -72,16 +72,16 @@ impl Attributes {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Returns, for each step of tiers, whether the blocks are not resumable at that step. That is true if the blocks
-    /// are in a tier of the step, and are barred (not resumable) in every such class of tiers.
+    /// Returns, for each step of tiers, whether the blocks are not resumable at that step. That is true if the step has
+    /// tiers with the blocks, and the blocks are barred (not resumable) in the classes of all these tiers.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
     }
 }
 
-/// Returns in which classes of tiers a block is barred (no request can resume after it), once an event has told whether
-/// it is barred in `tier`. `barred` are these classes before the event.
+/// Returns the classes of tiers in which a block is barred (no request can resume after it), after an event. The event
+/// tells whether the block is barred in `tier`. `barred` are the classes before the event.
 pub(crate) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }

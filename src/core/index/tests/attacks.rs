@@ -212,7 +212,7 @@ fn what_waits_is_counted_until_it_no_longer_does() {
         1000
     );
     assert_eq!(index.sizes().bytes, 0);
-    // And where the parent comes.
+    // The memory is also given back if the parent arrives.
     store(&mut writer, Some(7), None, hashes(1000..2000));
     store(&mut writer, None, None, hashes([7]));
     writer.retire();
@@ -251,7 +251,7 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
         "{:?}",
         index.sizes()
     );
-    // Nor do events that wait.
+    // Waiting events do not take this room either.
     for number in 0..64 {
         store(
             &mut writer,

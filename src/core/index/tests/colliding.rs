@@ -72,7 +72,7 @@ impl Tree {
     }
 }
 
-/// Model of one holder's blocks, by the rules: a name belongs to one block, the last one stored under it.
+/// Model of one holder's blocks. Its one rule: a name belongs to the last block that was stored under it.
 #[derive(Default)]
 struct Model {
     names: BTreeMap<u64, (Node, u8)>,

@@ -25,7 +25,7 @@ const READERS: u64 = 3;
 /// Knowledge that readers have of one holder: the depths of all queries, and which versions may be visible.
 #[derive(Default)]
 struct Log {
-    /// Depths of all queries, by version: the state after a number of changes. Written before the version begins.
+    /// Depths of all queries in each version of the holder's state. Written before the change to this version begins.
     depths: Mutex<Vec<Vec<usize>>>,
     /// Last version that may be partly visible.
     begun: AtomicUsize,

@@ -104,7 +104,7 @@ fn hashes_that_are_no_chain_are_noticed_under_names_too() {
     store_named(&mut other, &[1, 8, 3], 200);
     assert_eq!(ask(&[1, 2, 3]), [(0, 3), (1, 1)]);
     assert_eq!(ask(&[1, 8, 3]), [(0, 1), (1, 3)]);
-    // Beside a holder whose blocks are called by their hashes.
+    // The first blocks are shared with a holder whose blocks are named by their hashes.
     store(&mut unnamed, None, hashes([1, 9, 3]));
     assert_eq!(ask(&[1, 9, 3]), [(0, 1), (1, 1), (2, 3)]);
     remove(&mut other, hashes([200, 201, 202]));
@@ -117,7 +117,7 @@ fn hashes_that_are_no_chain_are_noticed_under_names_too() {
 fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
     let index = new_index();
     let mut writer = register(&index, 0);
-    // All different, and equal where the table looks: as many as there are.
+    // All of these hashes differ, but they agree in the bits by which the table finds them.
     for number in 0..4096_u64 {
         store(
             &mut writer,

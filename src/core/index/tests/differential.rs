@@ -153,11 +153,12 @@ impl Run {
                 rebuilt.apply(&event, tier);
                 writer.apply(event, tier, 0);
             }
-            // By the rules of the oracle, the events say exactly what the holder held.
+            // Applied to a new oracle, the events give exactly the blocks that the holder had.
             assert_eq!(rebuilt.contents(), holder.oracle.contents(), "{}", holder.id);
             assert_eq!(writer.blocks(), holder.oracle.len());
             holder.writer = writer;
-            // It knows what waited for a parent, and which blocks have had theirs: a dump does not.
+            // The old oracle also knows which events wait for a parent, and which blocks have had theirs. A dump does
+            // not tell.
             holder.oracle = rebuilt;
         }
         self.index = fresh;
@@ -298,7 +299,7 @@ impl Run {
             .iter()
             .flat_map(|holder| holder.oracle.counting_keys())
             .collect();
-        // Those before a block that is held, too.
+        // The index also counts missing blocks before a held block.
         assert!(sizes.distinct_blocks >= counting.len() as u64, "{sizes:?}");
         let held: usize = self.holders.iter().map(|holder| holder.oracle.len()).sum();
         assert_eq!(sizes.held_blocks, held as u64);

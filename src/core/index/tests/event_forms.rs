@@ -107,7 +107,7 @@ fn a_removal_from_another_tier_leaves_what_waits_alone() {
 
 #[test]
 fn a_parent_is_found_by_its_sequence_hash_whatever_it_is_called() {
-    // Regular under names of its own; irregular; by lineage hashes.
+    // Three shapes: names of its own in one tier; two tiers; stored by lineage hashes.
     for shape in 0..3 {
         let (index, mut writer) = holder(Hashing::Engine);
         match shape {
@@ -173,7 +173,7 @@ fn a_removal_by_sequence_hash_takes_a_block_under_all_its_names() {
         );
         assert_eq!(matched(&index, &[1, 2, 3]), 1);
         assert_eq!(writer.blocks(), 2);
-        // Behind the hole, too.
+        // A block after the hole is removed, too.
         assert_eq!(apply(&mut writer, removed(&[3])).removed, 1);
         apply(&mut writer, stored(Some(10), None, &[2], Some(&[20])));
         assert_eq!(matched(&index, &[1, 2, 3]), 2);
@@ -191,12 +191,12 @@ fn a_block_stored_by_its_lineage_hash_is_removed_by_its_sequence_hash() {
 #[test]
 fn a_position_with_an_absent_parent_is_taken_at_its_word_until_that_is_contradicted() {
     let (index, mut writer) = holder(Hashing::Engine);
-    // By the parent's sequence hash: found as soon as that is there.
+    // The parent is given by its sequence hash. The child is found as soon as the parent arrives.
     apply(&mut writer, stored(Some(2), Some(2), &[3], Some(&[30])));
     let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
     assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 0);
     assert_eq!(matched(&index, &[1, 2, 3]), 3);
-    // By the engine's name, which nobody could know: noticed as soon as the name comes.
+    // The parent is given by the engine's name. This is noticed as soon as a block of that name arrives.
     apply(&mut writer, stored(Some(50), Some(2), &[6], Some(&[60])));
     let applied = apply(&mut writer, stored(None, None, &[4, 5], Some(&[40, 50])));
     assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
@@ -204,7 +204,7 @@ fn a_position_with_an_absent_parent_is_taken_at_its_word_until_that_is_contradic
 
 #[test]
 fn a_child_without_names_may_have_meant_its_parents_name() {
-    // Also where a dump lies between: what is not placed yet says itself which parent it gave.
+    // The name is noticed after a dump and restore, too: an orphan itself tells which parent its event gave.
     for is_restored in [false, true] {
         let (index, mut writer) = holder(Hashing::Engine);
         apply(&mut writer, stored(Some(20), Some(2), &[3], None));
@@ -218,7 +218,7 @@ fn a_child_without_names_may_have_meant_its_parents_name() {
         };
         let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
         assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
-        // It stands behind another block than the one of that name.
+        // The orphan follows another block than the one of that name.
         assert_eq!(matched(&index, &[1, 2, 3]), 2);
         assert!(RejectReason::AmbiguousParent.doubt().is_some());
     }
@@ -229,13 +229,13 @@ fn a_removed_name_of_an_event_that_waits_is_no_hash() {
     for twice in [false, true] {
         let (index, mut writer) = holder(Hashing::Engine);
         apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
-        // The second block again, by its hash as its name, behind a block that has not come.
+        // Another event gives the second block by its hash as its name, after a parent that has not arrived.
         apply(&mut writer, stored(Some(77), None, &[2, 3], None));
         let removed = removed(if twice { &[2, 2] } else { &[2] });
         let applied = apply(&mut writer, removed);
         assert_eq!(applied.removed, 1);
         assert_eq!(applied.rejected(RejectReason::UnknownBlock), u64::from(twice));
-        // Its first name holds it.
+        // The block is still held under its first name.
         assert_eq!(matched(&index, &[1, 2]), 2);
     }
 }
@@ -250,13 +250,13 @@ fn one_hash_under_two_parents_leaves_doubt() {
     assert_eq!(applied.rejected(RejectReason::Moved), 1);
     assert!(RejectReason::Moved.doubt().is_some());
     assert_eq!((matched(&index, &[1, 3]), matched(&index, &[2, 3])), (1, 2));
-    // Under names of their own the holder has both.
+    // If each block has a name of its own, the holder has both blocks.
     let (index, mut writer) = holder(Hashing::Engine);
     apply(&mut writer, stored(None, None, &[1, 3], Some(&[10, 13])));
     let applied = apply(&mut writer, stored(None, None, &[2, 3], Some(&[20, 23])));
     assert_eq!(applied.rejected(RejectReason::Moved), 0);
     assert_eq!((matched(&index, &[1, 3]), matched(&index, &[2, 3])), (2, 2));
-    // Nor do lineage hashes tell apart two sequence hashes that agree in what they keep.
+    // Two sequence hashes with the same lineage hash leave doubt, too.
     let (_, mut writer) = holder(Hashing::Engine);
     apply(&mut writer, stored(Some(5), Some(300), &[7], Some(&[70])));
     let applied = apply(
@@ -272,7 +272,7 @@ fn removals_are_kept_in_mind_within_bounds() {
     apply(&mut writer, stored(Some(1), None, &[2], None));
     let many: Vec<u64> = (10..11 + UNPLACED_MAX as u64).collect();
     let applied = apply(&mut writer, removed(&many));
-    // Nobody could say any more whether the block that waited was among them.
+    // Not all removals could be remembered. So the event that waited was dropped: its block may have been removed.
     assert_eq!(applied.rejected(RejectReason::ParkingFull), 1);
     assert_eq!(index.sizes().parked_events, 0);
 }

@@ -442,8 +442,8 @@ fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
     (index, victim, other)
 }
 
-/// At each point of an eviction, clears the victim, marks it as certain, and stores other blocks for it. If the
-/// victim still counts as certain afterwards, it has all these blocks.
+/// At each point of an eviction, clears the victim (the holder whose blocks are evicted), marks it as certain, and
+/// stores other blocks for it. If the victim still counts as certain afterwards, it has all these other blocks.
 #[test]
 fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_there() {
     const CAPACITY: u64 = 100;
@@ -454,9 +454,10 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
         hook::set(points, move || {
             victim.apply(Event::Cleared, Tier::DEVICE, 0);
             victim.status().recover(DegradedReason::Capacity);
-            // So few that this needs no room to be made, which would wait for who makes it already.
+            // These blocks are so few that storing them evicts nothing. An eviction would wait for the one that is
+            // under way.
             store(&mut victim, None, hashes(2, 0, AGAIN));
-            // It stays.
+            // The writer is not dropped, so the holder stays.
             std::mem::forget(victim);
         });
         store(&mut other, None, hashes(3, 0, CAPACITY - AGAIN));
@@ -482,7 +483,7 @@ fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
             had_all.set(victim.blocks() as u64 == CAPACITY);
             let removed = RemovedBlocks::by_sequence(hashes(1, 0, CAPACITY));
             victim.apply(Event::Removed(removed), Tier::DEVICE, 0);
-            // It stays.
+            // The writer is not dropped, so the holder stays.
             std::mem::forget(victim);
         });
         store(&mut other, None, hashes(3, 0, CAPACITY));
@@ -565,11 +566,11 @@ fn whoever_floods_forgets_its_own_blocks_and_leaves_others_their_share() {
     assert!(flooder.blocks() as u64 >= SHARE, "it has what the others leave");
     assert!(flooder.status().own_reasons().contains(DegradedReason::Capacity));
     assert!(index.sizes().distinct_blocks <= SHARE * 11);
-    // Who has less than half of its share is worth being asked again, although there is no room.
+    // A worker with less than half of its share may get its blocks back, although there is no room.
     let late = register(&index, "late");
     assert!(index.has_room_for(late.record()));
     assert!(!index.has_room_for(flooder.record()));
-    // What others have, too, is nobody's alone: where all that is greedy is shared, the oldest goes.
+    // Blocks that others have, too, do not count as the greedy worker's own. If there are no others, the oldest go.
     for writer in &mut honest {
         writer.clear();
     }

@@ -208,7 +208,8 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     } = Run::begin(8, 12, SHAPE.hashing);
     let mut several = 0_u64;
     for _ in 0..operations {
-        // So few that none is left for the turn that a search takes in the end: no other can be made within that.
+        // As many steps as tries, so that no step is left when the search takes its turn. A step in that turn is
+        // impossible.
         let steps = (0..ATTEMPTS_MAX).filter_map(|_| match Operation::random(&mut random, &SHAPE, &world) {
             Operation::Apply { holder, tier, event } => Some((holder, tier, event)),
             _ => None,

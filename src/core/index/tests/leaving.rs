@@ -45,7 +45,7 @@ fn check(index: &PositionalIndexer, held: usize) {
     let around = [0, 1, 2, 5, 8, 23, 24, 25, 31, 62].map(|marks| near(marks * 64));
     let places = around.into_iter().flatten().chain((0..DEPTH).step_by(149));
     for from in places.chain(near(held)).filter(|from| *from <= DEPTH) {
-        // Of the second, every mark is like that of the first; of the third, some are by chance.
+        // With 0xff, every mark of the query equals the run's mark. With 0x7f, some marks are equal by chance.
         for kept in [0, 0xff, 0x7f] {
             let query = chain(from, kept);
             for len in [DEPTH, from + (DEPTH - from) / 2, from.min(held)] {

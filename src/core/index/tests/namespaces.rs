@@ -87,7 +87,7 @@ fn the_namespace_of_probes_exists_beside_the_limits_on_namespaces() {
     namespaces.is_open = false;
     let probed = namespaces.get_or_create(&probe, None).unwrap();
     assert_eq!(namespaces.refusal(&probe), None);
-    // It takes no other's place, and comes where no place is left.
+    // The namespace of probes does not count in the number of namespaces, and can be made when no more are allowed.
     namespaces.is_open = true;
     for made in ["second", "third"] {
         namespaces.get_or_create(&name(made), None).unwrap();
@@ -99,7 +99,7 @@ fn the_namespace_of_probes_exists_beside_the_limits_on_namespaces() {
     assert_eq!(namespaces.forget_empty(2, 1_000).len(), 1);
     let probed = namespaces.get_or_create(&probe, None).unwrap();
 
-    // Nobody can keep much there.
+    // Little can be kept in the namespace of probes.
     let id = |worker: String, rank| HolderId {
         worker: WorkerName::new(&worker).unwrap(),
         rank,
@@ -118,7 +118,7 @@ fn the_namespace_of_probes_exists_beside_the_limits_on_namespaces() {
         );
     }
     assert!(probed.indexer.sizes().held_blocks <= 8 * 16);
-    // Neither as missing blocks before the last one of a chain.
+    // Missing blocks before the last block of a chain are bounded, too.
     let writer = &mut writers[0];
     writer.apply(Event::Cleared, Tier::DEVICE, 0);
     for number in 1..5_000 {
@@ -153,7 +153,7 @@ fn who_was_refused_is_remembered_until_there_is_room() {
     let refused = namespaces.get_or_create(&wanted, None).unwrap_err();
     assert_eq!(namespaces.refusal(&wanted), Some(refused));
     assert_eq!(namespaces.refusal(&name("other")), None);
-    // Of very many, not all are remembered: any may be one of them.
+    // Not all of so many refused names are remembered. So any name may be one of them.
     for number in 0..2000 {
         namespaces
             .get_or_create(&name(&format!("n{number}")), None)
@@ -192,7 +192,7 @@ fn the_first_to_tell_a_block_size_gives_it_to_the_namespace_until_all_have_left(
         let asked = if is_taken { tokens(64) } else { tokens(32) };
         assert_eq!(told.indexer.settings().takes(asked), is_taken);
     }
-    // Who does not say has blocks of the configuration's size.
+    // A batch without a block size has blocks of the configuration's size.
     assert!(!told(None).indexer.settings().takes(None));
     writer.retire();
     let used = told(tokens(64));
@@ -219,7 +219,7 @@ fn a_told_block_size_does_not_change_what_the_configuration_says() {
         namespaces.get_or_create(&name("a"), Some(a)).unwrap_err(),
         refused
     );
-    // It is there as soon as somebody has blocks of the configuration's size.
+    // The namespace is made as soon as a batch gives the configuration's size.
     assert_eq!(namespaces.refusal(&name("a")), Some(refused));
     drop(namespaces.get_or_create(&name("a"), Some(configured)).unwrap());
     assert_eq!(namespaces.refusal(&name("a")), None);

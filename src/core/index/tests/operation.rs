@@ -146,8 +146,8 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
     let before = from.checked_sub(1);
     let position = random.chance(30).then(|| Position::new(from as u64).unwrap());
     let parent = before.map(|before| name_of(hashing, path.chain[before], variant));
-    // A block has several names, and the parent is meant by any of them. Where it has not come under that one, the event waits, or with
-    // its position stands where it may not belong.
+    // A block has several names, and the event may give any of them for the parent. If the holder does not know this
+    // name, the event waits. If the event also gives a position, its blocks become orphans instead.
     let parent = match before {
         Some(before) if random.chance(10) => {
             let other = random.next() % 3;

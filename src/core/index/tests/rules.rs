@@ -257,15 +257,16 @@ fn conflict(index: &PositionalIndexer) -> [HolderWriter; 2] {
     })
 }
 
-/// The index has the query's last hash at the right position, but other blocks before it.
+/// Checks a query whose last hash is in the index at the right position, after other blocks. The search finds only the
+/// blocks that really agree.
 #[test]
 fn where_hashes_are_no_chain_one_in_its_place_proves_nothing_about_those_before_it() {
     let (index, mut writer) = new_holder(IndexLimits::default());
-    // That is known since one hash came after two others.
+    // The index knows that hashes are no chain, because one hash has two parents.
     let _conflict = conflict(&index);
     writer.apply(stored_from(0, &[27, 6, 19, 24, 22, 4, 14]), Tier::DEVICE, 0);
     check_garbage(&index, &[1], &[27, 2, 21, 3, 3, 4]);
-    // As long as several fingerprints, with a difference in one of them.
+    // The chain is covered by several fingerprints. The query differs in one block.
     let chain: Vec<u64> = (100..400).collect();
     writer.apply(stored_from(0, &chain), Tier::DEVICE, 0);
     for place in [0, 31, 32, 100, 254, 255, 256, 299] {
@@ -286,7 +287,7 @@ fn a_search_does_not_vouch_for_a_state_that_was_replaced_behind_its_back() {
     writer.status().confirm(trust.generation());
     writer.apply(blocks(), Tier::DEVICE, 0);
     writer.status().degrade(DegradedReason::Gap);
-    // The search finds what the gap left behind; only then is the state replaced, and its reasons with it.
+    // The search sees the state after the gap. After the search, the state and its reasons are replaced.
     let before = search();
     writer.apply(Event::Cleared, Tier::DEVICE, 0);
     writer.replace_reasons(DegradedReasons::default());

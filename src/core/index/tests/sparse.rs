@@ -103,14 +103,14 @@ fn at(positions: &[u64]) -> Vec<Position> {
 fn hashes_that_are_no_chain_prove_only_what_has_no_gap() {
     let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
     let mut writers = Vec::new();
-    // The third block has one hash behind two prefixes.
+    // The third block has the same hash after two different prefixes.
     for (name, blocks) in [("a", [1, 2, 3, 4]), ("b", [1, 9, 3, 4])] {
         let mut writer = index.register(&holder(name)).unwrap();
         let stored = StoredBlocks::by_sequence(None, None, hashes(&blocks));
         writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
         writers.push(writer);
     }
-    // And with it the fourth.
+    // The fourth block conflicts, too.
     assert_eq!(index.sizes().chain_conflicts, 2);
     let ask = |blocks: &[u64], positions: &[u64]| {
         let key = QueryKey::SequenceHashes(hashes(blocks));
@@ -119,7 +119,7 @@ fn hashes_that_are_no_chain_prove_only_what_has_no_gap() {
     let expect = |bounds: [(&str, (usize, usize)); 2]| -> Found {
         bounds.map(|(name, blocks)| (holder(name), blocks)).into()
     };
-    // `b` has other blocks in the gap, and nothing tells.
+    // `b` has another block between the two chosen blocks, which the query cannot tell.
     assert_eq!(ask(&[1, 4], &[0, 3]), expect([("a", (1, 4)), ("b", (1, 4))]));
     assert_eq!(
         ask(&[1, 2, 4], &[0, 1, 3]),
@@ -190,7 +190,7 @@ fn hashes_that_are_no_chain_concern_no_other_chains() {
         let mut writer = index.register(&holder(name)).unwrap();
         for (number, blocks) in (0..).zip(chains) {
             let mut stored = StoredBlocks::by_sequence(None, None, hashes(blocks));
-            // Under names of their own: under one name the holder would have the last alone.
+            // Each block gets a name of its own. Under one name, the holder would have only the last block.
             stored.engine_hashes = Some(
                 (0..blocks.len() as u64)
                     .map(|at| number << 32 | at << 8)
@@ -208,9 +208,9 @@ fn hashes_that_are_no_chain_concern_no_other_chains() {
     };
     let honest = Found::from([(holder("honest"), (6, 6))]);
     assert_eq!(ask(&[3, 6], &[2, 5]), honest);
-    // What meets them is bounded as before.
+    // A query that contains a hash with two parents still gets wider bounds.
     assert_eq!(ask(&[70, 8], &[0, 2]), Found::from([(holder("foreign"), (1, 3))]));
-    // More of one hash than are found: nobody who may have it is left out.
+    // The table does not find all blocks with this hash. So no holder that may have such a block is left out.
     let chains: Vec<[u64; 2]> = (100..140).map(|first| [first, 5]).collect();
     let chains: Vec<&[u64]> = chains.iter().map(|chain| &chain[..]).collect();
     let _many = store("many", &chains);

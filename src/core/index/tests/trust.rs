@@ -37,7 +37,7 @@ fn nobody_is_trusted_during_a_stall_and_everybody_as_before_after_it() {
     trust.end_stall(second);
     assert!(confirmed.reasons(&trust).is_empty() && !trust.is_stalled());
     assert!(unconfirmed.reasons(&trust).contains(DegradedReason::Unverified));
-    // The end of one that is over takes nothing back.
+    // Ending a stall that is already over does not end a later stall.
     let third = trust.stall();
     trust.end_stall(first);
     assert_eq!(trust.current_stall(), Some(third));

@@ -274,13 +274,13 @@ fn what_a_walk_cannot_tell_is_noticed() {
         store(holder, &path_hashes([0, 1, 1]));
         store(holder, &path);
     }));
-    // A hole, even if it is filled.
+    // A hole makes the holder another one, even if the hole is filled again.
     assert!(!is_same_after(&|holder| remove(holder, &path[2..3])));
     assert!(!is_same_after(&|holder| {
         remove(holder, &path[2..3]);
         store(holder, &path);
     }));
-    // Other tiers, even if they are left.
+    // So do blocks in another tier, even if they are removed again.
     let in_host = |event, holder: &mut HolderWriter| holder.apply(event, Tier::new(1).unwrap(), 0);
     assert!(!is_same_after(&|holder| {
         remove(holder, &path);
@@ -312,7 +312,7 @@ fn what_a_walk_cannot_tell_is_noticed() {
     let mut holder = register(&index, 0);
     store(&mut holder, &path);
     assert!(!holder.as_walked().unwrap().is_same_as(&before));
-    // Its blocks are not those of the one before, although it has the same slot.
+    // The new holder has the same slot, but its blocks do not count as those of the holder before.
     let mut walk = HolderWalk::new([(0, &before)]).unwrap();
     assert_eq!(walk.next().map(|(_, parts)| parts.len()), Some(0));
 }

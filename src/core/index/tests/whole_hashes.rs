@@ -112,7 +112,7 @@ fn holders_of_hashes_with_other_top_bits_are_told_apart() {
     let ask = |chain: &[u64]| found(&index, &QueryKey::SequenceHashes(sequence(chain)));
     assert_eq!(ask(&chain()), [is("one", all), is("other", 3)]);
     assert_eq!(ask(&other_from(3)), [is("one", 3), is("other", all)]);
-    // A lineage hash has not the bits that tell them apart.
+    // A lineage hash lacks the bits that distinguish the two holders' blocks.
     let hashes = sequence(&chain()[..200]);
     let lineage = lineage_hashes(&hashes).collect::<Result<Vec<_>, _>>().unwrap();
     assert_eq!(
@@ -140,7 +140,7 @@ fn a_holder_can_have_both_of_two_blocks_that_only_their_top_bits_tell_apart() {
     writer.apply(Event::Removed(gone), Tier::DEVICE, 0);
     assert_eq!(ask(&chain()), [("w".to_owned(), 3)]);
     assert_eq!(ask(&other_from(3)), [("w".to_owned(), 4)]);
-    // A lineage hash stands for both.
+    // One lineage hash stands for both blocks.
     writer.apply(stored(&chain()[..4]), Tier::DEVICE, 0);
     let key = lineage_hashes(&sequence(&chain()[..4])).last().unwrap().unwrap();
     let gone = RemovedBlocks {
@@ -162,7 +162,7 @@ fn a_block_known_by_its_fragment_is_completed_by_whoever_knows_more() {
     let is = |worker: &str, blocks| (worker.to_owned(), blocks);
     let all = u32::try_from(DEPTH).unwrap();
     let ask = |chain: &[u64]| found(&index, &QueryKey::SequenceHashes(sequence(chain)));
-    // Nobody knows the bits above.
+    // Only fragments of the hashes are known, so the highest bits agree with anything.
     assert_eq!(ask(&chain()), [is("lineage", all)]);
     assert_eq!(ask(&other_from(290)), [is("lineage", all)]);
     let mut whole = holder(&index, "whole");

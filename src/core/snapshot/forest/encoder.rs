@@ -97,9 +97,9 @@ impl ForestEncoder {
     }
 
     /// Adds a run. `parts` are the holders' parts of the run, sorted by the holders' numbers. The run's parent is the
-    /// last added run whose depth is smaller by one. Call [`take_frame`](Self::take_frame) after each call.
+    /// last added run whose depth is smaller by one. If a holder lacks a block before the run, its part is left out.
     ///
-    /// Leaves out a holder's blocks if the holder lacks an earlier block.
+    /// The caller must call [`take_frame`](Self::take_frame) after each call.
     pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
         self.leave_to(run.depth.saturating_sub(1));
         let Some(branch) = self.branch(run) else {
@@ -154,8 +154,8 @@ impl ForestEncoder {
         frames
     }
 
-    /// Returns the offset, in the parent run, of the block after which a run branches off. `Some(None)` for a run at
-    /// position 0. `None` if the parent has no such block.
+    /// Returns the offset, in the parent run, of the block after which a run branches off. Returns `Some(None)` for a
+    /// run at position 0, and `None` if the parent has no such block.
     fn branch(&self, run: &WalkedRun) -> Option<Option<usize>> {
         match self.path.last() {
             _ if self.path.len() + 1 != run.depth => None,
@@ -181,7 +181,7 @@ impl ForestEncoder {
         let mut consider = |number: u32| {
             while parts.next_if(|part| part.holder < number).is_some() {}
             if let Some(part) = parts.next_if(|part| part.holder == number) {
-                // No longer than the run, and no longer than a frame can express.
+                // At most the length of the run, and at most the length that a frame can express.
                 let most = u16::try_from(len.min(RUN_BLOCKS_MAX)).unwrap_or(u16::MAX);
                 let blocks = part.blocks.min(most);
                 if blocks > 0 {

@@ -17,7 +17,7 @@ pub enum ForestError {
     /// An integer is larger than its field allows.
     #[error("{what} is {number}, and at most {most} is possible")]
     OutOfRange {
-        /// Name of the field, such as what the integer counts.
+        /// Name of the field.
         what: &'static str,
         /// The integer in the payload.
         number: u64,
@@ -30,11 +30,11 @@ pub enum ForestError {
         /// The frame's first byte, which has the flags.
         flags: u8,
     },
-    /// The number of levels to pop after a run, which gives the next run's depth, does not fit the runs before it, or
-    /// the forest ends too early.
+    /// The number of levels to pop after a run does not fit the runs before it, or the forest ends too early. This
+    /// number gives the depth of the next run.
     #[error(transparent)]
     Outline(#[from] OutlineError),
-    /// No holder has the last block of a run.
+    /// No holder has the whole run. A writer cuts each run after the last block that a holder has.
     #[error("nobody has the last block of a run")]
     Unheld,
     /// A run extends beyond the last position.

@@ -13,12 +13,12 @@
 //!
 //! # Holders
 //!
-//! A holder has the first blocks of a run, or no block of it. It has blocks of a run only if it has the block that
-//! the run branches off. The holders with that block are the run's *candidates*. For a run at position 0, all holders
+//! A holder has the first blocks of a run, or none of its blocks. It has blocks of a run only if it has the block that
+//! the run branches off. All holders with that block are the run's *candidates*. For a run at position 0, all holders
 //! of the forest are candidates.
 //!
-//! A run lists some of its candidates, in the shorter of two forms. Each entry of the list, called a *change*, tells
-//! how many blocks of the run the candidate lacks:
+//! A run lists some of its candidates, in one of two forms, whichever is shorter. Each entry of the list, called a
+//! *change*, tells how many blocks of the run the candidate lacks:
 //!
 //! - *except*: all candidates have the whole run, except the listed ones;
 //! - *only*: only the listed candidates have blocks of the run.
@@ -46,10 +46,9 @@
 //!
 //! Run A has the candidates 0, 1 and 2. Run B has 0 and 1, since 2 lacks g. Run C has all three, since all have c.
 //!
-//! A change gives its candidate as the number of candidates skipped since the last change. It then gives the number
-//! of blocks that the candidate lacks. In the form *except* the number counts from 1, as a candidate that lacks no
-//! block is no exception. In the form *only* it counts from 0. These are the runs, byte by byte; 12 hashes of 8 bytes
-//! follow:
+//! A change first gives the number of candidates skipped since the last change, and then the number of blocks that the
+//! candidate lacks. In the form *except*, this number is stored less 1, as a candidate that lacks no block is no
+//! exception. In the form *only*, it is stored as it is. These are the runs, byte by byte; 12 hashes of 8 bytes follow:
 //!
 //! ```text
 //! A: 06 | 02 02 03 | 00        B: 00 01 | 02 00 01 | 01        C: 04 02 | 03 02 00 | 02

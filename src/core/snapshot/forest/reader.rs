@@ -106,8 +106,7 @@ impl ForestReader {
         self.forest.is_some()
     }
 
-    /// Reads a frame's payload. `holders` is the number of holders with blocks in forests whose frames the file has
-    /// given so far.
+    /// Reads a frame's payload. `holders` is the number of holders in forests that the file has listed so far.
     pub(in super::super) fn read(
         &mut self,
         payload: &[u8],

@@ -53,7 +53,7 @@ fn had(chunks: &[ForestChunk]) -> Vec<Had> {
             had.extend(runs.map(|run| (holder, run.position as usize, run.parent, run.hashes.to_vec())));
         }
     }
-    // By holder; of each in order.
+    // Sorted by holder. The runs of each holder keep their order.
     had.sort_by_key(|(holder, ..)| *holder);
     had
 }
@@ -342,7 +342,8 @@ proptest! {
         }
     }
 
-    /// Accepted bytes leave no hole: each run of a holder follows a block that the same holder has.
+    /// Checks that changed bytes are refused, or read as a forest without holes: each run of a holder follows a block
+    /// that the same holder has.
     #[test]
     fn changed_bytes_are_refused_or_make_another_forest(
         trees in vec(tree(), 1..4),

@@ -1,5 +1,5 @@
-//! Collector that replaces the product's collector, which loom does not know. Deferred work runs as soon as all
-//! guards held at that moment are gone. So the check finds a reader that needs freed memory longer.
+//! Collector that replaces the product's collector, which loom does not know. Deferred work runs as soon as all guards
+//! held at the moment of the call are gone. So the check finds a reader that uses freed memory.
 
 use loom::lazy_static;
 use loom::sync::Mutex;

@@ -162,7 +162,7 @@ fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 
     builder.preemption_bound = Some(interruptions_max);
     builder.check(move || {
         model();
-        // What nobody sees any more goes with the model.
+        // Arrays that no reader sees any more are freed with the model.
         words::give_back(0);
     });
     println!("{name}: ok");
@@ -332,7 +332,7 @@ impl World {
     }
 
     /// Reads the shares of the first `holders` holders as a search does, run by run. If no step was made meanwhile,
-    /// each holder must have the same share of both runs. In that case the shares are returned.
+    /// each holder must have the same share of both runs. Returns the shares in this case, otherwise `None`.
     fn search(&self, holders: usize) -> Option<Vec<u64>> {
         let look = |run: usize| {
             let version = self.runs[run].version();
@@ -404,7 +404,7 @@ fn a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks()
         table.insert(0, 1);
         let searched = Arc::clone(&table);
         let search = thread::spawn(move || assert!(searched.has(0, 1)));
-        // At the same home, with the same tag; the table grows with each.
+        // These runs have the same home and the same tag, and the table grows with each insertion.
         table.insert(0, 2);
         table.insert(0, 3);
         table.remove(0, 2);

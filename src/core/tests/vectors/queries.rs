@@ -147,7 +147,7 @@ pub(super) fn query_batches() -> Vec<Value> {
     vec![json!({ "name": "two queries", "meaning": { "queries": meaning }, "payload": hex(&payload) })]
 }
 
-/// The error numbers are also a part of the contract.
+/// Checks the numbers of errors, which are a part of the contract, too.
 #[test]
 fn the_errors_of_refused_requests_are_numbered() {
     let unsupported = QueryRequest::decode(&[0x81, 0xa1, b'v', 2], &limits()).unwrap_err();

@@ -21,8 +21,9 @@ type SglangCase = (
 /// path.
 const ADAPTER: &str = "f8773e543de25411b8445231782a1fbc";
 
-/// Cases that SGLang 0.5.23 itself printed. `compute_node_event_hash_values` printed those without an adapter, with
-/// SGLang's own compiled hash. SGLang's cache printed those with an adapter; its events use the same names.
+/// Cases that SGLang 0.5.23 itself printed. For cases without an adapter, `compute_node_event_hash_values` printed the
+/// names with SGLang's own compiled hash. For cases with an adapter, SGLang's cache printed the names, which are also
+/// those in its events.
 const SGLANG: [SglangCase; 9] = [
     (&[1, 2, 3, 4, 5], 4, "", "", false, &[-3488128144981237669]),
     (

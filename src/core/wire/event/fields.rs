@@ -25,7 +25,7 @@ pub(super) struct EventFields {
     position: Option<Option<u64>>,
     sequence_hashes: Option<Vec<SequenceHash>>,
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
-    // Read as other hashes are, and turned into plain numbers in place.
+    // These hashes are read like other hashes, and then turned into plain numbers in place.
     engine_hashes: Option<Vec<SequenceHash>>,
     block_hashes: Option<Vec<BlockHash>>,
     tokens: Option<Vec<Token>>,
@@ -256,8 +256,8 @@ impl EventFields {
     }
 }
 
-/// The publisher's doubts about its own blocks. An unknown word is an error: the daemon could not call a holder exact
-/// if it did not understand a doubt.
+/// The publisher's doubts about its own blocks. An unknown word is an error: without understanding every doubt, the
+/// daemon could not call the holder exact.
 struct PublisherDoubts(DegradedReasons);
 
 impl PublisherDoubts {

@@ -93,15 +93,15 @@ impl<'a> Reader<'a> {
         Some(self)
     }
 
-    /// Reads the head of a map with fewer than 16 entries, and returns their number. If the next value is another
-    /// one, reads nothing and returns `None`.
+    /// Reads the head of a map with fewer than 16 entries, and returns their number. Before any other value, reads
+    /// nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_map(&mut self) -> Option<usize> {
         self.short_count(Marker::FixMap(0).to_u8())
     }
 
-    /// Reads the head of an array with fewer than 16 elements, and returns their number. If the next value is another
-    /// one, reads nothing and returns `None`.
+    /// Reads the head of an array with fewer than 16 elements, and returns their number. Before any other value, reads
+    /// nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_array(&mut self) -> Option<usize> {
         self.short_count(Marker::FixArray(0).to_u8())

@@ -6,7 +6,7 @@ fn reader(bytes: &[u8]) -> Reader<'_> {
 
 #[test]
 fn an_announced_length_that_lies_takes_no_memory() {
-    // An array of 4 billion elements in five bytes, within a limit that would allow it.
+    // The head of an array of 4 billion elements. The payload has five bytes, and the limit allows any number.
     let lie = [0xdd, 0xff, 0xff, 0xff, 0xff];
     assert!(matches!(
         reader(&lie).list::<u64>("x", usize::MAX),

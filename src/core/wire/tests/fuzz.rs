@@ -165,7 +165,7 @@ fn mutated_payloads_never_panic() {
         }
         taken += decode_all(&payload);
     }
-    // Otherwise the mutations are too coarse to get beyond the first checks.
+    // If fewer payloads are accepted, the mutations are too coarse to get beyond the first checks.
     assert!(
         taken as u64 > iterations / 50,
         "{taken} of {iterations} payloads were taken"
@@ -176,7 +176,7 @@ fn mutated_payloads_never_panic() {
 fn payloads_cut_anywhere_never_panic() {
     for payload in corpus(2) {
         assert!(payload.len() < 2 || decode_all(&payload) > 0);
-        // Each prefix of a long payload would take long; its ends are where the structure is.
+        // Cutting a long payload at every byte takes too long. Most of its structure is near its two ends.
         for end in (0..payload.len()).filter(|end| *end < 300 || payload.len() - end < 100) {
             let cut = &payload[..end];
             assert!(EventBatch::decode(cut, &WireLimits::default()).is_err());
@@ -192,7 +192,7 @@ fn noise_never_panics() {
     for _ in 0..setting("KVATLAS_TEST_FUZZ_ITERATIONS", 100_000) / 2 {
         let noise: Vec<u8> = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
         decode_all(&noise);
-        // Behind the head of a map with a text key.
+        // The noise also comes after the head of a map with a text key.
         decode_all(&[&[0x81, 0xa6][..], b"events", &noise].concat());
     }
 }
@@ -267,7 +267,7 @@ fn any_subject_is_parsed_or_refused() {
             }
         }
         let subject: String = subject.into_iter().collect();
-        // What is parsed builds the same subject again, so nobody speaks for another one.
+        // The parts of a parsed subject build the same subject again, so no subject stands for another one.
         if let Ok((namespace, worker)) = subjects.parse_events(&subject, 64) {
             assert_eq!(subjects.events(&namespace, &worker), subject);
         }

@@ -67,7 +67,7 @@ fn content(blocks: usize) -> impl Strategy<Value = Option<BlockContent>> {
         vec(any::<u64>().prop_map(BlockHash), blocks)
             .prop_map(|hashes| Some(BlockContent::BlockHashes(hashes))),
         (0..4_usize, text(), text(), any::<Token>()).prop_map(move |(size, lora_name, cache_salt, token)| {
-            // Without blocks any number of tokens would do; with some it is a multiple.
+            // The number of tokens is a multiple of the number of blocks.
             let tokens = (0..blocks * size)
                 .map(|index| token.wrapping_mul(u32::try_from(index).unwrap()))
                 .collect();
@@ -87,7 +87,7 @@ fn resumable(blocks: usize) -> impl Strategy<Value = Resumable> {
         Just(Resumable::ALL),
         Just(Resumable::none()),
         vec(any::<bool>(), blocks).prop_map(Resumable::from_flags),
-        // Runs that say what is so anyway, and a first one of no blocks.
+        // Run lengths in their long forms: no block is resumable, and all blocks after a first run of 0 are.
         Just(Resumable::from_runs(vec![count], blocks).unwrap()),
         Just(Resumable::from_runs(all, blocks).unwrap()),
     ]

@@ -114,7 +114,7 @@ fn blocks_of_an_event_are_bounded() {
         lineage_hashes: keys(count),
     };
     check_events(|count| batch(vec![Event::Removed(removed(count))]), blocks);
-    // Lists beside the names are no longer than these, but a decoder may meet them first.
+    // Other lists are as long as the list of names, but a decoder may read them before the names.
     let engine = |count| StoredBlocks {
         engine_hashes: Some(vec![7; count]),
         ..stored(count)

@@ -392,7 +392,7 @@ fn broken_lineage_chains_are_refused() {
         decode(&[sound[0], sound[0]]),
         DecodeError::BrokenChain { index: 1 }
     );
-    // Not a lineage hash at all: mode 3, and a parent at position 0.
+    // These are no lineage hashes: one has mode 3, and one has a parent at position 0.
     for first in [0xc0, 0x00] {
         let mut blob = [0xff; 16];
         blob[0] = first;

@@ -33,7 +33,7 @@ proptest! {
         prop_assert_eq!(StatusReply::decode(&reply.encode()).unwrap(), reply);
     }
 
-    /// An encoded request takes only a little more bytes than its lists.
+    /// Checks that an encoded request takes only a few bytes more than its lists.
     #[test]
     fn lists_travel_as_blobs(depth in 0_usize..2000) {
         let hashes = vec![crate::hash::SequenceHash(u64::MAX); depth];
