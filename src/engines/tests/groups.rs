@@ -412,7 +412,7 @@ proptest! {
             translator.translate(&decode(Format::Vllm, &Engine::PLAIN.payload(&changes)), &mut output);
             naive.apply(&output);
             prop_assert_eq!(translator.doubt(), None);
-            // Hits end within main attention's blocks where a state's are smaller.
+            // If a state's blocks are smaller than main attention's, hits end within main attention's blocks.
             let is_inner = |group: &usize| cache.groups[*group].kind == GroupKind::State && cache.groups[*group].block < SIZE;
             let is_inner = cache.known.iter().any(is_inner);
             let is_told = !is_inner && !cache.is_late && (cache.known.is_empty() || cache.mains().next().is_some());

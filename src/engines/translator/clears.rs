@@ -92,8 +92,8 @@ impl Translator {
         output.push_for_all_tiers(Event::Cleared);
     }
 
-    /// Removes all blocks beyond the device. The pool that was cleared need not be the only one there, so these tiers stay in
-    /// doubt.
+    /// Removes all blocks beyond the device. These tiers stay in doubt, because they may have other stores than the
+    /// pool that was cleared.
     fn clear_beyond(&mut self, output: &mut Translation) {
         let held = self.held_tiers();
         for (lane, name) in self.groups.names_beyond() {

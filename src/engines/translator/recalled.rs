@@ -101,9 +101,9 @@ impl Translator {
         Recalled::of(all.take(self.settings.blocks_max))
     }
 
-    /// Returns parents' names in the batch's stored events that this translator does not know, because batches were lost. The
-    /// engine holds these parents, and the translator of another engine may know their names. Returns at most 256 names, none
-    /// twice in a row. Empty unless the state is in doubt.
+    /// Returns the names of unknown parents in the batch's stored events. The batches that told of these parents were
+    /// lost, but the translator of another engine may know the names. Returns at most 256 names, none twice in a row.
+    /// Empty unless the state is in doubt.
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
