@@ -318,7 +318,7 @@ impl Relay {
         if strange.is_empty() {
             return Ok(());
         }
-        // The others may be asking, too.
+        // The lock on the blocks is released first, because other engines may ask this one at the same time.
         self.tell().await?;
         let known = self.kin.ask(&self.blocks, strange).await;
         let mut untold = self.take_untold().await;

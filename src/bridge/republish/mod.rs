@@ -159,7 +159,7 @@ impl Republisher {
         addresses.of(&engine.key.instance, engine.key.rank)
     }
 
-    /// Returns where an engine listens for routers; `None` if it has neither an address of its own nor a range.
+    /// Returns where an engine listens for routers; `None` if it has no address of its own and there is no range.
     fn place_of(&self, engine: &NewEngine) -> Option<DoorPlace> {
         if let Some(sockets) = self.own_sockets_of(engine) {
             return Some(DoorPlace::Own(sockets));

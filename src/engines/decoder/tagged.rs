@@ -6,7 +6,7 @@
 //! BlockStored   1 block_hashes  2 parent_block_hash  3 token_ids  4 block_size  5 lora_id  6 medium  7 lora_name
 //!               8 extra_keys  9 group_idx  10 kv_cache_spec_kind  11 kv_cache_spec_sliding_window
 //!               12 locality  13 ownership  14 session_id  15 lookahead_token_ids
-//! BlockRemoved  1 block_hashes  2 medium  3 group_idx  then texts and numbers that tell themselves apart
+//! BlockRemoved  1 block_hashes  2 medium  3 group_idx  then texts and numbers, which are told apart by their values
 //! ```
 
 use kvatlas_core::wire::{DecodeError, Reader, Value};
