@@ -5,7 +5,7 @@
 //!
 //! - Within one connection, a number that continues the count proves that no batch was lost.
 //! - Across connections, such a number proves nothing, because another process may have counted equally far.
-//! - A number also does not prove that the replay socket and the connection belong to the same engine.
+//! - No number proves that the replay socket and the connection belong to the same engine.
 //!
 //! So this module remembers digests of the last batches. Each question to the replay socket begins at a batch that the socket
 //! has given before. If that batch now has other bytes, another process has sent it.

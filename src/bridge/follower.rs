@@ -149,7 +149,8 @@ pub(super) struct Follower {
     stranger: Option<String>,
 }
 
-/// History of an engine's batches, as an earlier bridge saved it: the count and the topic. The blocks are saved apart.
+/// History of an engine's batches, as an earlier bridge saved it: the count and the topic. The blocks are saved
+/// separately.
 pub(super) struct HeardBefore {
     pub(super) continuity: Continuity,
     pub(super) topic: Option<Vec<u8>>,

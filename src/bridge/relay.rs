@@ -227,8 +227,8 @@ impl Relay {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is silent or batches
-    /// may be missing.
+    /// Returns the reason why the engine's blocks are in doubt; `None` if there is none. Silence of the engine, or
+    /// missing batches, are no such reason: they put the engine out of sight.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }

@@ -21,7 +21,7 @@ enum Woken {
     Published(Numbered),
     /// No message waits to be read, so the batches read so far are reported together.
     Idle,
-    /// The time to check the engine has come, unless a message has arrived in the meantime.
+    /// The timer has ticked. The engine is checked now, unless a batch has just come.
     Tick,
 }
 
@@ -252,7 +252,7 @@ impl EngineTask {
     ///
     /// - The engine is in sight.
     /// - The time is below the limit (`give_up_after`).
-    /// - The server vouches for the process.
+    /// - The engine's server confirms that the process counts as the same engine.
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;

@@ -220,8 +220,7 @@ impl ServerEvents {
         }
     }
 
-    /// Notes that an answer did not come. Only the next numbers show whether it had events; an answer without events shows
-    /// nothing.
+    /// Notes that an answer did not come. Only the numbers of the next events show whether the lost answer had events.
     fn note_failure(&mut self, error: &PollError) {
         if error.may_have_taken() {
             self.unproven.insert(self.rank);

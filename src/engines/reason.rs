@@ -55,7 +55,7 @@ worded! {
         LostBatches => "lost_batches",
         /// The batch comes from another engine: it has a known number but other bytes, or another topic.
         OtherEngine => "other_engine",
-        /// Some counted copies of a block may be mere reports, by which the engine tells a known block again. It is
+        /// The engine may have reported one copy of a block several times, and each report was counted as a copy. It is
         /// unknown whether a copy is left.
         Reported => "reported",
         /// An incomplete block, at the end of a sequence.

@@ -200,8 +200,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Ends the course of a worker, which says how far its events are known. The worker is then no longer asked. Either its
-    /// record is gone, and so is the worker, or nobody knows any more which publisher reports it.
+    /// Ends the course of a worker, which says how far its events are known. The bridge then no longer asks the worker.
+    /// Either the worker is gone with its record, or nobody knows any more which publisher reports it.
     async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
         drop(self.courses.take_waiting(publisher));
         let Some(course) = self.courses.all.remove(&publisher) else {

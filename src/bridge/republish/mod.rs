@@ -237,8 +237,8 @@ async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: 
     }
 }
 
-/// Returns the mirror of the `kept` blocks; an empty one if there are none, or none of use. Restores on a thread that may
-/// block: 1.2 million blocks take half a second.
+/// Returns the mirror of the `kept` blocks; an empty mirror if there are no usable blocks. Restores on a thread that
+/// may block: 1.2 million blocks take half a second.
 async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<SavedMirror>) -> Mirror {
     let Some(kept) = kept else {
         return Mirror::new(settings);

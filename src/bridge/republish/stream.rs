@@ -220,7 +220,7 @@ impl Stream {
         }
     }
 
-    /// Adds a subscriber, whose blocks may be none or outdated, and returns its queue of messages.
+    /// Adds a subscriber, which may have no blocks or outdated ones, and returns its queue of messages.
     pub(super) fn subscribe(&self) -> QueuedMessages {
         let (sender, messages) = mpsc::unbounded_channel();
         let bytes = Arc::new(AtomicUsize::new(0));

@@ -1,5 +1,5 @@
-//! SGLang's components (full attention, windows, states): the blocks that each holds, and the prefix that a request reuses
-//! then.
+//! SGLang's components (full attention, windows, states): the blocks that each component holds, and the prefix that a
+//! request can reuse.
 
 use std::collections::BTreeSet;
 

@@ -15,7 +15,7 @@ fn tokens(first: u32, count: u32) -> Vec<u32> {
     (first..first + count).collect()
 }
 
-/// A stored event as an array of `slots` elements, the last of which is `last`, unless that is null.
+/// A stored event as an array of `slots` elements. If `last` is not null, it is the last element.
 fn stored_array(slots: usize, name: &Value, parent: &Value, tokens: &[u32], last: &Value) -> Value {
     let mut event = vec![
         json!("BlockStored"),

@@ -1,4 +1,4 @@
-//! Damaged payloads of every format: no panic, no unbounded memory, nothing invented.
+//! Damaged payloads of every format cause no panic, take bounded memory, and add no blocks that contradict each other.
 //!
 //! `KVATLAS_FUZZ_ROUNDS` and `KVATLAS_FUZZ_SEED` set the number of rounds and the seed.
 

@@ -90,7 +90,8 @@ enum Operation {
 /// A prompt: one bit for each of its [`PARTS`], so that prompts share prefixes.
 type Prompt = u8;
 
-/// The beginnings of the parts of a prompt. Some lie within a block, so that blocks begin alike.
+/// The beginnings of the parts of a prompt. Some parts begin within a block, so that different blocks share their first
+/// tokens.
 const PARTS: [u32; 8] = [0, 5, 16, 21, 30, 40, 47, 56];
 
 fn tokens(prompt: Prompt) -> Vec<u32> {

@@ -166,8 +166,8 @@ impl Translator {
             || self.settings.numbers_groups && (self.groups.are_apart() || !self.knows_first_group())
     }
 
-    /// Whether events have told of group 0, or of no group of main attention with a number. Until an engine has told of
-    /// its first group, nobody knows which blocks of that group a request needs.
+    /// Whether events have told of group 0. Also true while no group of main attention with a number is known. Until an
+    /// engine has told of its first group, nobody knows which blocks of that group a request needs.
     fn knows_first_group(&self) -> bool {
         let is_known = || self.groups.knows(0) || self.windows.find(0).is_some();
         !self.groups.has_numbered_main() || is_known()

@@ -307,8 +307,8 @@ impl Spots {
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
-    /// Puts a cell (a small block of one block of the contract) first in the list of `spot`. Returns whether the spot is held,
-    /// that is, has a name.
+    /// Puts a cell (a small block of one block of the contract) first in the list of `spot`. Returns whether the spot
+    /// is held, that is, whether a name stands for it.
     fn link(&mut self, cell: usize, spot: PrefixSpot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
         let users = self.users.entry(spot).or_insert(Users::NONE);

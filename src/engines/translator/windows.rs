@@ -394,9 +394,9 @@ impl Windows {
         }
     }
 
-    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot has the block of the
-    /// contract that ends where the block `name` ends. It is `None` if copies are left, or if the block `name` ends inside a
-    /// block of the contract.
+    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot has the block of
+    /// the contract that ends where the block `name` ends. The slot is `None` if copies are left, or if the block
+    /// `name` ends inside a block of the contract.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
