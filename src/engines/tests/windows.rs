@@ -1,4 +1,4 @@
-//! Windows and states, one rule at a time: which blocks are resumable, and after which events that is unknown.
+//! Windows and states, one rule at a time: which blocks are resumable, and which events make that unknown.
 
 use std::collections::BTreeSet;
 

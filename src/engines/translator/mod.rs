@@ -359,8 +359,8 @@ impl Translator {
             .judge(size, registered, stored.names.len(), follows_unknown)
     }
 
-    /// Refuses names that cover more tokens after a block than the hashes of queries do, or another number of them than earlier
-    /// names.
+    /// Refuses names that cover more tokens after a block than the hashes of queries cover, or another number of tokens
+    /// than earlier names covered.
     fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
         let Content::Tokens { window, .. } = stored.content else {
             return Ok(());

@@ -345,9 +345,9 @@ impl Translator {
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
-    /// Walks along the tokens of an event that skips no block. Writes to `places` the place where each of the event's small
-    /// blocks ends, or `None` if that is not known. Main attention need not have the contract's blocks in which the small
-    /// blocks lie.
+    /// Walks along the tokens of an event that skips no block. Writes to `places` the place where each of the event's
+    /// small blocks ends, or `None` if that is not known. The small blocks may lie in blocks of the contract that main
+    /// attention does not have.
     fn walk(
         &self,
         id: WindowId,
