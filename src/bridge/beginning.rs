@@ -205,7 +205,8 @@ impl Inner {
             }
             (Connection::Stream, Ok(worker)) => task.run(SubscribedEvents::new(worker, rank, holders)).await,
             (Connection::Drain, Ok(worker)) => task.run(ServerEvents::new(worker, rank, holders)).await,
-            // Engines are checked before they are followed, and publishers with sockets are no sources.
+            // This cannot happen. The settings of engines are checked before, and publishers with sockets are followed
+            // elsewhere.
             (Connection::Stream | Connection::Drain, Err(_)) | (Connection::Sockets, _) => {
                 tracing::error!(engine = %engine.key, "an engine cannot be followed as a source");
             }
@@ -218,7 +219,7 @@ impl Inner {
             blocks_max: self.options.follow.blocks_max,
             groups: engine.groups.clone(),
             mode: match engine.format {
-                // Mooncake hashes as the contract does, and need not tell tokens.
+                // Mooncake's names are the contract's hashes, and its events may come without tokens.
                 Format::Mooncake => HashMode::Trust {
                     sample: TRUSTED_SAMPLE,
                 },

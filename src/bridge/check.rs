@@ -41,9 +41,9 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
     }
 }
 
-/// Refuses an engine if its block size differs from its namespace's, because queries by tokens would not find its blocks. If
-/// the configuration does not name the namespace, its block size is that of its present holders. The engine's own holders do
-/// not count here, because they belong to a process that has ended.
+/// Refuses an engine whose block size differs from the namespace's: queries by tokens would not find such an engine's
+/// blocks. A namespace that is not configured has the block size of its present holders. The engine's own holders do
+/// not count, because they belong to a process that has ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
@@ -99,7 +99,7 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
         ));
     }
     let scheme = engine.key.model.scheme.as_ref().map(|scheme| scheme.algorithm);
-    // These schemes use block names of one kind of engine.
+    // Each of these schemes takes the block names of one kind of engine.
     let whose = match scheme {
         Some(SchemeAlgorithm::Sglang) => Some(Format::Sglang),
         Some(SchemeAlgorithm::VllmSha256Cbor) => Some(Format::Vllm),

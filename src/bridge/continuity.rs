@@ -5,7 +5,7 @@
 //!
 //! - Within one connection, a number that continues the count proves that no batch was lost.
 //! - Across connections, such a number proves nothing, because another process may have counted equally far.
-//! - A number also does not prove that the replay socket and the connection belong to the same engine.
+//! - No number proves that the replay socket and the connection belong to the same engine.
 //!
 //! So this module remembers digests of the last batches. Each question to the replay socket begins at a batch that the socket
 //! has given before. If that batch now has other bytes, another process has sent it.
@@ -205,7 +205,7 @@ impl Continuity {
         if is_again { Published::Other } else { found }
     }
 
-    /// Judges a batch again, after a replay, that [`Self::published`] has judged before.
+    /// Judges a batch a second time, after a replay. [`Self::published`] has judged it before the replay.
     pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
         if self.recent.is_empty() && self.is_first(seq) {
             return Published::Next;
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(continuity.published(4, b"x"), Published::Duplicate);
         assert_eq!(continuity.published(5, b"y"), Published::Next);
         continuity.applied(5, b"y", false);
-        // Twice is no new count.
+        // The last batch may come twice. That is no count that begins anew.
         assert_eq!(continuity.published(5, b"y"), Published::Duplicate);
         assert_eq!(continuity.published(5, b"z"), Published::Other);
         assert_eq!(continuity.published(0, b"z"), Published::Other);
@@ -310,7 +310,7 @@ mod tests {
         assert!(!continuity.is_confirmed());
         (0..=1).for_each(|seq| continuity.confirm(seq));
         assert_eq!((continuity.is_confirmed(), continuity.replay_from()), (true, 1));
-        // What is published since is compared with what the replay gives.
+        // Batch 2 was published, but the replay socket has not given it yet.
         continuity.applied(2, b"c", false);
         assert_eq!((continuity.is_confirmed(), continuity.replay_from()), (false, 1));
     }

@@ -242,7 +242,7 @@ impl Bridge {
     ///
     /// The bridge's tasks run on the current tokio runtime.
     pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {
-        // Those in JetStream are watched once the bridge is connected.
+        // Registrations in JetStream are read later: the bridge watches them once it is connected.
         let own = options.state.clone().filter(|state| state.shared().is_none());
         let (kept, registered) = own.map(Registered::open).unzip();
         let state = BridgeState {
@@ -357,7 +357,7 @@ impl Bridge {
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
             GivenEngine::Publisher(mut engine) => {
-                // Of all publishers only this one is the server that takes requests, too.
+                // Only TensorRT-LLM's publisher is also the server that takes requests.
                 if engine.format == Format::TensorRt && engine.profile.address.is_none() {
                     engine.profile.address = address_of(&engine.endpoint);
                 }

@@ -127,8 +127,8 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
-    /// Number of consecutive failures of the replay socket. A failure counts at a new connection. Once the socket counts as
-    /// useless, a failure counts at any question.
+    /// Number of consecutive failures of the replay socket. While the socket is believed, only failures at a new
+    /// connection count. Afterwards, each failed question counts.
     replay_failures: u32,
     /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
@@ -145,11 +145,12 @@ pub(super) struct Follower {
     /// Text that says that a replay began after the first missing batch; `None` if no replay did.
     short_replay: Option<String>,
     identity: Identity,
-    /// Text that says that a process answers which does not count as the engine; `None` if no such process has answered.
+    /// Text about a process that answers, but does not count as the engine; `None` if no such process has answered.
     stranger: Option<String>,
 }
 
-/// History of an engine's batches, as an earlier bridge saved it: the count and the topic. The blocks are saved apart.
+/// History of an engine's batches, as an earlier bridge saved it: the count and the topic. The blocks are saved
+/// separately.
 pub(super) struct HeardBefore {
     pub(super) continuity: Continuity,
     pub(super) topic: Option<Vec<u8>>,
@@ -288,7 +289,7 @@ impl Follower {
         // The engine is out of sight until now.
         self.stalls.begin();
         match &mut self.replay_state {
-            // Published batches contradicted the socket. The next batch may show that it is right now.
+            // Published batches have contradicted the socket. The next batch may show that the socket agrees by now.
             ReplayState::Contradicting(useless) if self.continuity.last().is_some() => {
                 useless.ask_at = Instant::now();
                 Ok(())
@@ -500,7 +501,7 @@ impl Follower {
         match self.continuity.published(numbered.seq, &numbered.payload) {
             Published::Next => {
                 if has_begun {
-                    // The earlier blocks are worth more than nothing, but are in doubt.
+                    // The earlier blocks are kept, but are in doubt.
                     self.relay.lose(Reason::LostBatches).await?;
                 }
                 self.settle_identity().await?;

@@ -49,7 +49,7 @@ mod tests {
             decoder.decode(payload.as_bytes(), &mut batch).unwrap();
             assert_eq!(partial_doubts(&blocks), DegradedReasons::default());
             blocks.translate(&batch, &mut Translation::default());
-            // The name is known from the device, so what it stands for is, too.
+            // The device's event has told which block the name stands for, so the other tiers' events can be placed.
             assert_eq!(
                 partial_doubts(&blocks).contains(reason),
                 medium == "STORAGE",

@@ -34,8 +34,8 @@ impl SharedProgress {
         self.0.lock().clone()
     }
 
-    /// Notes that the engine is followed. `is_exact` says whether all of its content is known for certain. `trouble` says
-    /// what is wrong even so; `None` if nothing is wrong.
+    /// Notes that the engine is followed. `is_exact` says whether all of its content is known for certain. `trouble`
+    /// says what is wrong although the engine is followed; `None` if nothing is wrong.
     pub(super) fn followed(&self, engine: &NewEngine, is_exact: bool, trouble: Option<&str>) {
         let status = match is_exact {
             true => EngineStatus::Exact,
@@ -43,7 +43,8 @@ impl SharedProgress {
         };
         let mut progress = self.0.lock();
         if progress.status != status {
-            // Each of many engines is worth a line at a start, but no more to a client that registers and removes engines without end.
+            // At a start, each engine gets a line. The limit keeps a client that registers engines without end from
+            // filling the log.
             log_gated!(info "engine followed" up to 64; engine = %engine.key, ?status);
         }
         if progress.status != status || progress.last_error.as_deref() != trouble {

@@ -227,8 +227,8 @@ impl Relay {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Returns the reason why the engine's blocks are in doubt. `None` if there is none, even if the engine is silent or batches
-    /// may be missing.
+    /// Returns the reason why the engine's blocks are in doubt; `None` if there is none. Silence of the engine, or
+    /// missing batches, are no such reason: they put the engine out of sight.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }
@@ -318,7 +318,7 @@ impl Relay {
         if strange.is_empty() {
             return Ok(());
         }
-        // The others may be asking, too.
+        // The lock on the blocks is released first, because other engines may ask this one at the same time.
         self.tell().await?;
         let known = self.kin.ask(&self.blocks, strange).await;
         let mut untold = self.take_untold().await;

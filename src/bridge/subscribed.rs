@@ -113,7 +113,7 @@ impl FollowedSource for SubscribedEvents {
             if let Some(frame) = &frame {
                 self.apply(frame).await?;
             }
-            // The frames end where the server gives no sign of life.
+            // The server is alive here: without a sign of life from it, the frames would have ended with an error.
             if !quiet.is_behind() {
                 self.seen(task.options.look_interval_max()).await?;
             }

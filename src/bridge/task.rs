@@ -21,7 +21,7 @@ enum Woken {
     Published(Numbered),
     /// No message waits to be read, so the batches read so far are reported together.
     Idle,
-    /// The time to check the engine has come, unless a message has arrived in the meantime.
+    /// The timer has ticked. The engine is checked now, unless a batch has just come.
     Tick,
 }
 
@@ -190,7 +190,7 @@ impl EngineTask {
             if has_stalled {
                 match self.follower.can_ask() {
                     true => poll.reset_immediately(),
-                    // A connection that stands shows nothing before its waiting batches have been read.
+                    // An open connection proves nothing until its waiting batches have been read.
                     false => poll.reset(),
                 }
             }
@@ -200,7 +200,8 @@ impl EngineTask {
                     let after_silence = heard_last.is_none_or(|at: Instant| at.elapsed() >= interval);
                     heard_at = Instant::now();
                     (heard_last, published_at) = (Some(heard_at), Some(heard_at));
-                    // After a silence, the engine may be another process. The look shows that at once, however many batches follow.
+                    // After a silence, the engine may be another process. This look shows that, even if many batches
+                    // follow.
                     if after_silence && self.follower.can_ask() {
                         self.look(&mut heard_at).await?;
                         published_at = None;
@@ -238,7 +239,7 @@ impl EngineTask {
             }
             Err(error @ FollowError::Publisher(_)) => Err(error),
             Err(error) if heard_at.elapsed() >= self.options.silent_after => Err(error),
-            // One question may fail while the connection stands and its batches continue the count.
+            // One question may fail while the connection is open and its batches continue the count.
             Err(error) => {
                 tracing::debug!(engine = %self.engine.key, %error, "a replay failed");
                 Ok(())
@@ -251,7 +252,7 @@ impl EngineTask {
     ///
     /// - The engine is in sight.
     /// - The time is below the limit (`give_up_after`).
-    /// - The server vouches for the process.
+    /// - The engine's server confirms that the process counts as the same engine.
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;

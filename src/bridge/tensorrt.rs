@@ -1,8 +1,9 @@
 //! TensorRT-LLM: asks its server over HTTP for the events since the last question.
 //!
-//! The server removes the events that it puts into an answer. So exactly one client may ask, and a lost answer cannot be had
-//! again. The server numbers the events of each rank from 0. The first event of a process tells its attention windows. So
-//! numbers that continue the earlier ones prove that nothing is missing. An answer that begins at 0 comes from another process.
+//! The server removes the events that it puts into an answer. So exactly one client may ask, and a lost answer cannot
+//! be had again. The server numbers the events of each rank from 0. So numbers that continue the earlier ones prove
+//! that nothing is missing, and an answer that begins at 0 comes from another process. The first event of a process
+//! tells its attention windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -219,8 +220,7 @@ impl ServerEvents {
         }
     }
 
-    /// Notes that an answer did not come. Only the next numbers show whether it had events; an answer without events shows
-    /// nothing.
+    /// Notes that an answer did not come. Only the numbers of the next events show whether the lost answer had events.
     fn note_failure(&mut self, error: &PollError) {
         if error.may_have_taken() {
             self.unproven.insert(self.rank);

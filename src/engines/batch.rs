@@ -50,7 +50,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Whether the event says that the group of layers is not main attention. A request needs only some of such a group's blocks.
+    /// Whether the event says that the group of layers is a window, a state or of an unknown kind, and not main
+    /// attention.
     pub fn is_beside_main(self) -> bool {
         self.kind.is_some_and(|kind| kind != GroupKind::Main)
     }
@@ -99,7 +100,8 @@ impl Component {
     }
 }
 
-/// An object that tells two blocks with the same tokens apart, beside adapter and salt: an image, or prompt embeddings.
+/// An image, or prompt embeddings, in a block. Two blocks with the same tokens and different objects are different
+/// blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockObject {
     /// Index of the block within its event.
@@ -123,11 +125,11 @@ pub enum Content {
     },
     /// Block hash of each block, as a span of the batch's list of hashes.
     BlockHashes(Span),
-    /// No content in the event. The event's names are the contract's own hashes, may be known already, or belong to a group of
-    /// layers beside main attention.
+    /// The event has no content. Its names are the contract's own hashes, or other events may tell their blocks, or the
+    /// group of layers is not main attention.
     Absent,
-    /// Content whose number of tokens is not block size × number of blocks. That is normal for groups of layers that keep only
-    /// some blocks. In other groups it is a mistake of the engine.
+    /// The number of tokens is not block size × number of blocks. A group of layers that keeps only some blocks may
+    /// write such events. From another group, the event is a mistake of the engine.
     Misfit,
 }
 
@@ -241,7 +243,7 @@ pub struct Envelope {
     pub sequence: u64,
 }
 
-/// The number of one event of a payload. An event that was left out of the batch has one, too.
+/// The number of one event of a payload. Events that were left out of the batch have numbers, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventNumber {
     /// The rank whose events are numbered; `None` if the event doesn't tell it.
@@ -250,7 +252,8 @@ pub struct EventNumber {
     pub id: u64,
 }
 
-/// Facts by which blocks differ, but which a stream's events cannot tell, because their format has no field for them.
+/// Facts that a stream's events cannot tell, because their format has no field for them. Blocks with different facts
+/// are different blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
     /// True if the events cannot tell the salts of blocks.
@@ -432,8 +435,8 @@ impl EngineBatch {
         }
     }
 
-    /// Counts a part of the payload about `tier` that is left out. If `tier` is beyond the device, at most that tier comes into
-    /// doubt.
+    /// Counts a part of the payload about `tier` that is left out. If `tier` is the device, all tiers may come into
+    /// doubt. If it is beyond the device, only that tier may.
     pub(crate) fn note_of(&mut self, tier: Tier, reason: Reason) {
         if tier == Tier::DEVICE {
             return self.note(reason);

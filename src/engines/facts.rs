@@ -26,11 +26,11 @@ pub struct GroupFacts {
     /// Whether the events leave out a fact that decides how much a request can reuse. This holds for SGLang's events of a model
     /// with windows or states, and for vLLM's events if cache hits may end within a block.
     pub is_hybrid: bool,
-    /// Whether cache hits are one block shorter than the cached prefix. That is so for speculative decoding with EAGLE and a KV
-    /// connector.
+    /// Whether cache hits are one block shorter than the cached prefix, as with EAGLE (speculative decoding) and a KV
+    /// connector together.
     pub has_eagle_drop: bool,
-    /// Whether a KV connector loads main attention's blocks from tiers beyond the device even if other groups lack the blocks
-    /// there.
+    /// Whether a KV connector loads main attention's blocks from tiers beyond the device, although other groups of
+    /// layers have no blocks there.
     pub has_divergent_hits: bool,
 }
 

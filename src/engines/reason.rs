@@ -21,10 +21,10 @@ worded! {
         SelfParent => "self_parent",
         /// A stored block is its own ancestor.
         Cycle => "cycle",
-        /// A name that stands for a block of other content already, or comes twice in one event.
+        /// A name stands for a block with other content already, or comes twice in one event.
         NameConflict => "name_conflict",
-        /// A block comes under a new name, but its content is held already under another name. The engine knows of a difference
-        /// that its events do not tell.
+        /// A block comes under a new name, but its content is held already under another name. So the blocks differ by
+        /// something that the engine's events do not tell.
         HiddenKey => "hidden_key",
         /// The parent is not held, so the blocks' positions and sequence hashes are unknown.
         UnknownParent => "unknown_parent",
@@ -48,14 +48,15 @@ worded! {
         /// The engine's block hashes cover more tokens after a block than queries can, or not all hashes cover the same number of
         /// tokens.
         Lookahead => "lookahead",
-        /// The event leaves out a fact by which blocks with the same tokens differ. The configuration may state that all of
-        /// the engine's events do.
+        /// The event leaves out a fact by which blocks with the same tokens differ. Or the configuration states that
+        /// all events of the engine leave out such a fact.
         Untold => "untold",
         /// Batches were lost on the way, and cannot be replayed.
         LostBatches => "lost_batches",
         /// The batch comes from another engine: it has a known number but other bytes, or another topic.
         OtherEngine => "other_engine",
-        /// Copies of a block may be mere reports that the block was used again. It is unknown whether a copy is left.
+        /// The engine may have reported one copy of a block several times, and each report was counted as a copy. It is
+        /// unknown whether a copy is left.
         Reported => "reported",
         /// An incomplete block, at the end of a sequence.
         PartOfBlock => "part_of_block",
@@ -72,7 +73,7 @@ worded! {
         OtherOwner => "other_owner",
         /// The event's medium stands for no tier.
         UnknownMedium => "unknown_medium",
-        /// A block that is announced for an offload without tokens and size, and under an unknown name.
+        /// An offload announces a block by its name alone, without tokens and size, and the name is unknown.
         Placeholder => "placeholder",
         /// A block of an adapter that has a number, but no known name.
         UnnamedAdapter => "unnamed_adapter",
@@ -93,8 +94,8 @@ worded! {
 }
 
 impl Reason {
-    /// Whether the reason leaves the holder's state in doubt. With other reasons, events are left out by design: the index
-    /// knows less than the engine has, and never more.
+    /// Whether the reason leaves the holder's state in doubt. For all other reasons, events are left out by design: the
+    /// index then lists fewer blocks than the engine has, but no wrong ones.
     pub fn degrades(self) -> bool {
         self < Self::PartOfBlock
     }
@@ -115,7 +116,8 @@ impl Reason {
         self.degrades() || self.hides_groups() || is_of_tiers || is_of_connectors
     }
 
-    /// Whether the reason leaves it unknown how much a request can reuse, though the blocks of main attention stay known.
+    /// Whether events left out for this reason may hide how much a request can reuse. The blocks of main attention stay
+    /// known.
     pub fn hides_groups(self) -> bool {
         matches!(self, Self::OtherGroup | Self::UnknownGroup | Self::UnplacedName)
     }

@@ -48,7 +48,7 @@ pub struct SnapshotChunk {
     /// Number of chunks in the snapshot.
     #[prost(uint32, tag = "2")]
     pub count: u32,
-    /// Blocks in the whole snapshot, copies counted.
+    /// Number of blocks in the whole snapshot. Each copy of a block counts.
     #[prost(uint64, tag = "3")]
     pub blocks: u64,
     /// Number of batches that the server itself has missed: their blocks are not in the snapshot.

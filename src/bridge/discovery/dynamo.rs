@@ -126,7 +126,8 @@ fn engines<'a>(
         let engine = NewEngine {
             key: EngineKey {
                 instance: name.clone(),
-                // A plane tells no tokens. So a scheme is refused, in words, when the engine is to be followed.
+                // The events of a plane have no tokens. So an engine with a scheme is refused later, with an error
+                // text.
                 model: ModelKey::of_tenant(model, defaults.tenant.clone().unwrap_or_default())
                     .speaking(defaults.scheme.clone()),
                 rank: 0,

@@ -150,7 +150,7 @@ mod tests {
             &defaults,
         );
         reports.know(vec![GivenEngine::Server(server)]);
-        // All answers are the same from then on: nothing else would tell of the engine.
+        // No other report follows. If this one were missed, the bridge would never follow the engine.
         let applying = apply(bridge.clone(), reports, known);
         assert!(futures_util::poll!(std::pin::pin!(applying)).is_pending());
         assert_eq!(bridge.servers().len(), 1);

@@ -25,7 +25,8 @@ pub struct SourceState {
     pub last_error: Option<String>,
 }
 
-/// An error that keeps an engine from being believed: its source does not confirm that it is still the engine that was found.
+/// Error that keeps the bridge from believing an engine: the source does not confirm that the engine is the one it
+/// found.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(
     not(feature = "kubernetes"),
@@ -120,7 +121,7 @@ impl Reports {
         }
     }
 
-    /// Lets the source be asked about one engine from now on.
+    /// Sets the function by which the bridge can ask the source about one engine.
     #[cfg(feature = "kubernetes")]
     pub(super) fn answer_by(&self, look: EngineLookup) {
         // Each source sets its function only once.

@@ -68,7 +68,8 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) record: SourceRecord,
-    /// Number of the event that is expected next; `None` if the known events no longer count.
+    /// Number of the event that is expected next; `None` before the worker's state is known, or after its numbers began
+    /// anew.
     pub(super) due: Option<u64>,
     /// Largest event number that a message or an answer has named; `None` before the first.
     heard: Option<u64>,
@@ -251,10 +252,10 @@ mod tests {
         assert_eq!(next(3, &[1, 2], false), Some(3));
         assert_eq!(next(3, &[4], false), None);
         assert_eq!(next(3, &[3, 5], false), None);
-        // A worker that counts from 0 may have lost that one.
+        // Event 0 of a worker that counts from 0 may be lost.
         assert_eq!(next(0, &[1], false), None);
         assert_eq!(next(0, &[0, 1], false), Some(2));
-        // What a clear at the beginning has cleared need not be told.
+        // After a clear, earlier events are not needed.
         assert_eq!(next(3, &[7, 8], true), Some(9));
         assert_eq!(next(3, &[7, 9], true), None);
         assert_eq!(next(3, &[2, 3], true), Some(4));

@@ -200,8 +200,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Ends the course of a worker, which says how far its events are known. The worker is then no longer asked. Either its
-    /// record is gone, and so is the worker, or nobody knows any more which publisher reports it.
+    /// Ends the course of a worker, which says how far its events are known. The bridge then no longer asks the worker.
+    /// Either the worker is gone with its record, or nobody knows any more which publisher reports it.
     async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
         drop(self.courses.take_waiting(publisher));
         let Some(course) = self.courses.all.remove(&publisher) else {
@@ -312,8 +312,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes in the answer to a question. `is_news` tells whether the answer still counts, that is, whether the bridge has
-    /// not stood still since the question.
+    /// Takes in the answer to a question. `is_news` tells whether the answer still counts, that is, whether the bridge
+    /// has run without a stall since the question.
     pub(in super::super) async fn answered(
         &mut self,
         asked: WorkerQuestion,
@@ -369,7 +369,8 @@ impl PlaneEvents {
                 return Ok(());
             };
             if let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await {
-                // If the message does not go on, its numbers were noted, and are asked for.
+                // If the message does not continue the known events, the bridge asks for the missing events. Their
+                // numbers were noted.
                 apply(relay, course, &batch, false).await?;
             }
         }
@@ -444,7 +445,7 @@ async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Re
         relay.lost().await?;
         relay.restart(None).await?;
         relay.apply_events(batch, |_| true).await?;
-        // A worker that has said nothing yet may begin with either number.
+        // If there was no event yet, the first event may have the number 0.
         let has_begun = *last > 0 || !batch.events().is_empty();
         course.due = Some(if has_begun { last.saturating_add(1) } else { 0 });
     }

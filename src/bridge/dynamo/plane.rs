@@ -90,7 +90,8 @@ impl PlaneEvents {
         let (client, mut breaks) = connect(&task.engine.endpoint, task.options.patience).await?;
         let subscribed = client.subscribe(task.engine.topic.clone()).await;
         let mut messages = subscribed.map_err(|error| FollowedSourceError::Broken(error.into()))?;
-        // Following goes on without the confirmation: the account may lack the right to an inbox, which nothing else needs.
+        // A missing confirmation does not end following: the account may lack the right to an inbox, which only this
+        // check needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
         let mut is_confirmed = false;
         *failures = 0;
@@ -121,7 +122,8 @@ impl PlaneEvents {
             is_confirmed |= matches!(heard, PlaneEvent::Message(_));
             self.hear(heard, &mut quiet, &healing).await?;
             if is_confirmed {
-                // A worker that is asked before would publish events after its answer that nobody hears.
+                // If a worker were asked before, the bridge would miss the events that the worker publishes after its
+                // answer.
                 healing.ask(self, &quiet.stalls);
                 self.note_followed(task);
             }

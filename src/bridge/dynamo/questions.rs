@@ -36,7 +36,7 @@ pub(super) const ANSWER_BYTES_MAX: usize = 128 << 20;
 const LARGE_BYTES: usize = 1 << 20;
 /// Maximum size of a message's header, in bytes.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// Maximum time for an answer, in multiples of the patience for a connection: a worker makes one dump at a time.
+/// Maximum time for an answer, in multiples of the patience for a connection. A worker makes one full answer at a time.
 const ANSWER_PATIENCES: u32 = 15;
 
 /// Error that leaves a question without an answer.

@@ -358,7 +358,7 @@ mod tests {
         let over_nats = source(&json!({"nats_tcp": "dynamo_backend.x-99"}));
         let target = Target::Nats("dynamo_backend.x-99".to_owned());
         assert_eq!(read_source(&key, &over_nats), Ok(Some((6056, record(target)))));
-        // Its worker keeps no index of its own.
+        // The worker of this record keeps no index of its own.
         let none =
             br#"{"publisher_id":1,"metadata":{"worker":{"worker_id":7,"dp_rank":0},"recovery_target":null}}"#;
         assert_eq!(read_source(&key, none), Ok(None));
@@ -398,7 +398,7 @@ mod tests {
         let expected = BTreeMap::from([(6056, record(Target::Nats("s".to_owned())))]);
         assert_eq!(records.sources, expected);
         assert_eq!(records.channels, BTreeMap::from([("tcp://h:1".to_owned(), 6056)]));
-        // One that is written just now is as it was.
+        // A record that is just being written stays as it was.
         std::fs::write(&path, "{").unwrap();
         assert_eq!(look(&place, &records).await.unwrap().sources, records.sources);
         assert!(look(&place, &nothing).await.unwrap().sources.is_empty());
@@ -425,7 +425,7 @@ mod tests {
             let mut etcd = etcd.lock();
             etcd.put(&key, source(&json!({"nats_tcp": "s"})));
             etcd.put(&format!("{CHANNELS}{KEY}"), channel());
-            // Records of others, right before and right behind.
+            // Other keys, which come right before and right after those with the prefix.
             let of_another = source(&json!({"nats_tcp": "t"}));
             etcd.put(&format!("v1/event_sourcer/{KEY}"), of_another.clone());
             etcd.put(&format!("v1/event_sources0{KEY}"), of_another);
@@ -435,7 +435,8 @@ mod tests {
         let expected = BTreeMap::from([(6056, record(Target::Nats("s".to_owned())))]);
         assert_eq!(records.sources, expected);
         assert_eq!(records.channels, BTreeMap::from([("tcp://h:1".to_owned(), 6056)]));
-        // The gateway leaves an empty value out, and the record is as it was. KEY ends with its publisher's number.
+        // The gateway leaves out the empty value, so the record stays as it was. KEY ends with the number of its
+        // publisher.
         etcd.lock().put(&key, "");
         assert_eq!(look(&place, &records).await.unwrap().sources, records.sources);
         assert!(look(&place, &nothing).await.unwrap().sources.is_empty());

@@ -112,7 +112,7 @@ async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
     let mut events = plane(start);
     events.apply(&message(1, 0, 0..1), false).await.unwrap();
     assert_eq!(events.holders.trouble(), None);
-    // Nobody takes the place of the others: each tells of somebody.
+    // The table of publishers is full. All of them report a holder, so none makes room for another.
     let worker = WorkerName::new("other").unwrap();
     for number in 2..=PUBLISHERS_MAX as u64 {
         let other = events.publishers.entry(number).or_default();

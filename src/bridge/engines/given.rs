@@ -9,7 +9,8 @@ use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
 use super::Bridge;
 
-/// Engines of one source, by name. Of two engines with one name the first counts. The second is refused when it is registered.
+/// Engines of one source, by name. Of two engines with one name, only the first is in the set. The bridge refuses the
+/// second.
 #[derive(Debug, Default)]
 struct Set {
     publishers: BTreeMap<EngineKey, NewEngine>,
@@ -80,10 +81,13 @@ impl Bridge {
         Ok(())
     }
 
-    /// Replaces the engines that `source` gives with `engines`. Engines of the source that are not among `engines` are
-    /// forgotten, and changed ones begin anew. An engine has changed if any of its settings has, its identity included. An
-    /// engine whose address or labels have changed is still followed. Engines that other sources give, or that were
-    /// registered, stay.
+    /// Replaces the engines that `source` gives with `engines`:
+    ///
+    /// - An engine that is no longer among them is forgotten.
+    /// - An engine with another identity, or another setting, is followed anew, from the beginning.
+    /// - An engine that differs only in its address or labels is still followed.
+    ///
+    /// Engines that other sources give, or that were registered, stay.
     ///
     /// # Errors
     ///

@@ -54,7 +54,7 @@ impl Bridge {
             return self.drop_registered(&engine);
         }
         let followed = match self.follow(engine.clone()) {
-            // It was registered anew, in another way.
+            // The other bridge has registered the engine anew, with other settings.
             Err(RegisterRefusal::Conflict { .. }) => {
                 self.drop_registered(&engine);
                 self.follow(engine.clone())

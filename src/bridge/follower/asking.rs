@@ -17,11 +17,11 @@ use super::{FollowError, Follower};
 pub(super) enum Verified {
     /// Everything that the engine has published has been applied.
     Whole,
-    /// Another process answers; the replay has to be asked again, from its start.
+    /// The answer comes from another process. The bridge has to ask again, from the first batch.
     Stranger,
     /// The answer has a hole. The batches before the hole have been applied.
     Torn,
-    /// The answer begins after the last applied batch. On an unbroken connection, no published batch is lost by that.
+    /// The answer begins after the last applied batch. An unbroken connection still brings all published batches.
     Beyond,
     /// The socket has no batch, and has never given one, although batches have been applied.
     Empty,
@@ -65,7 +65,7 @@ impl Follower {
         let mut verified = Verified::Whole;
         while let Some(numbered) = self.next_of(&mut replay).await? {
             let (seq, is_first) = (numbered.seq, largest.is_none());
-            // The rest of an unusable answer is still read, as the next answer comes behind it.
+            // The rest of an unusable answer is read, too, because the next answer comes after it.
             if let Verified::Whole = verified {
                 match self.continuity.replayed(seq, &numbered.payload, is_first) {
                     Replayed::Known => self.continuity.confirm(seq),
@@ -92,7 +92,7 @@ impl Follower {
         match verified {
             Verified::Whole if largest < self.continuity.last() => match largest {
                 None => self.nothing_since(from).await,
-                // A publisher keeps what it has published last.
+                // A publisher keeps the batches that it has published last. So these are another process's.
                 Some(_) if is_last => Ok(Verified::Stranger),
                 Some(_) => Ok(Verified::Torn),
             },

@@ -4,9 +4,8 @@
 //! holder by then.
 //!
 //! - A process that gives the same bytes under the same numbers as before is the same process.
-//! - Any other process is followed, but in doubt until it clears.
-//! - The other process is not in doubt if a source that found the engine by an identity vouches for it.
-//! - It is also not in doubt if the engine's name is nothing but its address.
+//! - Any other process is followed, but in doubt until it clears. In two cases it is not in doubt: the source that
+//!   found the engine by an identity confirms that identity, or the engine's name is nothing but its address.
 
 use std::time::Duration;
 

@@ -78,7 +78,7 @@ impl Follower {
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         log_gated!(warn "the replay socket keeps no batches: followed without it"; endpoint);
         self.contradicted("it keeps no batches (buffer_steps)");
-        // That is said.
+        // This failure has just been logged. Later ones are counted from here.
         self.replay_failures = 1;
         match is_verified {
             true => Ok(()),

@@ -153,8 +153,8 @@ impl Lease {
         Some((share, voice))
     }
 
-    /// Begins to send beats, which tell the bridge's claims to other bridges, on `subject`, until `stop`. The last beat then
-    /// tells the other bridges for which holders this bridge no longer speaks.
+    /// Sends beats (messages with the bridge's claims) on `subject`, until `stop`. The last beat tells the other
+    /// bridges for which holders this bridge no longer speaks.
     pub(super) fn start(
         &self,
         nats: Client,

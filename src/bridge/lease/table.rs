@@ -7,13 +7,13 @@
 //! | a bridge's term, for which it may speak | [`Times::term`] from the sending of the last own beat that it has heard |
 //! | other bridges count a bridge as alive | [`Times::silence`] from its last beat that they have heard |
 //! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
-//! | such a bridge only listens, if it was the last to speak | [`Times::listen`] from the first own beat that it has heard |
+//! | the same bridge, if it was the last to speak, only listens | [`Times::listen`] from the first own beat that it has heard |
 //!
-//! A bridge's term is shorter than the silence of its beats that other bridges wait for, and begins earlier. So a bridge that
-//! is cut off from NATS, or stands still, stops speaking before another begins. This order is not certain, because clocks and
-//! messages may be late. Epochs keep answers right even then. A bridge that begins to speak takes an epoch above all that it
-//! has heard of, and daemons drop messages of a lower epoch. If two bridges both speak, the one with the lower epoch stops when
-//! it hears of the other.
+//! A bridge's term is shorter than the [`Times::silence`] for which other bridges wait, and begins earlier. So a bridge
+//! that is cut off from NATS, or stands still, stops speaking before another begins. This order is not certain, because
+//! clocks and messages may be late. Epochs keep answers right even then. A bridge that begins to speak takes an epoch
+//! above all that it has heard of, and daemons drop messages of a lower epoch. If two bridges both speak, the one with
+//! the lower epoch stops when it hears of the other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;

@@ -34,7 +34,7 @@ async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
         .unwrap()
 }
 
-/// A relay, and what it publishes.
+/// A relay, and a subscription to the messages that it publishes.
 async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
     let server = find_nats_server(None).unwrap();
     let broker = EmbeddedBroker::start(&server).await.unwrap();
@@ -65,7 +65,7 @@ async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
     relay.lost().await.unwrap();
     relay.apply(&payload).await.unwrap();
     assert!(relay.has_untold());
-    // Again: its connection has ended, and the next attempt may take its time.
+    // The connection breaks again. The next attempt to connect may take long, so events are not held back until then.
     relay.lost().await.unwrap();
     assert!(!relay.has_untold());
     assert!(relay.blocks.try_lock().is_ok(), "daemons that ask are answered");
@@ -75,7 +75,7 @@ async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
 async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
     let (_broker, mut relay, mut batches) = heard_relay().await;
     let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
-    // Out of sight; then in sight, and its first batches are lost.
+    // The engine goes out of sight, comes in sight, and then its first batches are lost.
     relay.lost().await.unwrap();
     relay.restart(None).await.unwrap();
     relay.seen(Duration::ZERO).await.unwrap();
@@ -229,8 +229,8 @@ async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
     assert!(!relay.is_exact());
 }
 
-/// An old form of events has no room for some fields. The holder as a whole is not in doubt because of that, and daemons are
-/// told of the fields before the first block.
+/// An old form of events has no room for some fields. Daemons are told of the missing fields before the first block.
+/// The holder as a whole is not in doubt.
 #[tokio::test]
 async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
     let (_broker, mut relay, mut batches) = heard_relay().await;

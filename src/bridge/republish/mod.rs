@@ -159,7 +159,7 @@ impl Republisher {
         addresses.of(&engine.key.instance, engine.key.rank)
     }
 
-    /// Returns where an engine listens for routers; `None` if it has neither an address of its own nor a range.
+    /// Returns where an engine listens for routers; `None` if it has no address of its own and there is no range.
     fn place_of(&self, engine: &NewEngine) -> Option<DoorPlace> {
         if let Some(sockets) = self.own_sockets_of(engine) {
             return Some(DoorPlace::Own(sockets));
@@ -237,8 +237,8 @@ async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: 
     }
 }
 
-/// Returns the mirror of the `kept` blocks; an empty one if there are none, or none of use. Restores on a thread that may
-/// block: 1.2 million blocks take half a second.
+/// Returns the mirror of the `kept` blocks; an empty mirror if there are no usable blocks. Restores on a thread that
+/// may block: 1.2 million blocks take half a second.
 async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<SavedMirror>) -> Mirror {
     let Some(kept) = kept else {
         return Mirror::new(settings);

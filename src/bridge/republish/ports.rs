@@ -86,7 +86,8 @@ impl Ports {
         }
     }
 
-    /// Returns the sockets of an engine that is followed, or in words why it has no sockets; `None` for other engines.
+    /// Returns the sockets of an engine that is followed, or a text that says why it has none; `None` for other
+    /// engines.
     pub(super) fn of(&self, engine: &str) -> Option<Result<SocketPair, String>> {
         let trouble = self.known.lock().get(engine)?.trouble.clone();
         let place = self.places.borrow().1.of(engine);

@@ -19,7 +19,7 @@ use crate::zmtp::push_message;
 
 use super::NUMBERS_MAX;
 
-/// First number of a batch. 0 and 1 are below all others, so that a later 0 always looks like a restart.
+/// First number of a batch. No batch of the count has the number 0 or 1, so a later 0 always looks like a restart.
 const FIRST: u64 = 2;
 /// Maximum size of the messages that wait for one subscriber, in bytes.
 const WAITING_BYTES_MAX: usize = 32 << 20;
@@ -220,7 +220,7 @@ impl Stream {
         }
     }
 
-    /// Adds a subscriber, whose blocks may be none or outdated, and returns its queue of messages.
+    /// Adds a subscriber, which may have no blocks or outdated ones, and returns its queue of messages.
     pub(super) fn subscribe(&self) -> QueuedMessages {
         let (sender, messages) = mpsc::unbounded_channel();
         let bytes = Arc::new(AtomicUsize::new(0));

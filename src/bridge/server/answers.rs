@@ -174,7 +174,7 @@ fn vllm_sockets(
             authority(if is_any(bound) { host } else { bound }, port)
         )
     };
-    // A socket that keeps nothing shows nothing.
+    // A replay socket that keeps no batches is of no use.
     let keeps_any = source.buffer_steps != Some(0);
     let replay = source.replay_endpoint.as_deref().filter(|_| keeps_any);
     let replay = replay.and_then(split_endpoint);
@@ -291,8 +291,7 @@ pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, Ser
     choose_model(served.map(|model| model.id), given)
 }
 
-/// Chooses the model that an engine is followed as. It is the `given` one, which has to be among the `served`, or the first
-/// served one if none is given.
+/// Returns the model of an engine: the `given` model, which must be among the `served`, or else the first served model.
 pub(super) fn choose_model(
     mut served: impl Iterator<Item = String>,
     given: Option<&str>,
@@ -378,7 +377,7 @@ mod tests {
             "tcp://10.0.0.7:5557"
         );
         assert_eq!(vllm("tcp://[::]:5557").unwrap().sockets[0].refused_hint, None);
-        // Such as it answers for `tcp://*:0`.
+        // vLLM answers so for `tcp://*:0`.
         let sockets = vllm("tcp://10.0.0.9:40001").unwrap().sockets.remove(0);
         assert_eq!(sockets.endpoint, "tcp://10.0.0.9:40001");
         assert!(sockets.refused_hint.unwrap().contains("tcp://*:5557"));

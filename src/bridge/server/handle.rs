@@ -91,8 +91,8 @@ impl OriginServer {
         *self.handle.shared.ranks.lock()
     }
 
-    /// Returns whether another process at this address counts as the same engine. It does if the source that found the engine
-    /// confirms its identity, or if the engine's name is nothing but its address.
+    /// Returns whether another process at this address counts as the same engine. It does in two cases: the source that
+    /// found the engine confirms its identity, or the engine's name is nothing but its address.
     pub(crate) fn vouches(&self) -> bool {
         let server = &self.handle.server;
         let address = ServerAddress::of_server(&server.url);

@@ -1,7 +1,8 @@
 //! Block size of an engine whose server does not tell it: the size of the blocks that the engine publishes.
 //!
-//! vLLM may publish a part of a block, at the end of a prompt, where a model has recurrent states. The part is alone in its
-//! event, and no larger than a state's block. So such an event does not tell the size. A replay tells it by its largest block.
+//! If a model has recurrent states, vLLM may publish a part of a block at the end of a prompt. The part is alone in its
+//! event, and no larger than a state's block. Such an event does not tell the block size. In a replay, the largest
+//! block tells it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +62,7 @@ async fn size_of(
             }
         }
     }
-    // The subscription comes first, so that nothing is published unseen while the replay is read.
+    // The subscription comes first, so that it gets the batches that are published while the replay is read.
     let mut subscription = Subscription::connect(endpoint, topic, patience, Arc::clone(metrics)).await?;
     if let Some(endpoint) = &sockets.replay {
         match listener.replayed(endpoint, patience, metrics).await {
@@ -119,8 +120,8 @@ impl BlockSizeListener {
         self.size_told()
     }
 
-    /// Returns the size of the blocks in the batch; `None` if it has no block, or only what may be a part of one. Blocks of layer
-    /// groups beside main attention do not count. Of several sizes the largest counts: a smaller one is a part of a block.
+    /// Returns the block size that the batch shows: the largest size among its blocks of main attention, because a
+    /// smaller one is a part of a block. `None` if the batch has no such block, or each of them may be a part.
     fn size_told(&mut self) -> Option<u32> {
         let stored = || {
             self.batch

@@ -270,7 +270,7 @@ impl Storage for Bucket {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
-        // Nothing is collected in vain, and a bridge that ends does not wait for each file.
+        // Fails immediately while the buckets are closed. So a bridge that ends does not wait for each file.
         self.opened()?;
         if self
             .failed_at

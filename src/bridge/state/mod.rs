@@ -9,10 +9,10 @@
 //!
 //! In JetStream (`bucket`) files of engines are objects, and registrations (`shared`) and ports (`places`) are keys.
 //!
-//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content, in
-//! doubt, and asks the engine's replay socket for later batches. The doubt ends when the replay has shown that the engine's
-//! process is the same, and has given the later batches. So no file makes a holder exact. A file that is lost, outdated or of
-//! another process costs no more than having none.
+//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's
+//! content, in doubt, and asks the engine's replay socket for later batches. The doubt ends when the replay has shown
+//! that the engine's process is the same, and has given the later batches. So no file makes a holder exact. A file that
+//! is lost, outdated or of another process does no more harm than a missing one.
 
 mod bucket;
 mod file;

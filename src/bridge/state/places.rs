@@ -3,7 +3,7 @@
 //! | state | place of the table |
 //! |---|---|
 //! | a directory | the file `ports` |
-//! | JetStream | the key `SET.ports`. A bridge names the revision that it changes, so no two give one place to two engines |
+//! | JetStream | the key `SET.ports`. A bridge names the revision that it changes, so two engines never get one place |
 //! | none | memory |
 
 use std::io;

@@ -35,9 +35,9 @@ impl Registered {
         (engines, Self { directory, written })
     }
 
-    /// Writes the list that `current` gives, if it has changed. The list is in the file before a client is told that its
-    /// engine is registered. A failed write is logged and counted, and the registration holds until the bridge ends; the
-    /// next change writes all.
+    /// Writes the list that `current` gives, if it has changed. The list is in the file before a client is told that
+    /// its engine is registered. A failed write is logged and counted. The registration then holds until the bridge
+    /// ends, and the next change writes the whole list.
     pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>, metrics: &BridgeMetrics) {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();

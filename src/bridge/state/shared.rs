@@ -134,14 +134,14 @@ impl SharedRegistrations {
         let all = format!("{}>", self.bucket.prefix());
         let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
         let ended = || io::Error::other("the watch of its keys has ended");
-        // Own writes that have not come back yet: what comes before them is outdated.
+        // Own writes that have not come back yet. Entries before them are outdated.
         let mut written = BTreeMap::new();
         loop {
             tokio::select! {
                 entry = watch.next() => {
                     let entry = entry.ok_or_else(ended)?.map_err(io::Error::other)?;
                     if entry.key == self.bucket.owner_key() {
-                        // Whoever empties the bucket leaves it to whom it belongs.
+                        // Only a written key changes the owner. If somebody empties the bucket, the owner stays.
                         if entry.operation == Operation::Put && !self.bucket.is_own(&entry.value) {
                             return Ok(entry.value);
                         }

@@ -136,7 +136,7 @@ fn mode_of(path: &Path) -> u32 {
 fn only_the_owner_may_read_files_and_those_that_are_being_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(engine_file(&holder()));
-    // An earlier version has left it to the umask.
+    // In an earlier version, the umask decided the file's mode.
     std::fs::write(&path, b"x").unwrap();
     let modes = Arc::new(Modes::default());
     let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&modes) as _).unwrap();
@@ -207,7 +207,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
         "it is of version 2, and this bridge reads version 1"
     );
     assert!(words(&vec![0; (1 << 20) + 1]).starts_with("it has more than"));
-    // One of another kind in its place.
+    // A file of another kind takes the engine's place.
     let none = Vec::<NewEngine>::new();
     directory.write(
         "registered",

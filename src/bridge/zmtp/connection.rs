@@ -32,7 +32,8 @@ impl PeerConnection {
         let mut reader = ZmtpReader::new(source, role.limits());
         writer.write_all(&greeting()).await?;
         reader.greeting().await?;
-        // Not before: a peer of another kind tells what it is only to those that wait for its greeting.
+        // `READY` is sent after the peer's greeting. A peer of another kind tells what it is only to a side that waits
+        // for it.
         writer.write_all(&ready(role)).await?;
         reader.ready(role).await?;
         Ok(Self {

@@ -116,7 +116,7 @@ impl ZmtpDecoder {
 
     /// Reads the greeting of the peer. Returns false while it is not whole.
     pub(super) fn greeting(&mut self) -> Result<bool, Mismatch> {
-        // Whatever speaks something else may send fewer bytes, and wait.
+        // A peer of another protocol may send fewer bytes than a greeting has, and wait.
         if self.buffer.first().is_some_and(|first| *first != 0xff) {
             return Err(Mismatch::Protocol);
         }
@@ -242,7 +242,7 @@ mod tests {
             0 => bytes.push(u8::try_from(body).unwrap()),
             _ => bytes.extend((body as u64).to_be_bytes()),
         }
-        // Bodies look like heads.
+        // The bytes of bodies look like those of heads.
         bytes.resize(bytes.len() + body, 0xff);
         bytes
     }
@@ -289,7 +289,7 @@ mod tests {
             frame(MORE | LONG, 0),
             frame(LONG, 300),
             frame(0, 255),
-            // A command between the frames of a message is none of them.
+            // A command between the frames of a message does not count as a frame of the message.
             frame(MORE, 200),
             frame(COMMAND, 0),
             frame(MORE | LONG, 8),

@@ -118,8 +118,8 @@ pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &m
                     let change = EngineChange::Stored(EngineStored { group, ..stored });
                     batch.push(EngineEvent { change, ..event });
                 }
-                // A block of main attention that is named again has no second copy, so all copies but one go. Unknown
-                // components have no blocks here.
+                // SGLang keeps one copy of a block of main attention, even if events name the block again. So all other
+                // copies are removed. Blocks of unknown components are not kept here.
                 if (!is_named && component != Component::Other) || component == Component::Full {
                     let left = is_named.then(|| batch.push_ones(stored.names.len()));
                     let removed = EngineRemoved {

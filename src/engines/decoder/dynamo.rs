@@ -68,7 +68,7 @@ fn decode_events(
 
 enum EnvelopePayload<'a> {
     Blob(&'a [u8]),
-    /// The payload came as a list of numbers, whose bytes were copied.
+    /// The payload came as a list of numbers. Its bytes are in a buffer of the caller.
     Listed,
 }
 

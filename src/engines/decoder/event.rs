@@ -77,8 +77,8 @@ pub(super) enum EventField {
 }
 
 impl EventField {
-    /// Returns the field with the name `name`. A name that is not UTF-8 is an error. An unknown name comes from a later
-    /// version.
+    /// Returns the field with the name `name`. An unknown name gives [`Self::Other`], because later versions of engines
+    /// may have more fields. A name that is not UTF-8 is an error.
     pub(super) fn of(name: &[u8]) -> Result<Self, DecodeError> {
         Ok(match name {
             b"type" => Self::Type,
@@ -142,8 +142,8 @@ pub(super) struct Fields<'a> {
     names: Option<Span>,
     /// Mooncake's names, which are the contract's hashes. They take precedence over the engine's names.
     sequence_names: Option<Span>,
-    /// The parent's name. The outer option tells whether the field was there, the inner option is `None` for nil. Only nil means
-    /// that the block has no parent.
+    /// The parent's name. The outer option is `None` if the field was absent. The inner option is `None` for nil. Only
+    /// nil means that the block has no parent.
     parent: Option<Option<u64>>,
     position: Option<u64>,
     tokens: Option<TokenList<'a>>,
@@ -159,7 +159,7 @@ pub(super) struct Fields<'a> {
     group_kind: Option<&'a str>,
     group_window: Option<u32>,
     components: Option<Components>,
-    /// Extra keys, which are read only when the names, the adapter and the place in the sequence are known.
+    /// Extra keys. They can be read only after the names, the adapter and the place in the sequence.
     extra_keys: Option<Reader<'a>>,
     objects: Option<Reader<'a>>,
     image_keys: Option<Reader<'a>>,
@@ -167,7 +167,7 @@ pub(super) struct Fields<'a> {
     copies_left: Option<Span>,
     /// The facts about an object of Mooncake Store.
     object: Object<'a>,
-    /// Whether the event is a map. Versions that write maps don't write images as bare texts any more.
+    /// Whether the event is a map. In versions that write maps, an image is never a bare text.
     is_map: bool,
     /// Bit set of the fields that have been read so far. A field may come only once.
     seen: u32,
@@ -339,7 +339,7 @@ impl<'a> Fields<'a> {
             let is_unclear = tag == Tag::Stored && self.names_span().is_ok_and(Span::is_empty);
             let reason = match is_others {
                 true => Some(Reason::OtherOwner),
-                // The event tells an object by its key alone.
+                // The event names the object by its key only, not by block hashes.
                 false if is_unclear => Some(Reason::Unjoined),
                 false if tag == Tag::Stored => self.object.trouble(self.lora_name),
                 false => None,
@@ -485,7 +485,8 @@ impl<'a> Fields<'a> {
             salt = read_extra_keys(&keys, &mut reader.clone(), batch)?;
         }
         if let Some(reader) = &self.objects {
-            // These lists have the same objects as the extra keys, in another form.
+            // These lists hold the same objects as the extra keys, in another form, so the extra keys' objects are
+            // dropped.
             batch.objects.truncate(start);
             read_object_lists(names.len(), &mut reader.clone(), batch)?;
         }
@@ -501,8 +502,8 @@ impl<'a> Fields<'a> {
         Ok(salt)
     }
 
-    /// Returns the blocks' content: their tokens, with the lookahead tokens, that is, tokens after a block that its hash also
-    /// covers.
+    /// Returns the blocks' content: their tokens, and the lookahead tokens. A lookahead token stands after a block, and
+    /// the block's hash covers it.
     fn content(
         &self,
         names: Span,
@@ -510,7 +511,7 @@ impl<'a> Fields<'a> {
         format: Format,
         batch: &mut EngineBatch,
     ) -> Result<Result<Content, Reason>, DecodeError> {
-        // Mooncake's names are not an engine's, so the device can't know them.
+        // Mooncake's names are not an engine's names, so no event about the device tells their blocks.
         let is_beyond = tier != Tier::DEVICE && format != Format::Mooncake;
         let list = match &self.tokens {
             Some(list) if !list.tokens.is_empty() => list,

@@ -87,7 +87,7 @@ fn read_block<'a>(
             Value::Negative(number) => push(batch, block, number.cast_unsigned(), None),
             Value::Array(2) => {
                 let (hash, text) = identifier(reader, keys.text_bytes_max)?;
-                // The offset of an image tells nothing that its block's tokens don't.
+                // The offset of an image is not needed: the block's tokens show where the image is.
                 match reader.value()? {
                     Value::Unsigned(_) | Value::Negative(_) => push(batch, block, hash, text),
                     other => return Err(DecodeError::wrong_type("extra_keys", "an offset", other)),

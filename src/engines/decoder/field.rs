@@ -2,8 +2,11 @@
 
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Value};
 
-/// The name of a block: an unsigned integer, a signed integer with the same 64 bits, or a byte string, whose last eight bytes
-/// count. A text is such a byte string in hexadecimal digits.
+/// The name of a block, as a 64-bit number. A value can be:
+///
+/// - an unsigned integer, or a signed integer with the same 64 bits
+/// - a byte string: its last eight bytes, big-endian
+/// - a text: a byte string in hexadecimal digits
 pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeError> {
     match value {
         Value::Unsigned(name) => Ok(name),

@@ -23,8 +23,8 @@ pub(crate) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
         .and_then(|(tier, _)| Tier::new(tier))
 }
 
-/// Whether vLLM's connectors report no removals of blocks in this medium. The connectors for Mooncake and LMCache call the
-/// host `cpu`. No store on disk (`STORAGE`) reports what it removes.
+/// Whether vLLM's connectors never report that a block was removed from this medium. This holds for `cpu`, the name
+/// that the connectors for Mooncake and LMCache use for the host, and for `STORAGE`, any store on disk.
 pub(crate) fn is_never_removed(medium: &str) -> bool {
     matches!(medium, "cpu" | "STORAGE")
 }

@@ -6,7 +6,7 @@
 //! BlockStored   1 block_hashes  2 parent_block_hash  3 token_ids  4 block_size  5 lora_id  6 medium  7 lora_name
 //!               8 extra_keys  9 group_idx  10 kv_cache_spec_kind  11 kv_cache_spec_sliding_window
 //!               12 locality  13 ownership  14 session_id  15 lookahead_token_ids
-//! BlockRemoved  1 block_hashes  2 medium  3 group_idx  then texts and numbers that tell themselves apart
+//! BlockRemoved  1 block_hashes  2 medium  3 group_idx  then texts and numbers, which are told apart by their values
 //! ```
 
 use kvatlas_core::wire::{DecodeError, Reader, Value};
@@ -43,8 +43,8 @@ const STORED_HEAD: [EventField; 6] = [
 const MEDIUM_SLOT: usize = 6;
 /// Index of the adapter's name in the array of a stored event.
 const LORA_NAME_SLOT: usize = 7;
-/// Indices at which the array of a removal can have its owner, right after the locality. There are two, because the group's kind
-/// and window may come before the locality.
+/// Indices at which a removal in array form can have its owner, right after the locality. The index depends on the
+/// version: the group's kind and window may come before the locality.
 const OWNER_SLOTS: [usize; 2] = [5, 7];
 /// Index of the extra keys, with the salt among them, in the array of a stored event.
 const EXTRA_KEYS_SLOT: usize = 8;
@@ -240,7 +240,8 @@ fn read_removed_slots<'a>(
             2 => EventField::Medium,
             3 if is_medium(&reader.clone().value()?) => EventField::Medium,
             3 => EventField::GroupIndex,
-            // A group's kind, its window, the locality, the owner: versions differ in which of them they have.
+            // The rest is a group's kind, its window, the locality and the owner. Each version of an engine has some of
+            // them.
             _ => match reader.clone().value()? {
                 Value::Text(b"LOCAL" | b"REMOTE") => EventField::Locality,
                 Value::Text(kind) if kind.ends_with(b"attention") || kind.starts_with(b"sliding_window") => {
@@ -248,7 +249,8 @@ fn read_removed_slots<'a>(
                 }
                 Value::Text(b"mamba") => EventField::GroupKind,
                 Value::Text(_) if OWNER_SLOTS.contains(&slot) => EventField::Ownership,
-                // If it were taken for an owner, the removal would count as another system's.
+                // A text elsewhere is no owner. Taken for an owner, it would make the removal look like another
+                // system's.
                 Value::Text(_) => {
                     return Err(DecodeError::Combination("a text in a removal that nobody knows"));
                 }

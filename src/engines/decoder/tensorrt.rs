@@ -95,8 +95,8 @@ fn decode_event<'a>(
 #[derive(Default)]
 struct DataFields<'a> {
     kind: Option<&'a str>,
-    /// The parent's name. The outer option tells whether the field was there, the inner option is `None` if the block has no
-    /// parent.
+    /// The parent's name. The outer option is `None` if the field was absent. The inner option is `None` if the block
+    /// has no parent.
     parent: Option<Option<u64>>,
     blocks: Option<Reader<'a>>,
     names: Option<Span>,

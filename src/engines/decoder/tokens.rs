@@ -17,7 +17,7 @@ pub(super) const TEXT_TOKEN: Token = 0;
 pub(super) struct TokenList<'a> {
     pub(super) tokens: Span,
     pub(super) is_bigram: bool,
-    /// The number of tokens, and a reader at the first of them, if some are texts. A text stands for an image.
+    /// The number of tokens, and a reader at the first token. `None` if no token is a text, which stands for an image.
     pub(super) with_texts: Option<(usize, Reader<'a>)>,
 }
 

@@ -12,7 +12,7 @@ const BLOCKS_MAX: usize = 2000;
 /// Maximum number of tokens in an event, unless a single block has more.
 const TOKENS_MAX: usize = 32_000;
 
-/// A block, with what vLLM's stored event says of it.
+/// A block, with the fields that vLLM's stored event tells of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MirrorBlock<'a> {
     pub(super) sequence: SequenceHash,
@@ -120,7 +120,7 @@ impl ListWriter {
         self.run.tokens.extend_from_slice(block.tokens);
     }
 
-    /// Appends the removal of the block `sequence`; nothing if that is `None`.
+    /// Appends the removal of the block `sequence`. Does nothing for `None`.
     pub(super) fn remove(&mut self, sequence: Option<SequenceHash>) {
         self.end_run();
         self.removed.extend(sequence);

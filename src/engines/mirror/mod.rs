@@ -42,8 +42,8 @@ pub struct MirrorSettings {
     pub block_size: BlockSize,
     /// Maximum memory that the blocks take, in bytes.
     pub bytes_max: usize,
-    /// Whether blocks with a salt, an adapter or an image are kept. A router that doesn't tell such blocks apart credits them
-    /// to plain prompts.
+    /// Whether blocks with a salt, an adapter or an image are kept. A router that ignores salts, adapters and images
+    /// takes such blocks for blocks of plain prompts.
     pub has_special: bool,
     /// Whether the engine stores a block on the device only while it holds all blocks before it there.
     pub proves_ancestors: bool,
@@ -123,7 +123,8 @@ impl Mirror {
                 self.learn(translator, batch, stored);
             }
         }
-        // New blocks go to new events, so that they can be told from the events that were there.
+        // From here on, the translator puts blocks into new events. So the events of this call can be told from earlier
+        // ones.
         output.seal();
         let mark = output.mark();
         translator.translate(batch, output);
@@ -131,8 +132,8 @@ impl Mirror {
             events.iter().for_each(|event| self.follow(tier, event));
         }
         self.confirm(translator);
-        // An unread part may have been a removal. What the translator leaves out for other reasons makes the mirror know
-        // less, but nothing wrong.
+        // An unread part may have been a removal. If the translator leaves out events for other reasons, the mirror
+        // knows fewer blocks, but no wrong ones.
         let hides_events = batch.doubts().iter().any(|doubt| doubt.tier.is_none());
         if hides_events && translator.lasting_doubt().is_some() {
             self.doubt();
@@ -271,7 +272,7 @@ impl Mirror {
         (self.has_cleared, self.has_unseen) = (true, false);
     }
 
-    /// Notes that events may have been lost: held blocks may be gone.
+    /// Notes that events may have been lost: blocks that count as held may be gone from the device.
     pub fn doubt(&mut self) {
         self.is_all_due |= self.nodes.has_held();
         self.nodes.doubt_held();
@@ -314,7 +315,7 @@ impl Mirror {
         changes
     }
 
-    /// Returns the events that bring routers up to date about the `touched` blocks, that is, those that may have changed.
+    /// Returns the events that bring routers up to date. Only the `touched` blocks may have changed.
     fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         if has_cleared {
@@ -336,8 +337,8 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes a stored event for a held block. First writes stored events for the blocks before it that routers don't know yet.
-    /// Blocks among these that are not held are also appended to `gone`, so that they are removed again.
+    /// Writes a stored event for a held block. First writes one for each earlier block of its prefix that routers don't
+    /// know yet. Appends to `gone` the earlier blocks that are not held: the caller then writes their removals.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);

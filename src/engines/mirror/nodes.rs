@@ -40,13 +40,13 @@ pub(super) enum BlockState {
     Yes,
     /// The engine held the block when it was last in sight, that is, alive with all of its events known.
     Unseen,
-    /// The engine held the block when events were lost, and has not confirmed that since.
+    /// Events were lost while the engine held the block, and the engine has not confirmed the block since.
     InDoubt,
 }
 
 impl BlockState {
-    /// Returns the state to save for the block. The process that restores the mirror has not heard from the engine yet. So a held
-    /// block becomes [`Self::Unseen`]: held when the engine was last in sight.
+    /// Returns the state to save for the block. A mirror that is restored has not heard from the engine yet. So a held
+    /// block is saved as [`Self::Unseen`]: held when the engine was last in sight.
     pub(super) fn once_kept(self) -> Self {
         match self {
             Self::Yes => Self::Unseen,
@@ -278,7 +278,8 @@ impl Nodes {
         u16::try_from(place).ok()
     }
 
-    /// Puts a block into a free place. The lists grow by an eighth only, so that their memory hardly exceeds the bound in bytes.
+    /// Puts a block into a free place. The lists grow by only an eighth at a time, so that their memory hardly exceeds
+    /// the bound in bytes.
     fn place(&mut self, node: MirrorNode, tokens: &[Token]) -> Option<Slot> {
         if let Some(place) = self.free.pop() {
             let start = place as usize * self.size;

@@ -109,7 +109,8 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
         if nodes.find(sequence).is_some() {
             return Err(SavedError::Contradiction("a block is there twice"));
         }
-        // An image enters a block's hash and is not kept: where there may be one, tokens cannot be compared.
+        // A block's hash covers its images, but the saved form has no images. So hashes are compared only if there are
+        // none.
         let before = parent.and_then(|parent| nodes.sequence(parent));
         if !saved.has_special && !is_plain(sequence, before, *seed, tokens) {
             return Err(SavedError::Contradiction("a block has other tokens"));

@@ -1,5 +1,5 @@
-//! Tiers beyond the device. Their events can give blocks only by name, without salts and objects, before their parents, or in
-//! chunks. Some of these events leave one tier in doubt.
+//! Tiers beyond the device. Their events tell less than the device's: only names, no salts and objects, children before
+//! their parents, or several blocks as one chunk. Some of these events leave one tier in doubt.
 
 use std::collections::BTreeSet;
 
@@ -129,16 +129,16 @@ fn a_block_without_tokens_is_what_its_name_stands_for() {
     );
     assert_eq!(engine.hear(&[removed(&[2], "CPU")]), NONE);
     assert_eq!(engine.blocks(HOST).len(), 2);
-    // Stored behind the device's removal: its copy took some steps.
+    // The host's event comes after the device's removal, because the copy took some steps.
     assert_eq!(engine.hear(&[placeholder(2)]), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
-    // Told before the device's, in one batch.
+    // The host's event comes before the device's, in one batch.
     assert_eq!(
         engine.hear(&[placeholder(4), stored(&[4], Some(3), 12, "GPU")]),
         NONE
     );
     assert_eq!(engine.blocks(HOST), set(&chain(4, None)));
-    // Nobody knows the name: that is a doubt of this tier.
+    // No event has told of this name, so the host tier is in doubt.
     assert_eq!(engine.hear(&[placeholder(99)]), [(HOST, Reason::Placeholder)]);
     assert_eq!(engine.blocks(HOST).len(), 4);
 }
@@ -153,14 +153,14 @@ fn children_may_come_before_their_parents_in_a_batch() {
     let backwards: Vec<Value> = (0..200).rev().map(block).collect();
     assert_eq!(engine.hear(&backwards), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(200, None)));
-    // What is removed before its parent comes is removed.
+    // A removal of a block takes effect even if the block's parent comes later in the batch.
     let mut engine = Followed::new(Format::Vllm);
     let events = [block(1), removed(&[101], "CPU"), block(0)];
     assert_eq!(engine.hear(&events), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(1, None)));
     // A parent that never comes leaves this tier in doubt.
     assert_eq!(engine.hear(&[block(3)]), [(HOST, Reason::UnknownParent)]);
-    // On the device, too, a block may be the parent.
+    // The parent of a block on the host may be on the device only.
     let mut engine = Followed::new(Format::Vllm);
     let device = stored(&[100], None, 0, "GPU");
     assert_eq!(engine.hear(&[block(1), device]), NONE);
@@ -176,10 +176,10 @@ fn a_name_says_whose_cache_a_block_is_of() {
     let mut engine = Followed::new(Format::Vllm);
     assert_eq!(engine.hear(&[salted, stored(&[1, 2], None, 0, "CPU")]), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(2, Some("tenant"))));
-    // A part of the names is known.
+    // Only the first of these names is known.
     assert_eq!(engine.hear(&[stored(&[2, 3], Some(1), 4, "CPU")]), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(3, Some("tenant"))));
-    // Its first block may have a salt or none.
+    // The name of this first block is unknown, so it may have a salt or none.
     let unknown = stored(&[9], None, 100, "CPU");
     assert_eq!(
         engine.hear(std::slice::from_ref(&unknown)),
@@ -212,7 +212,7 @@ fn a_chunk_can_be_loaded_as_a_whole_only() {
         within
     };
     assert_eq!(engine.barred(HOST), within());
-    // The device's blocks are whole.
+    // On the device, each of these blocks can be loaded alone.
     assert_eq!(engine.hear(&[of_chunk(10, "GPU"), of_chunk(10, "CPU")]), NONE);
     assert_eq!((engine.barred(0), engine.barred(HOST)), (Vec::new(), within()));
     let names: Vec<u64> = (10..14).collect();
@@ -225,7 +225,7 @@ fn a_chunk_can_be_loaded_as_a_whole_only() {
     let alone = stored(&[14], Some(13), 16, "CPU");
     assert_eq!(engine.hear(&[alone]), NONE);
     assert!(!engine.barred(HOST).contains(&chain[4]));
-    // Pages of SGLang are no chunk.
+    // SGLang's pages (blocks) are never chunks.
     let mut engine = Followed::new(Format::Sglang);
     assert_eq!(engine.hear(&[of_chunk(10, "CPU")]), NONE);
     assert_eq!(engine.barred(HOST), []);
@@ -241,7 +241,7 @@ fn chunks_whose_ends_alone_are_named_leave_their_tier_in_doubt() {
     assert_eq!(engine.hear(&[placeholder(4)]), doubted);
     assert_eq!(engine.hear(&[placeholder(8)]), doubted);
     assert_eq!(engine.blocks(HOST), set(&[chain[3], chain[7]]));
-    // Chunks of four can't end here, so each is a block.
+    // If chunks had four blocks, none could end here. So each name stands for a single block.
     assert_eq!(engine.hear(&[placeholder(5)]), NONE);
     let mut engine = Followed::new(Format::Vllm);
     engine.hear(&[stored(&names, None, 0, "GPU")]);
@@ -254,11 +254,11 @@ fn a_chunk_under_one_name_is_cut_into_blocks() {
     let mut engine = Followed::new(Format::Vllm);
     let names: Vec<u64> = (1..9).collect();
     assert_eq!(engine.hear(&[stored(&names[..4], None, 0, "GPU")]), NONE);
-    // By the name of the last block, as vLLM's offloading does it.
+    // vLLM's offloading names a chunk by the name of its last block.
     assert_eq!(engine.hear(&[chunk(4, None, 0, 16)])[0].0, HOST);
     assert_eq!(engine.blocks(HOST), set(&chain[..4]));
     assert_eq!(engine.barred(HOST).len(), 3);
-    // By a name of its own, and one behind it.
+    // A chunk may have a name of its own, and the next chunk gives it as parent.
     let mut engine = Followed::new(Format::Vllm);
     let events = [chunk(901, None, 0, 16), chunk(902, Some(901), 16, 16)];
     assert_eq!(engine.hear(&events), NONE);
@@ -268,7 +268,7 @@ fn a_chunk_under_one_name_is_cut_into_blocks() {
     assert_eq!(engine.blocks(HOST), set(&chain[4..]));
     assert_eq!(engine.hear(&[removed(&[902], "CPU")]), NONE);
     assert_eq!((engine.blocks(HOST).len(), engine.translator.names()), (0, 0));
-    // What does not end with a block can't be cut.
+    // A chunk that does not end with a block can't be cut into blocks.
     assert_eq!(
         engine.hear(&[chunk(903, None, 0, 18)]),
         [(HOST, Reason::BlockSize)]
@@ -282,13 +282,13 @@ fn a_connector_that_never_says_what_it_removes_is_never_exact() {
         let doubted = [(tier, Reason::NoRemovals)];
         assert_eq!(engine.hear(&[stored(&[1], None, 0, medium)]), doubted);
         assert_eq!(engine.blocks(tier).len(), 1);
-        // Its blocks may be there still.
+        // The connector's blocks may still be there after a clear.
         assert_eq!(engine.hear(&[cleared()]), doubted);
         assert_eq!(engine.blocks(tier).len(), 0);
     }
     let mut engine = Followed::new(Format::Vllm);
     assert_eq!(engine.hear(&[stored(&[1], None, 0, "CPU")]), NONE);
-    // SGLang writes as it likes.
+    // In SGLang, `cpu` is a medium like any other.
     let mut engine = Followed::new(Format::Sglang);
     assert_eq!(engine.hear(&[stored(&[1], None, 0, "cpu")]), NONE);
 }
@@ -311,7 +311,7 @@ fn a_clear_of_the_device_says_nothing_of_what_lies_beyond() {
         engine.hear(&everywhere[..1]);
         assert_eq!(engine.hear(&[cleared()]), NONE, "{format:?}");
     }
-    // What waits for its parent was stored, too.
+    // A block that waits for its parent counts as stored, too.
     let mut engine = Followed::new(Format::Vllm);
     let waiting = stored(&[2], Some(1), 4, "CPU");
     assert_eq!(engine.hear(&[waiting, cleared()]), [(HOST, Reason::UnclearTier)]);
@@ -330,7 +330,7 @@ fn on_device(names: &[u64], parent: Option<u64>, first: u32) -> Value {
 
 #[test]
 fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
-    // Nothing has shown the connector: its pool was empty.
+    // No event has told of a connector, so its pool was empty.
     let mut engine = Followed::new(Format::Vllm);
     assert_eq!(engine.hear(&[on_device(&[9], None, 90)]), NONE);
     let batch = [cleared(), on_device(&[1, 2], None, 0), cleared()];
@@ -350,7 +350,7 @@ fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
         (engine.blocks(0), engine.blocks(HOST)),
         (set(&chain(1, None)), set(&[]))
     );
-    // So they do behind an event of the pool.
+    // A clear after an event of the pool is the pool's, too.
     let mut engine = Followed::new(Format::Vllm);
     engine.hear(&[on_device(&[1, 2], None, 0), pooled(&[1, 2], None, 0)]);
     let batch = [removed(&[2], "GPU"), removed(&[2], "CPU"), cleared()];
@@ -360,13 +360,13 @@ fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
         (set(&chain(1, None)), set(&[]))
     );
     assert_eq!(engine.translator.names(), 1);
-    // Two clears of the device, of which the last is followed by its blocks.
+    // Both clears are the device's: events of the device follow the last of them.
     assert_eq!(
         engine.hear(&[cleared(), cleared(), on_device(&[1], None, 0)]),
         doubted
     );
     assert_eq!(engine.blocks(0), set(&chain(1, None)));
-    // Elsewhere each clear is of everything.
+    // In other formats, each clear is of everything.
     for format in [Format::Sglang, Format::TokenSpeed] {
         let mut engine = Followed::new(format);
         assert_eq!(engine.hear(&batch_of_two_clears()), NONE);
@@ -393,11 +393,11 @@ fn a_clear_that_may_be_the_pools_leaves_the_device_in_doubt() {
         assert_eq!(hear(&mut engine, &both), None);
         assert_eq!(hear(&mut engine, &clears), Some(Reason::UnclearTier));
         assert_eq!(engine.blocks(0), set(&[]));
-        // A block that the engine stores behind another proves that this one is there.
+        // A new block after block 3 proves that blocks 1 to 3 are still there.
         let behind = on_device(&[4], Some(3), 12);
         assert_eq!(hear(&mut engine, &[behind]), Some(Reason::UnclearTier));
         assert_eq!(engine.blocks(0), set(&chain(4, None)));
-        // The device's blocks behind a clear say that it was the device's.
+        // Events of the device that follow a clear show that the clear was the device's.
         assert_eq!(hear(&mut engine, &[cleared(), on_device(&[1], None, 0)]), None);
         assert_eq!(engine.blocks(0), set(&chain(1, None)));
     }
@@ -450,7 +450,7 @@ fn what_cannot_be_placed_beyond_the_device_leaves_the_device_exact() {
         );
         assert_eq!(engine.blocks(0), set(&chain(2, None)));
     }
-    // Two names on the device are two there.
+    // On the device, two names for one content leave the whole holder in doubt.
     let mut engine = Followed::new(Format::Vllm);
     let batch = [stored(&[1], None, 0, "GPU"), stored(&[9], None, 0, "GPU")];
     let batch = decode(Format::Vllm, json!([1.5, batch, 0]).to_string().as_bytes());

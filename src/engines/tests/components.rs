@@ -1,5 +1,5 @@
-//! SGLang's components (full attention, windows, states): the blocks that each holds, and the prefix that a request reuses
-//! then.
+//! SGLang's components (full attention, windows, states): the blocks that each component holds, and the prefix that a
+//! request can reuse.
 
 use std::collections::BTreeSet;
 
@@ -145,7 +145,7 @@ fn as_array(event: &Value, is_in_front: bool) -> Value {
 
 #[test]
 fn a_window_is_known_where_its_size_is_stated() {
-    // Nine tokens: two pages.
+    // A window of nine tokens needs two pages (blocks).
     let events = [
         vec![part("full", 0, 24), part("swa", 0, 24)],
         vec![removed(&[4, 8, 12, 16], Some("swa"))],
@@ -169,12 +169,12 @@ fn a_window_is_known_where_its_size_is_stated() {
             };
             assert!(stated.hear(&events), "{form} {number}");
             assert_eq!(stated.usable(), *usable, "{form} {number}");
-            // What main attention has is known all the same.
+            // The blocks of main attention are known although the window's size is not.
             assert!(!unstated.hear(&events), "{form} {number}");
             assert_eq!(unstated.held(), stated.held(), "{form} {number}");
         }
         assert_eq!(stated.held(), set([4, 8, 12, 16, 20, 24, 28]));
-        // Told again, a window's block is no second copy.
+        // A window's block that is stored again has no second copy.
         assert!(stated.hear(&[part("swa", 8, 16)]) && stated.hear(&[removed(&[12], Some("swa"))]));
         assert_eq!(stated.usable(), set([20, 24, 28]));
     }
@@ -190,7 +190,7 @@ fn a_state_is_at_the_end_of_its_page() {
     assert_eq!(followed.usable(), set([24]));
     assert!(followed.hear(&[state(8), removed(&[24], Some("mamba"))]));
     assert_eq!((followed.usable(), followed.held().len()), (set([8]), 6));
-    // Of a page that nobody knows, nobody knows where it stands.
+    // No event has told where this page (block) stands.
     let stray = pages(
         40,
         44,
@@ -230,14 +230,14 @@ fn a_list_says_all_that_holds_the_blocks() {
         let (mut stated, mut unstated) = (Followed::new(&["full", "window:5"]), Followed::new(&[]));
         let steps = [
             (vec![list(&["full", "swa"], 0, 16)], set([4, 8, 12, 16]), 4),
-            // The window has gone of two, and of one everything.
+            // The window drops two blocks. Then all components drop one.
             (
                 vec![list(&["full"], 4, 12), list(&["full", "swa"], 12, 16)],
                 set([4, 16]),
                 4,
             ),
             (vec![removed(&[16], None)], set([4]), 3),
-            // It came again without the window.
+            // The block has come again without the window.
             (vec![list(&["full"], 12, 16)], set([4]), 4),
             (
                 vec![list(&["full", "swa"], 12, 16), list(&[], 0, 4)],
@@ -272,7 +272,7 @@ fn without_components_nothing_changes() {
             assert_eq!(followed.usable(), set([4]));
         }
     }
-    // A tree of main attention alone may name it.
+    // A tree that has only main attention may name it as a component.
     let mut full = Followed::new(&["full"]);
     assert!(full.hear(&[part("full", 0, 8)]));
     assert_eq!(full.usable(), set([4, 8]));
@@ -285,7 +285,7 @@ fn what_is_not_known_of_components_is_not_exact() {
         part("of a later version", 0, 8),
         parts(&json!(["full", "swa", "of a later version"]), 0, 8),
         parts(&json!(15), 0, 8),
-        // It would be loaded from there.
+        // A request would load the window's block from the host.
         pages(0, 8, &json!({"component_type": "swa", "medium": "CPU_PINNED"})),
     ] {
         let mut followed = Followed::new(&["full", "window:9"]);
@@ -293,7 +293,7 @@ fn what_is_not_known_of_components_is_not_exact() {
         assert!(!followed.hear(std::slice::from_ref(&stray)), "{stray}");
         assert_eq!(followed.held(), set([4, 8]));
     }
-    // A window that was stated and has not come.
+    // The settings state a window, but no event has told of it.
     assert!(!Followed::new(&["full", "window:9"]).hear(&[part("full", 0, 8)]));
     for wrong in [json!([1]), json!("full"), json!({"full": true}), json!(-1)] {
         let event = parts(&wrong, 0, 8);

@@ -152,12 +152,12 @@ fn what_clears_less_than_everything_is_in_doubt() {
         assert!(engine.hear(std::slice::from_ref(&clear)).is_some(), "{clear}");
         assert_eq!(engine.blocks(), 1, "{clear}");
     }
-    // Another system's blocks are not this engine's.
+    // A clear of another system is not about this engine's blocks.
     let mut engine = Followed::new(Format::Vllm);
     engine.hear(&[stored(&[1], None, 0, SIZE)]);
     let others = json!({"type": "AllBlocksCleared", "ownership": "kvcr"});
     assert_eq!((engine.hear(&[others]), engine.blocks()), (None, 1));
-    // An array's second value is a medium where it names one.
+    // If the array's second value names a medium, it is the medium.
     assert_eq!(
         (
             engine.hear(&[json!(["AllBlocksCleared", "GPU"])]),
@@ -179,7 +179,7 @@ fn small_pieces_one_an_event_are_another_block_size() {
                 size,
             )
         };
-        // Alone, the first is a part at the end of a sequence.
+        // Alone, a small block is an incomplete block at the end of a sequence.
         assert_eq!(engine.hear(&[piece(0)]), None);
         assert_eq!(engine.hear(&[piece(1)]), Some(Reason::BlockSize), "{size}");
         assert_eq!(
@@ -205,7 +205,7 @@ fn pieces_beside_whole_blocks_are_of_a_cache_beside_them() {
     }
     assert_eq!(engine.blocks(), 1);
     assert_eq!(engine.last.reasons.of(Reason::PartOfBlock), 1);
-    // Several at once are no part.
+    // Several small blocks in one event are not incomplete blocks.
     assert_eq!(
         engine.hear(&[stored(&[8, 9], Some(1), 4, 1)]),
         Some(Reason::BlockSize)
@@ -253,7 +253,7 @@ fn a_removal_with_a_text_that_nobody_knows_is_in_doubt() {
         ]),
         (None, 1)
     );
-    // A key that nobody knows tells no owner.
+    // An unknown key of a map is ignored. It tells no owner.
     let mut engine = Followed::new(Format::Sglang);
     let reason = with(removed(&[1]), json!({"reason": "capacity"}));
     assert_eq!(
@@ -304,7 +304,7 @@ fn a_part_in_the_event_of_its_parent_is_a_part() {
     assert_eq!(stored(&[4, 4, 2]), (None, 2, 1));
     assert_eq!(stored(&[4, 2]), (None, 1, 1));
     assert_eq!(stored(&[2]), (None, 0, 1));
-    // Nothing follows a part, and nothing is larger than a block.
+    // No block follows an incomplete block, and no block is larger than the block size.
     assert_eq!(stored(&[4, 2, 4]).0, Some(Reason::BlockSize));
     assert_eq!(stored(&[4, 8]).0, Some(Reason::BlockSize));
     assert_eq!(stored(&[2, 2]).0, Some(Reason::BlockSize));
@@ -359,7 +359,7 @@ fn windows_have_blocks_of_their_own() {
     let data = tensorrt_stored(None, &blocks);
     let of = |window: u32| json!({"window_size": window});
     let created = json!({"type": "created", "num_blocks_per_cache_level": [100]});
-    // A window that has begun is needed, though it has no block yet, whichever of them is told of first.
+    // A window counts from its `created` event on, even without a block. The order of the events does not matter.
     engine.hear(&[tensorrt(0, &created, &of(8)), tensorrt(1, &created, &of(32))]);
     assert_eq!(engine.hear(&[tensorrt(2, &data, &of(32))]), None);
     assert_eq!(engine.blocks(), 0);
@@ -451,31 +451,31 @@ fn a_prefix_that_is_told_again_may_be_a_report() {
     let mut engine = of_vllm();
     assert_eq!(engine.hear(&[prefix(), behind(3), prefix()]), None);
     assert_eq!(engine.hear(&[prefix(), behind(3)]), None);
-    // A copy behind other blocks is one: it was computed.
+    // A stored event with a parent is no report, because the engine has computed the block: it adds a copy.
     assert_eq!(engine.hear(&[removed(&[3]), removed(&[3])]), None);
     assert_eq!(engine.hear(&[removed(&[2])]), Some(Reason::Reported));
     assert_eq!(engine.blocks(), 2);
-    // A block that is stored again is there.
+    // A new store of the block makes one copy certain again.
     assert_eq!(
         engine.hear(&[stored(&[2], Some(1), SIZE, SIZE)]),
         None,
         "one is certain again"
     );
     assert_eq!(engine.hear(&[removed(&[2])]), Some(Reason::Reported));
-    // They were copies.
+    // The reports were copies after all.
     assert_eq!(engine.hear(&[removed(&[2]), removed(&[2])]), None);
     assert_eq!(engine.blocks(), 1);
     assert_eq!(engine.hear(&[removed(&[1])]), Some(Reason::Reported));
     assert_eq!(engine.hear(&[cleared()]), None);
 
-    // What a report tells first is one copy, and the engine may say how many are left.
+    // The first report of an unknown block adds a certain copy. A removal may tell how many copies are left.
     let mut engine = of_vllm();
     assert_eq!(engine.hear(&[prefix(), removed(&[1, 2])]), None);
     assert_eq!(engine.hear(&[prefix(), prefix()]), None);
     let left = with(removed(&[1, 2]), json!({"remaining_copy_counts": [1, 0]}));
     assert_eq!(engine.hear(&[left]), None);
     assert_eq!(engine.blocks(), 1);
-    // Models with windows store prefixes anew, and other engines report nothing.
+    // With windows, a stored event about a held prefix is genuine. Other engines never report held blocks.
     let window =
         json!({"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8});
     let main = json!({"group_idx": 0, "kv_cache_spec_kind": "full_attention"});
@@ -493,16 +493,16 @@ fn copies_that_are_left_are_what_the_engine_says() {
     let left = |names: &[u64], left: &[u64]| with(removed(names), json!({"remaining_copy_counts": left}));
     let root = || stored(&[1], None, 0, SIZE);
     let mut engine = Followed::new(Format::Vllm);
-    // A store was told twice, and there was one block.
+    // Two stored events were told for one copy.
     assert_eq!(engine.hear(&[root(), root(), left(&[1], &[0])]), None);
     assert_eq!(engine.blocks(), 0);
-    // There are more copies than were told.
+    // The engine has more copies than its events told.
     assert_eq!(engine.hear(&[root(), left(&[1], &[2]), removed(&[1])]), None);
     assert_eq!(engine.blocks(), 1);
     assert_eq!(engine.hear(&[removed(&[1])]), None);
     assert_eq!(engine.blocks(), 0);
     assert_eq!(engine.hear(&[left(&[1], &[0])]), None);
-    // Copies of a block that nobody has told of.
+    // No event has told of this block.
     assert_eq!(engine.hear(&[left(&[9], &[1])]), Some(Reason::Malformed));
     let mut engine = Followed::new(Format::Vllm);
     assert_eq!(engine.hear(&[left(&[1], &[0, 0])]), Some(Reason::Malformed));
@@ -549,7 +549,7 @@ fn names_look_one_token_ahead_or_are_in_doubt() {
         None
     );
     assert!(engine.translator.looks_ahead());
-    // The same tokens, of which another follows.
+    // The same tokens with another lookahead token are another block.
     assert_eq!(engine.hear(&[ahead(11, None, 0, &[99])]), None);
     assert_eq!(engine.blocks(), 3);
     assert_eq!(

@@ -133,7 +133,7 @@ fn payloads_decode_to_what_they_mean() {
             stored.len(),
             meant.len()
                 + usize::from(file.contains("sliding_window"))
-                // Its names may be known from the device.
+                // A placeholder is kept, because its name may be known from the device.
                 + usize::from(file.contains("placeholder")),
             "{file}"
         );
@@ -204,7 +204,7 @@ fn dynamo_events_name_their_worker_and_rank() {
     }
 }
 
-/// The sequence hashes that a chain of these block hashes has.
+/// The sequence hashes of a chain with these block hashes.
 fn chain(parent: Option<SequenceHash>, blocks: &[u64]) -> Vec<SequenceHash> {
     let step = |before: &mut Option<SequenceHash>, block: &u64| {
         let hash = next_sequence_hash(*before, (*block).into());
@@ -290,7 +290,7 @@ fn check_stored(fixture: &Fixture, output: &Translation) {
 
 #[test]
 fn a_seed_for_another_cache_gives_other_hashes() {
-    // What the manifest's salted and adapted hashes are compared with is no accident of an empty seed.
+    // An adapter and a salt give different seeds, so the manifest's hashes with one of them are a real check.
     assert_ne!(
         HashSeed::for_cache(Some("my-lora"), None),
         HashSeed::for_cache(None, Some("tenant-a"))

@@ -15,7 +15,7 @@ fn tokens(first: u32, count: u32) -> Vec<u32> {
     (first..first + count).collect()
 }
 
-/// A stored event as an array of `slots` elements, the last of which is `last`, unless that is null.
+/// A stored event as an array of `slots` elements. If `last` is not null, it is the last element.
 fn stored_array(slots: usize, name: &Value, parent: &Value, tokens: &[u32], last: &Value) -> Value {
     let mut event = vec![
         json!("BlockStored"),
@@ -91,7 +91,7 @@ fn a_text_among_tokens_is_an_image() {
     assert_eq!(naive.blocks(0), expected.into_iter().collect());
     assert_ne!(naive, translated(Format::Vllm, &[event("another image")]).1);
     assert_eq!(translated(Format::Vllm, &[event("")]).2, Some(Reason::Malformed));
-    // The same in TensorRT-LLM's list.
+    // TensorRT-LLM's list can have the same texts.
     let token = |token: Value| json!({"type": "unique_token", "token_id": token, "token_extra_id": 0});
     let tokens = [json!(4), json!(digest), json!(6), json!(7)].map(token);
     let block = json!({"block_hash": 2, "tokens": tokens, "cache_level": 0});
@@ -139,7 +139,7 @@ fn a_long_payload_may_have_as_many_events_as_its_bytes_hold() {
     let events: Vec<Value> = (0..EVENTS).map(removal).collect();
     let payload = rmp_serde::to_vec(&json!([1.5, events, 0])).unwrap();
     assert_eq!(decode(Format::Vllm, &payload).events().len(), EVENTS as usize);
-    // Events that say nothing are not more than there may be in a short one.
+    // Empty events do not raise the limit: a payload of them may have no more events than a short one.
     let nothing = rmp_serde::to_vec(&json!([1.5, vec![Value::Null; 70_000], 0])).unwrap();
     let mut decoder = Decoder::new(Format::Vllm, DecodeLimits::default());
     assert!(decoder.decode(&nothing, &mut EngineBatch::default()).is_err());
@@ -171,8 +171,8 @@ fn old_forms_have_no_room_for_salts_and_adapters() {
     assert_eq!(translated(Format::Vllm, &[map]).0.untold, Untold::default());
 }
 
-/// SGLang 0.5.5 named each page (block) by Python's hash of its tokens, and told no parent with the first page of a node of its
-/// tree.
+/// SGLang 0.5.5 named each page (block) by Python's hash of its tokens. Its events left out the parent of the first
+/// page of each node of its tree.
 #[test]
 fn pages_that_are_named_by_their_own_tokens_leave_doubt() {
     // hash((1, 2, 3, 4)) of CPython 3.8 and later.

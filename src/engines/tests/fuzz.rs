@@ -1,4 +1,4 @@
-//! Damaged payloads of every format: no panic, no unbounded memory, nothing invented.
+//! Damaged payloads of every format cause no panic, take bounded memory, and add no blocks that contradict each other.
 //!
 //! `KVATLAS_FUZZ_ROUNDS` and `KVATLAS_FUZZ_SEED` set the number of rounds and the seed.
 
@@ -46,7 +46,7 @@ fn damage_is_counted_and_never_a_panic() {
         let (translator, naive) = &mut translators[place];
         output.clear();
         translator.translate(&batch, &mut output);
-        // Exact all the same: nothing stored twice, nothing removed that was not there.
+        // The naive index refuses a block that is stored twice, or removed without being held.
         naive.apply(&output);
         assert!(
             naive
@@ -67,7 +67,7 @@ fn damage_is_counted_and_never_a_panic() {
             *naive = Naive::default();
         }
     }
-    // The damage is neither so small that nothing is refused nor so large that nothing is read.
+    // The damage leaves enough to read, and enough to refuse.
     assert!(
         read > rounds / 10 && refused > rounds / 10 && left_out > rounds / 10,
         "{read} {refused} {left_out}"

@@ -90,7 +90,8 @@ enum Operation {
 /// A prompt: one bit for each of its [`PARTS`], so that prompts share prefixes.
 type Prompt = u8;
 
-/// The beginnings of the parts of a prompt. Some lie within a block, so that blocks begin alike.
+/// The beginnings of the parts of a prompt. Some parts begin within a block, so that different blocks share their first
+/// tokens.
 const PARTS: [u32; 8] = [0, 5, 16, 21, 30, 40, 47, 56];
 
 fn tokens(prompt: Prompt) -> Vec<u32> {
@@ -412,7 +413,7 @@ proptest! {
             translator.translate(&decode(Format::Vllm, &Engine::PLAIN.payload(&changes)), &mut output);
             naive.apply(&output);
             prop_assert_eq!(translator.doubt(), None);
-            // Hits end within main attention's blocks where a state's are smaller.
+            // If a state's blocks are smaller than main attention's, hits end within main attention's blocks.
             let is_inner = |group: &usize| cache.groups[*group].kind == GroupKind::State && cache.groups[*group].block < SIZE;
             let is_inner = cache.known.iter().any(is_inner);
             let is_told = !is_inner && !cache.is_late && (cache.known.is_empty() || cache.mains().next().is_some());

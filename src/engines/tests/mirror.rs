@@ -79,7 +79,7 @@ impl Router {
         assert_eq!(event.block_size, Some(SIZE));
         assert_eq!(event.token_ids.len(), event.block_hashes.len() * SIZE as usize);
         self.adapters.extend(event.lora_name);
-        // A parent that it doesn't know would be the root to it.
+        // vLLM's router would take an unknown parent for the root, so the name must be known here.
         let mut path = event
             .parent_block_hash
             .map_or_else(Path::new, |name| self.names[&name].clone());
@@ -221,7 +221,7 @@ impl Cache {
             *name = *name * 2 + u64::from(*block);
             Some(*name)
         };
-        // Blocks before an image are those of plain prompts.
+        // In a prompt with an image, the blocks before the image are those of plain prompts.
         let names = blocks.iter().scan(1, step).enumerate().map(|(place, name)| {
             let is_plain = kind == Kind::Plain || kind == Kind::Image && place < 2;
             if is_plain { name } else { name + first }
@@ -421,14 +421,14 @@ fn after_a_doubt_only_what_is_stored_again_is_held() {
     sides.mirror.doubt();
     assert!(sides.tell(&mut router), "all is told anew");
     assert!(router.held.is_empty() && sides.joined().is_empty());
-    // A block behind block 2 proves blocks 0 to 2, and nothing of what comes after them.
+    // A new block after block 2 proves that blocks 0 to 2 are held. It proves nothing about the blocks after them.
     sides.apply(&[Change::Store(Store::new(&[19], Some(12), &[9, 9], SIZE))]);
     assert!(!sides.tell(&mut router));
     let mut expected = paths(1, 0..3);
     let longest = expected.last().unwrap().clone();
     expected.insert([longest, vec![vec![9, 9]]].concat());
     assert_eq!((&router.held, &sides.joined()), (&expected, &expected));
-    // What is gone is gone, in doubt or not.
+    // A removal takes effect on certain and on doubted blocks.
     sides.apply(&[removed(13), removed(19)]);
     sides.tell(&mut router);
     assert_eq!(router.held, paths(1, 0..3));
@@ -451,7 +451,7 @@ fn a_block_behind_an_unknown_one_leaves_the_others() {
         (&paths(1, 0..4), &paths(1, 0..4))
     );
     assert_eq!(sides.mirror.take_omissions().unknown, 2);
-    // What cannot be read may have been a removal.
+    // The part that cannot be read may have been a removal.
     let nameless = serde_json::json!([1.5, [{"type": "BlockRemoved", "medium": "GPU"}], 0]);
     sides.apply_payload(&rmp_serde::to_vec(&nameless).unwrap());
     assert!(sides.tell(&mut router) && router.held.is_empty());
@@ -471,7 +471,7 @@ fn an_engine_out_of_sight_is_believed_again_when_it_comes_back() {
         (&router.held, &sides.joined()),
         (&paths(1, 0..3), &paths(1, 0..3))
     );
-    // Lost events are another matter.
+    // After lost events, an engine that comes back in sight proves nothing.
     sides.mirror.lose_sight();
     sides.mirror.doubt();
     sides.mirror.regain_sight();

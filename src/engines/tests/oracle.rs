@@ -157,7 +157,7 @@ impl Cache {
         };
         match blocks.tier {
             0 => self.has(parent),
-            // The first name says it, too.
+            // The name of the first block tells its place, too.
             _ => self.knows(parent) || self.knows(names[blocks.from]),
         }
     }
@@ -269,7 +269,7 @@ impl Cache {
         self.is_beyond |= tier > 0;
         match (self.is_placed(&told), tier) {
             (true, _) => self.add(&told),
-            // Nobody can know where such blocks stand. Engines don't do it; what a lost batch leaves behind looks so.
+            // The place of such blocks cannot be known. Engines send no such event, but it looks so after a lost batch.
             (false, 0) => self.unknown_parents += 1,
             (false, _) => self.late.push(told),
         }

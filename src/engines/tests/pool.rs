@@ -99,7 +99,7 @@ fn placed() -> [Value; 2] {
     ]
 }
 
-/// The events of the genuine publisher name no block by its hash, so no block can be placed.
+/// The events of Mooncake's master have an object's key and no block hashes, so no block can be placed.
 #[test]
 fn an_object_under_a_key_alone_leaves_doubt() {
     let mut store = Store::new();

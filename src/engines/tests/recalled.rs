@@ -60,7 +60,7 @@ fn a_block_behind_a_known_name_brings_its_prefix_back() {
     let mut translator = forgetful(of_vllm());
     translator.note_doubt(Reason::LostBatches);
     assert_eq!((translator.blocks(), translator.names()), (0, 0));
-    // Also of one that was written down meanwhile.
+    // The same holds for a translator that was saved and restored.
     let mut translator = restarted(&translator, of_vllm());
     let mut naive = Naive::default();
     naive.apply(&feed(&mut translator, &[branch(70, 4)]));
@@ -74,7 +74,7 @@ fn a_block_behind_a_known_name_brings_its_prefix_back() {
         Some(Reason::LostBatches),
         "of the rest nothing is known"
     );
-    // They are as any others by then: none is told twice, and each goes when it is removed.
+    // The recalled blocks are now like any others: each is emitted once, and is removed when the engine removes it.
     naive.apply(&feed(&mut translator, &[stored(4..6), removed(6), removed(70)]));
     assert_eq!(naive.blocks(0), prefix(5));
     let mut full = Translation::default();
@@ -105,7 +105,7 @@ fn nothing_is_recalled_without_proof() {
     let mut in_doubt = forgetful(of_vllm());
     in_doubt.note_doubt(Reason::LostBatches);
     unknown(in_doubt, branch(70, 40));
-    // Nothing is known to be missing: such an event contradicts what came before.
+    // No events were lost, so an unknown parent contradicts the earlier events.
     unknown(forgetful(of_vllm()), branch(70, 4));
     let mut of_another = forgetful(settings(SIZE));
     of_another.note_doubt(Reason::LostBatches);
@@ -173,7 +173,7 @@ fn a_name_that_another_engine_has_brings_the_prefix_back() {
         "and nothing else that the other engine has"
     );
     assert_eq!(translator.doubt(), Some(Reason::LostBatches));
-    // Names that were learnt are taught, and go with their blocks.
+    // Names that were learned from another engine can be passed on, and end with their blocks.
     let mut third = Translator::new(of_vllm());
     third.note_doubt(Reason::LostBatches);
     let mut naive = Naive::default();
@@ -202,7 +202,7 @@ fn names_are_asked_for_in_doubt_only_and_where_they_prove_something() {
 
 #[test]
 fn names_that_contradict_the_engines_own_are_not_believed() {
-    // The other engine calls another block 1.
+    // In the other engine, the name 1 stands for another block.
     let mut other = Translator::new(of_vllm());
     feed(
         &mut other,

@@ -61,7 +61,7 @@ fn assert_left_out(change: Change, reason: Reason) {
     naive.apply(&output);
     assert_eq!(naive, before, "{reason:?}");
     assert_eq!((translator.blocks(), translator.names()), (3, 3), "{reason:?}");
-    // And what came before is still right.
+    // The blocks from before are still right.
     naive.apply(&feed(&mut translator, &[remove(&[3, 2, 1])]));
     assert_eq!(naive, Naive::default(), "{reason:?}");
     assert_eq!((translator.blocks(), translator.names()), (0, 0), "{reason:?}");
@@ -284,14 +284,14 @@ fn a_block_is_held_where_all_main_groups_have_it() {
     let full = Some("full_attention");
     naive.apply(&feed(&mut translator, &[grouped(&[1, 2], 0, full)]));
     assert_eq!(naive.blocks(0).len(), 2);
-    // A second group of main attention takes back what it doesn't have.
+    // Blocks that a second group of main attention does not have are no longer held.
     naive.apply(&feed(&mut translator, &[grouped(&[1], 2, full)]));
     assert_eq!(naive.blocks(0).len(), 1);
     naive.apply(&feed(&mut translator, &[grouped(&[1, 2], 2, None)]));
     assert_eq!(naive.blocks(0).len(), 2);
     naive.apply(&feed(&mut translator, &[remove_grouped(&[2], 0)]));
     assert_eq!(naive.blocks(0).len(), 1);
-    // Group 2 turns out to be something else: only group 0 counts.
+    // Group 2 turns out to be a state, so only group 0 counts.
     naive.apply(&feed(&mut translator, &[grouped(&[1, 2], 2, Some("mamba"))]));
     assert_eq!(naive.blocks(0).len(), 1);
     let output = feed(
@@ -379,7 +379,7 @@ fn a_pools_blocks_stand_where_it_says() {
     recomputing.translate(&batch, &mut output);
     assert_eq!(recomputing.doubt(), None);
     assert_eq!(output.reasons.of(Reason::Placeholder), 1);
-    // What it evicts, the store does not tell.
+    // The store does not tell which blocks it evicts.
     for translator in [translator, recomputing] {
         let doubts: Vec<_> = translator.tier_doubts().collect();
         assert_eq!(doubts, [(Tier::HOST, Reason::NoRemovals)]);
@@ -430,7 +430,7 @@ fn an_envelope_without_publisher_or_number_is_none() {
     ] {
         let mut envelope = envelope.clone();
         envelope.as_object_mut().unwrap().remove(missing);
-        // A list of no events.
+        // The payload is an empty list of events.
         envelope["payload"] = json!([0x90]);
         let payload = envelope.to_string();
         let mut decoder = Decoder::new(Format::Dynamo, DecodeLimits::default());

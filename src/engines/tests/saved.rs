@@ -125,7 +125,7 @@ fn what_was_told_before_is_not_told_again() {
     let store = Store::new(&[1, 2], None, &[1, 2, 3, 4], 2);
     naive.apply(&feed(&mut first, &[Change::Store(store.clone())]));
     let mut second = restore(serde_json::to_value(first.save()).unwrap(), settings(2)).unwrap();
-    // A second copy, and its end: no event.
+    // A second copy of the blocks, and its removal, cause no event.
     assert!(feed(&mut second, &[Change::Store(store)]).parts.is_empty());
     let remove = Change::Remove {
         names: vec![2],

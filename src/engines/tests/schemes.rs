@@ -105,7 +105,7 @@ fn with_extra_keys(extra_keys: &Value) -> (Naive, Option<Reason>) {
 
 #[test]
 fn images_come_in_the_order_of_the_prompt_and_the_salt_behind_them() {
-    // Hashed, the second would come before the first.
+    // The hash of the second identifier is smaller than the first's, so sorting by hash would swap them.
     let (one, two) = ("image-z", "image-a");
     let (naive, doubt) = with_extra_keys(&json!([[[one, 0], [two, 2], "salt"], [[two, 2]]]));
     let chains = chains("llm-d-xxh64");
@@ -130,7 +130,7 @@ fn what_cannot_be_computed_is_a_doubt() {
     let three = Store::new(&[1, 2], None, &tokens(0, 1), SIZE);
     feed(&mut misfit, &[Change::Store(three)]);
     assert_eq!(misfit.doubt(), Some(Reason::TokenCount));
-    // Pairs of tokens: each block is hashed with the token behind it.
+    // In pairs of tokens, a block's hash also covers the token after the block.
     let pairs: Vec<[u32; 2]> = (0..SIZE).map(|token| [token, token + 1]).collect();
     let event = json!(["BlockStored", [1], null, pairs, SIZE, null, "GPU"]);
     let payload = rmp_serde::to_vec(&json!([1.5, [event], 0])).unwrap();
@@ -251,7 +251,7 @@ fn names_that_are_not_the_schemes_are_a_doubt() {
         (held(&naive).len(), translator.doubt()),
         (0, Some(Reason::ForeignChain))
     );
-    // How an adapter's are made is not told: they are what they are.
+    // It is not documented how SGLang hashes blocks with an adapter, so their names are taken unchecked.
     let mut adapter = pages(&contract, None, &json!(tokens(0, 2)));
     adapter["lora_name"] = json!("sql");
     let (naive, translator) = translate_sglang(&[adapter]);
@@ -279,14 +279,14 @@ fn blocks_of_vllm_are_known_by_their_names() {
         (held(&naive), translator.doubt()),
         (sorted(own(Some("tenant-a"))), None)
     );
-    // Of another seed.
+    // These hashes have another seed.
     let other = chains("vllm-sha256-cbor").sequence_hashes(&tokens(0, 2), size, None, None);
     let (naive, translator) = translate_vllm(&other, &Value::Null);
     assert_eq!(
         (held(&naive).len(), translator.doubt()),
         (0, Some(Reason::ForeignChain))
     );
-    // How those with an image are made is not told: they are what they are.
+    // It is not documented how vLLM hashes blocks with an image, so their names are taken unchecked.
     let (naive, translator) = translate_vllm(&other, &json!([[["image", 0]], null]));
     assert_eq!((held(&naive), translator.doubt()), (sorted(other), None));
 }

@@ -156,8 +156,8 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
 struct Hybrid {
     name: &'static str,
     block_size: u32,
-    /// Whether the server passes on the events about full attention's blocks. Then it leaves out the other groups' blocks
-    /// without saying so.
+    /// Whether the server passes on the events about full attention's blocks. Such a server silently leaves out the
+    /// other groups' blocks.
     has_main: bool,
     /// Count of block names, and the XOR of all of them. These are the names that the engine's own block pool held at the end of
     /// the recording, in the group of layers whose events the server passes on.
@@ -192,7 +192,8 @@ fn a_recorded_stream_of_several_groups_leaves_what_its_group_held_and_never_says
     }
     for hybrid in HYBRIDS {
         let name = hybrid.name;
-        // Windows tell by themselves that there is no main attention; of groups that are left out, only the operator can tell.
+        // If a recording has only windows, their events show that main attention is missing. If other groups are left
+        // out, only the settings can tell.
         let groups = GroupFacts {
             is_hybrid: hybrid.has_main,
             ..GroupFacts::default()

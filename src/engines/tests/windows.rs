@@ -1,4 +1,4 @@
-//! Windows and states, one rule at a time: which blocks are resumable, and after which events that is unknown.
+//! Windows and states, one rule at a time: which blocks are resumable, and which events make that unknown.
 
 use std::collections::BTreeSet;
 
@@ -105,14 +105,15 @@ impl Told {
 #[test]
 fn a_window_decides_where_a_request_resumes() {
     let mut told = Told::new();
-    // It comes before main attention, which says where its names stand, and skips blocks.
+    // The window's event comes before main attention's, which tells the places of its names. It skips blocks.
     told.step(&[window(0..24, &[20, 24]), main(0..24)]);
     assert_eq!(told.resumable(), BTreeSet::from([24]));
     assert!(!told.translator.hides_groups());
-    // Near the start, what is there suffices.
+    // Near the start of a sequence, fewer blocks are enough.
     told.step(&[window(0..24, &[4]), main(0..24)]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 24]));
-    // The bit goes in the same batch as what it needs, and all blocks are still held.
+    // The block becomes not resumable in the batch that removes the window's block. All blocks of main attention stay
+    // held.
     told.step(&[removed(1, &[20])]);
     let events = &told.last.parts[0].events;
     assert!(
@@ -122,7 +123,7 @@ fn a_window_decides_where_a_request_resumes() {
         (told.resumable(), told.naive.blocks(0).len()),
         (BTreeSet::from([4]), 6)
     );
-    // One block fills the gap for two.
+    // Blocks 24 and 28 are the two that block 28 needs.
     told.step(&[window(24..28, &[28]), main(24..28)]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 28]));
     told.step(&[window(0..24, &[20]), main(0..24)]);
@@ -153,7 +154,7 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
         (told.resumable(), told.translator.hides_groups()),
         (BTreeSet::from([8]), false)
     );
-    // Behind the last known name, nobody knows where.
+    // Names after the last known name cannot be placed.
     told.step(&[small(&[12, 13]), main(0..12)]);
     assert!(told.translator.hides_groups());
     assert_eq!(
@@ -195,14 +196,14 @@ fn blocks_that_begin_alike_have_the_same_small_blocks() {
     // Main attention comes first.
     told.step(&[main(4, [0, 1, 2, 3]), small(&[0, 1, 2, 3], &[2, 4])]);
     assert_eq!(counts(&told), (1, 1, true));
-    // Of another block that begins so, the first half is there.
+    // Another block that begins with the same tokens shares the first half.
     told.step(&[small(&[0, 1, 8, 9], &[104]), main(104, [0, 1, 8, 9])]);
     assert_eq!(counts(&told), (2, 2, true));
     told.step(&[removed(1, &[2])]);
     assert_eq!(counts(&told), (0, 2, true));
     told.step(&[removed(0, &[4]), small(&[0, 1], &[2])]);
     assert_eq!(counts(&told), (1, 1, true));
-    // One that ends alike is another, and so is one with a salt.
+    // A block that only ends with the same tokens shares no half, and neither does a block with a salt.
     told.step(&[small(&[7, 1, 2, 3], &[204]), main(204, [7, 1, 2, 3])]);
     let (mut salted, mut salted_half) = (block(304, [0, 1, 2, 3]), halves(None, &[0, 1, 2, 3], &[304]));
     (salted.cache_salt, salted_half.cache_salt) = (Some("tenant".to_owned()), Some("tenant".to_owned()));
@@ -217,7 +218,7 @@ fn small_blocks_may_come_before_the_block_that_they_lie_in() {
     let mut told = Told::new();
     told.step(&[Change::Store(halves(None, &[0, 1], &[2]))]);
     assert_eq!((told.translator.blocks(), told.translator.names()), (0, 1));
-    // They go on within a block, and over its end.
+    // The next small blocks continue within the block, and beyond its end.
     told.step(&[Change::Store(halves(Some(2), &[2, 3, 4, 5], &[4, 6])), main(0..4)]);
     assert_eq!(
         (told.resumable(), counts(&told)),
@@ -242,7 +243,7 @@ fn small_blocks_of_a_block_with_an_image_are_not_known_while_it_is_there() {
     assert_eq!(counts(&told), (0, 1, false));
     told.step(&[removed(0, &[4]), removed(1, &[4])]);
     assert_eq!(counts(&told), (0, 0, true));
-    // A name of one of them stands nowhere.
+    // The small blocks of a block with an image cannot be placed.
     let mut half = halves(None, &[0, 1, 2, 3], &[2, 4]);
     half.images = vec![(0, "picture".to_owned())];
     told.step(&[Change::Store(image), Change::Store(half)]);
@@ -265,7 +266,7 @@ fn small_blocks_of_a_group_that_is_learned_late_are_known_in_blocks_that_come_th
         (told.resumable(), counts(&told)),
         (BTreeSet::from([12]), (1, 3, false))
     );
-    // Another copy of one says what it has, and the other goes.
+    // A second copy of block 4 tells its small blocks. Block 8, whose small blocks are unknown, is removed.
     told.step(&[main(0..4), removed(0, &[8])]);
     assert_eq!(
         (told.resumable(), counts(&told)),
@@ -290,7 +291,7 @@ fn a_block_beyond_the_device_need_not_list_its_small_blocks() {
         (told.translator.blocks(), told.translator.hides_groups()),
         (2, false)
     );
-    // On the device it has to.
+    // On the device, the small blocks of each block must be known.
     let mut image = block(104, [9, 9, 9, 9]);
     image.images = vec![(0, "picture".to_owned())];
     told.step(&[main(4..8), Change::Store(block(104, [9, 9, 9, 9]))]);
@@ -309,7 +310,7 @@ fn a_full_table_lists_no_more_small_blocks() {
     }));
     let small = stored(1, "sliding_window", Some(99), 1, 0..8, &[8]);
     told.step(&[main(0..8), small]);
-    // Three of each block.
+    // Each block takes three cells.
     assert_eq!(counts(&told), (0, 2, true));
     told.step(&[main(8..12)]);
     assert_eq!(counts(&told), (0, 3, false));
@@ -330,7 +331,7 @@ fn a_group_that_is_learned_late_takes_back_what_was_promised() {
     let mut told = Told::new();
     told.step(&[main(0..24)]);
     assert_eq!(told.resumable().len(), 6);
-    // It has kept nothing, and is there nevertheless.
+    // The group has kept no block, but a request needs it from now on.
     told.step(&[window(24..28, &[]), main(24..28)]);
     assert_eq!(told.resumable(), BTreeSet::new());
     told.step(&[Change::Clear, main(0..8)]);
@@ -374,13 +375,13 @@ fn what_is_not_told_of_groups_leaves_hits_unknown() {
         hides(&of_kind("sliding_window", Some(9), 3)),
         "its blocks end elsewhere"
     );
-    // Hits within blocks: parts of blocks come, and what they follow is never told.
+    // Cache hits may end within blocks. Then parts of blocks are stored, and no event tells which blocks follow them.
     assert!(hides(&[
         window(0..8, &[4, 8]),
         main(0..8),
         stored(1, "sliding_window", Some(9), 2, 8..10, &[10])
     ]));
-    // No main attention at all.
+    // The model has no main attention.
     assert!(hides(&[window(0..8, &[4, 8])]));
 }
 
@@ -394,7 +395,7 @@ fn a_model_of_windows_only_is_known_as_far_as_it_is_told() {
     );
     told.step(&[removed(1, &[16])]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 8, 12]));
-    // It has main attention after all.
+    // Main attention comes after all.
     told.step(&[window(0..8, &[]), main(0..8)]);
     assert_eq!(
         (told.resumable(), told.translator.hides_groups()),
@@ -496,7 +497,7 @@ fn groups_of_main_attention_in_different_tiers_are_never_exact() {
     told.step(&[Change::Clear, Change::Clear, of_main(1, "GPU", 0..8)]);
     told.step(&[of_main(0, "CPU", 0..8)]);
     assert!(told.translator.hides_groups());
-    // With a connector, the host has copies of what the device has.
+    // With a connector, the host has copies of the device's blocks, so the groups are not in different tiers.
     let mut told = Told::of(of_vllm());
     told.step(&[of_main(0, "GPU", 0..8), of_main(1, "GPU", 0..8)]);
     told.step(&[of_main(0, "CPU", 0..8), of_main(1, "CPU", 0..8)]);
@@ -512,7 +513,7 @@ fn a_window_may_be_the_first_group() {
     let first = |ends: &[u64]| stored(0, "sliding_window", Some(9), SIZE, 0..24, ends);
     told.step(&[first(&[]), of_main(1, "GPU", 0..24)]);
     assert!(!told.translator.hides_groups());
-    // Before it has a block, nobody knows which of its blocks a request needs.
+    // Until group 0 has a block, its kind is unknown, and so are the blocks that a request needs of it.
     let mut told = Told::of(of_vllm());
     told.step(&[of_main(1, "GPU", 0..4)]);
     assert!(told.translator.hides_groups());

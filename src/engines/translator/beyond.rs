@@ -39,8 +39,8 @@ pub(super) struct Beyond {
     past: Past,
     /// Whether any stored event so far was about a tier beyond the device: host, disk or remote storage.
     is_used: bool,
-    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. Events of a connector with
-    /// a pool of blocks do so.
+    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. Only connectors
+    /// with a pool of blocks are known to tell it.
     has_kinds: bool,
     /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk: several
     /// blocks that load only together.
@@ -93,8 +93,8 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
-    /// Whether events about tiers beyond the device may come from a connector with a pool of blocks. Such a connector clears its
-    /// pool by the event by which the engine clears the device.
+    /// Whether events about tiers beyond the device may come from a connector with a pool of blocks. The event of such
+    /// a pool's clear looks like the event of the device's clear.
     pub(super) fn may_have_pool(&self) -> bool {
         self.has_kinds
     }
@@ -286,8 +286,8 @@ impl Translator {
         }
     }
 
-    /// Removes all blocks but the last one of a chunk (blocks that load only together) that has a single name. The last block
-    /// itself has that name.
+    /// Removes the blocks of the chunk `name` before its last block. A chunk is several blocks that load only together;
+    /// if it has a single name, that is the name of its last block.
     pub(super) fn remove_parts(
         &mut self,
         lane: Option<GroupLaneId>,
@@ -350,7 +350,8 @@ impl Translator {
         }
     }
 
-    /// Finds the blocks that an event's names stand for: by name as long as the names are known, then from the content.
+    /// Finds the blocks that an event's names stand for. Looks up the names up to the first unknown one, and computes
+    /// the other blocks from the content.
     fn name_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -418,7 +419,8 @@ impl Translator {
             return Err(UnplacedReason::Until(unknown, Reason::Placeholder));
         }
         if is_trusted || !stored.objects.is_empty() {
-            // Trust takes all names, and objects go by the number of their block in the event: so all blocks are computed.
+            // In trust mode, all names are taken as hashes. Objects refer to blocks by their number in the event. So
+            // the event is then computed as a whole.
             named.clear();
         }
         self.check_untold(stored, named.is_empty())?;
@@ -443,8 +445,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Refuses content that does not tell which of several blocks is meant. A KV connector's events give the tokens, but
-    /// leave out salts, multimodal objects and lookahead tokens.
+    /// Refuses an event of a KV connector whose tokens may be those of several blocks. Such events leave out salts,
+    /// multimodal objects and lookahead tokens, by which blocks differ.
     fn check_untold(&self, stored: &EngineStored, is_first_unknown: bool) -> Result<(), Reason> {
         if !self.settings.has_connector || stored.cache_salt.is_some() || !stored.objects.is_empty() {
             return Ok(());
@@ -456,7 +458,7 @@ impl Translator {
         let Content::Tokens { step, window, .. } = stored.content else {
             return Ok(());
         };
-        // Tokens that the names cover behind a block are left out, too.
+        // The event may also leave out lookahead tokens: tokens after a block that the block's name covers.
         match self
             .lookahead
             .is_none_or(|known| known == window.saturating_sub(step))
@@ -578,7 +580,7 @@ impl Translator {
             self.chain.set_within_chunk(*slot, tier, named.is_within_chunk);
             let is_published = self.chain.is_published(*slot, tier);
             if is_published && was_within && !named.is_within_chunk {
-                // It can be loaded alone by now.
+                // The block has now come outside of a chunk, so it can be loaded alone.
                 self.chain.touch(*slot);
                 let told = (!has_tree).then(|| self.chain.set_resumable(*slot, tier, true));
                 if let Some(sequence) = told.flatten() {

@@ -313,8 +313,8 @@ impl Chain {
         TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
 
-    /// Notes whether the block is published as resumable in `tier`: a request can go on after it. Returns the block's hash if
-    /// that has changed.
+    /// Notes whether the block is published as resumable in `tier`: a request can go on after it. Returns the block's
+    /// hash if this is a change.
     pub(super) fn set_resumable(
         &mut self,
         slot: ChainSlot,

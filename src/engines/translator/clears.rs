@@ -1,14 +1,16 @@
 //! Clears. vLLM's clears don't tell their tier. A connector with a pool of blocks (SimpleCPUOffloadConnector) clears the pool by
 //! the same event by which the engine clears the device.
 //!
-//! In a batch, a connector's events stand behind all of the device's. That tells most clears apart:
+//! In a batch, a connector's events stand after all of the device's. That tells most clears apart. The first row that
+//! fits counts:
 //!
-//! | the clear stands | whose |
+//! | place of the clear | it empties |
 //! |---|---|
-//! | before an event of the device | the device's |
-//! | behind an event of a tier beyond it, or behind a clear that is the device's | the pool's |
-//! | elsewhere, where no pool has shown itself | the device's |
-//! | elsewhere | unknown: the device's blocks are left out, and in doubt |
+//! | before an event of the device | the device |
+//! | after an event of a tier beyond the device | the pool |
+//! | after an earlier clear and an event of the device that follows that clear | the pool |
+//! | elsewhere, if no event has shown a pool so far | the device |
+//! | elsewhere | unknown: the device's blocks are dropped, and the holder is in doubt |
 
 use kvatlas_core::wire::{Event, Tier};
 
@@ -92,8 +94,8 @@ impl Translator {
         output.push_for_all_tiers(Event::Cleared);
     }
 
-    /// Removes all blocks beyond the device. The pool that was cleared need not be the only one there, so these tiers stay in
-    /// doubt.
+    /// Removes all blocks beyond the device. These tiers stay in doubt, because they may have other stores than the
+    /// pool that was cleared.
     fn clear_beyond(&mut self, output: &mut Translation) {
         let held = self.held_tiers();
         for (lane, name) in self.groups.names_beyond() {

@@ -126,7 +126,7 @@ impl HolderGroups {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
     }
 
-    /// Whether blocks of the group count as main attention's, as far as is known before [`Self::learn`].
+    /// Whether blocks of the group count as main attention's so far. [`Self::learn`] may change that.
     pub(super) fn counts(&self, group: Group) -> bool {
         match (group.index, group.kind) {
             (_, Some(kind)) => kind == GroupKind::Main,
@@ -200,8 +200,8 @@ impl HolderGroups {
         (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane (names and copies) of a removed event's group. `None` if the event may be about any group: it tells no group, or
-    /// it tells group 0, which has no lane.
+    /// The lane (names and copies) of a removed event's group. `None` if the event may be about any group: it tells no
+    /// group, or it tells group 0 while that has no lane.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<GroupLaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -215,9 +215,11 @@ impl HolderGroups {
         }
     }
 
-    /// The lanes (each with the names of one group of layers) in which `name` is looked up. If a `lane` is given, it is the only
-    /// one. Otherwise it is the lane without a group number if that lane has the name. Otherwise these are all lanes that have
-    /// the name.
+    /// The lanes (each with the names of one group of layers) in which `name` is looked up:
+    ///
+    /// - If a `lane` is given, only that lane.
+    /// - Else, if the lane without a group number has the name, only that lane.
+    /// - Else all lanes that have the name.
     pub(super) fn lanes_with(
         &self,
         lane: Option<GroupLaneId>,
@@ -259,8 +261,9 @@ impl HolderGroups {
         self.others.contains(&index) || self.lane_with(Some(index)).is_some()
     }
 
-    /// Whether groups of main attention lie in different tiers: one beyond the device only, while another has blocks on the device.
-    /// vLLM's HiSparse keeps a group in a pool on the host. A request then reuses blocks that no tier has of all groups.
+    /// Whether groups of main attention lie in different tiers: one beyond the device only, while another has blocks on
+    /// the device. vLLM's HiSparse keeps a group in a pool on the host. A request then reuses blocks although no tier
+    /// has them in all groups.
     pub(super) fn are_apart(&self) -> bool {
         let numbered = || self.lanes.iter().filter(|(index, _)| index.is_some());
         let on_device = |lane: &GroupLane| lane.has_in(TierIndex::DEVICE);
@@ -329,8 +332,8 @@ impl HolderGroups {
         lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
-    /// Whether the block is held in `tier`. It is if all groups of layers with a number hold it there, or if it was stored there
-    /// by events without a group number.
+    /// Whether the block is held in `tier`. Either all groups of layers with a number have it there, or events without
+    /// a group number have stored it there.
     pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);

@@ -124,10 +124,13 @@ impl Translator {
         }
     }
 
-    /// The reason why the holder's blocks are not known for certain; `None` while they are. The first reason stays until the
-    /// engine clears, with four exceptions. The doubt from [`TranslatorSettings::is_untold`] never ends. The doubt about the
-    /// block size ends with a block of the registered size. The doubt about names ends when no block on the device has two names.
-    /// The doubt about reports ends when each block on the device has a copy that is no mere report.
+    /// The reason why the holder's blocks are in doubt; `None` while they are certain. The first reason stays until the
+    /// engine clears. Four doubts end at other times:
+    ///
+    /// - [`TranslatorSettings::is_untold`]: never.
+    /// - Block size: with a block of the registered size.
+    /// - Names: when no block on the device has two names.
+    /// - Reports: when each block on the device has a copy that is no mere report.
     pub fn doubt(&self) -> Option<Reason> {
         let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
@@ -137,7 +140,7 @@ impl Translator {
             .or(when(self.groups.unclear() > 0, Reason::Reported))
     }
 
-    /// The facts that the engine's events cannot tell. For queries that ask for such a fact, nothing is certain.
+    /// The facts that the engine's events cannot tell. Answers to queries that ask for such a fact are never certain.
     pub fn untold(&self) -> Untold {
         self.untold.or(Untold {
             adapters: self.adapters.is_uncertain(),
@@ -163,8 +166,8 @@ impl Translator {
             || self.settings.numbers_groups && (self.groups.are_apart() || !self.knows_first_group())
     }
 
-    /// Whether group 0 is known, or no other group of main attention is. Until an engine has told of its first group, nobody knows
-    /// which blocks of that group a request needs.
+    /// Whether events have told of group 0. Also true while no group of main attention with a number is known. Until an
+    /// engine has told of its first group, nobody knows which blocks of that group a request needs.
     fn knows_first_group(&self) -> bool {
         let is_known = || self.groups.knows(0) || self.windows.find(0).is_some();
         !self.groups.has_numbered_main() || is_known()
@@ -356,8 +359,8 @@ impl Translator {
             .judge(size, registered, stored.names.len(), follows_unknown)
     }
 
-    /// Refuses names that cover more tokens after a block than the hashes of queries do, or another number of them than earlier
-    /// names.
+    /// Refuses names that cover more tokens after a block than the hashes of queries cover, or another number of tokens
+    /// than earlier names covered.
     fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
         let Content::Tokens { window, .. } = stored.content else {
             return Ok(());

@@ -13,7 +13,7 @@ const EVENT_BLOCKS_MAX: usize = 16_384;
 /// Events of one tier, for one batch of the contract.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TranslationPart {
-    /// The tier of all events. [`Event::Cleared`] is for every tier, wherever it stands.
+    /// The tier of all events. Only [`Event::Cleared`] is for every tier, whichever part it is in.
     pub tier: Tier,
     /// The events, in order.
     pub events: Vec<Event>,

@@ -73,8 +73,8 @@ impl Recalled {
     }
 }
 
-/// The blocks of a whole prefix, with an engine's names for them. They are for the translator of another engine that names blocks
-/// alike.
+/// The blocks of a whole prefix, with an engine's names for them. The translator of another engine can learn these
+/// names, if both engines give equal blocks equal names.
 #[derive(Debug)]
 pub struct NamedBlocks(Vec<(u64, Block)>);
 
@@ -101,9 +101,9 @@ impl Translator {
         Recalled::of(all.take(self.settings.blocks_max))
     }
 
-    /// Returns parents' names in the batch's stored events that this translator does not know, because batches were lost. The
-    /// engine holds these parents, and the translator of another engine may know their names. Returns at most 256 names, none
-    /// twice in a row. Empty unless the state is in doubt.
+    /// Returns the names of unknown parents in the batch's stored events. The batches that told of these parents were
+    /// lost, but the translator of another engine may know the names. Returns at most 256 names, none twice in a row.
+    /// Empty unless the state is in doubt.
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
@@ -135,8 +135,8 @@ impl Translator {
         self.prefix(name).map(NamedBlocks)
     }
 
-    /// Remembers blocks by the names of another engine that names blocks alike. They count as held only when the engine's own
-    /// events prove that.
+    /// Remembers blocks by another engine's names. Both engines must give equal blocks equal names. The blocks count as
+    /// held only when the engine's own events prove that.
     pub fn learn_names(&mut self, NamedBlocks(named): NamedBlocks) {
         if self.settings.proves_ancestors {
             self.recalled.learn(named, self.settings.blocks_max);

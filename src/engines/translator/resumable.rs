@@ -144,9 +144,9 @@ impl Translator {
         Ok(true)
     }
 
-    /// Postpones a removal from all of SGLang's components (groups of layers) to the end of the batch. The caller still applies
-    /// the removal to main attention, unless the call returns true. It returns true if the removal is only from windows that have
-    /// no known blocks.
+    /// Postpones a removal from all of SGLang's components (groups of layers) to the end of the batch. Returns whether
+    /// the caller has nothing left to do. False for such a removal, because the caller applies it to main attention.
+    /// True for a removal that is only from windows that have no known blocks.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -175,9 +175,9 @@ impl Translator {
         }
     }
 
-    /// Lists the small blocks (a window's blocks that are smaller than main attention's) of each of the event's blocks, if the
-    /// event tells their tokens. A block with an image is left out: its event tells which image it is, but not from which token
-    /// on.
+    /// Lists the small blocks (a window's blocks that are smaller than main attention's) of each of the event's blocks,
+    /// if the event tells their tokens. Leaves out blocks with images, because events don't tell at which token an
+    /// image begins.
     pub(super) fn list_small_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -345,9 +345,9 @@ impl Translator {
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
-    /// Walks along the tokens of an event that skips no block. Writes to `places` the place where each of the event's small
-    /// blocks ends, or `None` if that is not known. Main attention need not have the contract's blocks in which the small
-    /// blocks lie.
+    /// Walks along the tokens of an event that skips no block. Writes to `places` the place where each of the event's
+    /// small blocks ends, or `None` if that is not known. The small blocks may lie in blocks of the contract that main
+    /// attention does not have.
     fn walk(
         &self,
         id: WindowId,
@@ -482,7 +482,7 @@ impl Translator {
         (self.step.stack, self.step.changed) = (stack, changed);
     }
 
-    /// Whether a request can resume after the block with the blocks of `tier` and of nearer tiers.
+    /// Whether a request that uses only blocks of `tier` and of nearer tiers can resume after the block.
     pub(super) fn is_resumable(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if self.chain.is_within_chunk(slot, tier) {
             return false;

@@ -74,8 +74,8 @@ impl Translator {
         }
     }
 
-    /// A translator that continues from where `saved` was taken. It does not emit again what the saved translator had
-    /// emitted.
+    /// A translator that continues from where `saved` was taken. Events that the saved translator has emitted are not
+    /// emitted again.
     ///
     /// # Errors
     ///

@@ -74,8 +74,8 @@ impl Reach {
 /// The place of a small block (smaller than main attention's) that doesn't end with a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
-    /// Hash of the small block's content; `None` if it is not known. For small blocks that a request may need, it must be known:
-    /// see [`Spots::knows`].
+    /// Hash of the small block's content; `None` if it is not known. A small block that a request may need must have a
+    /// known hash: see [`Spots::knows`].
     pub(super) spot: Option<PrefixSpot>,
     /// Number of small blocks that follow this one in the block of the contract, at least one.
     pub(super) before: u8,
@@ -307,8 +307,8 @@ impl Spots {
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
-    /// Puts a cell (a small block of one block of the contract) first in the list of `spot`. Returns whether the spot is held,
-    /// that is, has a name.
+    /// Puts a cell (a small block of one block of the contract) first in the list of `spot`. Returns whether the spot
+    /// is held, that is, whether a name stands for it.
     fn link(&mut self, cell: usize, spot: PrefixSpot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
         let users = self.users.entry(spot).or_insert(Users::NONE);
@@ -452,7 +452,7 @@ mod tests {
         let (first, third) = (start.next(&[1]), start.next(&[1]).next(&[2]).next(&[3]));
         let at = |spots: &Spots, reach| spots.within(reach).unwrap();
         assert_eq!(at(&spots, third), spots.at(ChainSlot::new(1), 1));
-        // Of the others it is enough to know where they stand.
+        // The other small blocks have no cell. Their number in the block is enough.
         let first = at(&spots, first);
         assert_eq!(spots.add(7, first), Ok(None));
         assert!(

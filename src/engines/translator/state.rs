@@ -57,7 +57,7 @@ fn in_order(blocks: &[(Block, bool)]) -> impl Iterator<Item = &(Block, bool)> {
     }
     std::iter::from_fn(move || {
         let place = ready.pop()?;
-        // The children come next, the first of them last in the list and so at once.
+        // The children come next. The last child is pushed first, so that the first child is taken at once.
         let mut child = first_child.get(place).copied().unwrap_or(NONE);
         while child != NONE {
             ready.push(child);

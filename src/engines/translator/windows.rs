@@ -26,8 +26,8 @@ use super::spots::{Reach, Spots, Within};
 
 /// Maximum number of groups of layers beside main attention.
 const WINDOWS_MAX: usize = 32;
-/// Bit in a run (number of blocks held without a gap): the group's block that ends with this block of the contract is held. For
-/// groups whose blocks are not smaller than the contract's.
+/// Bit in a run (number of blocks held without a gap): the group's block that ends with this block of the contract is
+/// held. Only groups whose blocks are not smaller than the contract's use the bit.
 const HELD: u32 = 1 << 31;
 
 /// The index of a group of layers beside main attention.
@@ -234,7 +234,8 @@ impl Windows {
     pub(super) fn learn(&mut self, index: u32, kind: GroupKind, block: u64) -> Result<Learned, Reason> {
         if let Some(id) = self.find(index) {
             let known = self.all.get(id.0);
-            // A block of another size is a part of one: hits end within blocks, and events don't tell where.
+            // A block of another size is an incomplete block. Cache hits then end within blocks, and events don't tell
+            // where.
             let is_same = known.is_some_and(|known| (known.kind, known.block) == (kind, block));
             return match is_same {
                 true => Ok(Learned { id, is_new: false }),
@@ -255,7 +256,7 @@ impl Windows {
             masks: Vec::new(),
             runs: Vec::new(),
         });
-        // All steps are small, or the least common multiple would be beyond any sequence.
+        // A least common multiple above 64 bits is longer than any sequence.
         self.stride = lcm(self.stride, u64::from(shape.step)).unwrap_or(u64::MAX);
         let id = WindowId(self.all.len() - 1);
         Ok(Learned { id, is_new: true })
@@ -393,9 +394,9 @@ impl Windows {
         }
     }
 
-    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot has the block of the
-    /// contract that ends where the block `name` ends. It is `None` if copies are left, or if the block `name` ends inside a
-    /// block of the contract.
+    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot has the block of
+    /// the contract that ends where the block `name` ends. The slot is `None` if copies are left, or if the block
+    /// `name` ends inside a block of the contract.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {

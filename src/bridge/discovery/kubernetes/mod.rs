@@ -279,8 +279,8 @@ impl<T> KnownObjects<T> {
     }
 }
 
-/// Returns the engines of objects. If several servers have one name, the first is taken: an endpoint with an IPv4 and an IPv6
-/// address has two.
+/// Returns the engines of objects, one for each name. Of several servers with one name, the first counts: an endpoint
+/// with an IPv4 and an IPv6 address has two servers.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
     let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
     for server in servers {
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(uids(&known), ["1", "2"]);
         known.apply(Event::InitDone, uid);
         assert_eq!(uids(&known), ["2"]);
-        // A pod of a StatefulSet comes back under its name before the old one is told to be gone.
+        // A pod of a StatefulSet comes back under its name before the API tells that the old pod is gone.
         known.apply(Event::Apply(pod("b", "3")), uid);
         known.apply(Event::Delete(pod("b", "2")), uid);
         assert_eq!(uids(&known), ["3"]);

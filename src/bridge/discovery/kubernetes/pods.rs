@@ -25,7 +25,7 @@ const LABEL_BYTES_MAX: usize = 4096;
 /// Place where pods are looked for, shared because a change of an InferencePool replaces it.
 pub(super) type SharedPlace = Arc<Mutex<PodsPlace>>;
 
-/// Looks for the pods of `place` for ever, and makes questions about single pods possible.
+/// Looks for the pods of `place` for ever, and lets the bridge ask about single pods.
 pub(super) async fn run(
     client: Client,
     namespace: String,
@@ -225,7 +225,7 @@ mod tests {
             engine("vllm-0-rank-2", "grpc://10.0.0.1:8002"),
         ];
         assert_eq!(found(&pod("vllm-0", "u", |_| {})), all);
-        // One that lacks a port keeps the others' names.
+        // If a pod lacks a port, the engines at its other ports keep their names.
         let lacking = pod("vllm-0", "u", |pod| {
             pod["metadata"]["annotations"] = json!({"llm-d.ai/active-ports": "8000,8002"});
         });

@@ -182,7 +182,7 @@ fn of_two_that_were_apart_the_higher_epoch_speaks() {
     let mut group = Group::new(2);
     assert_eq!(group.run(2000), [0]);
     group.bridges[0].voice.epoch.store(500, Ordering::Release);
-    // A bridge of the same group on the other side of a broken link, which has not heard of it.
+    // A bridge of the same group, behind a broken link, that has heard nothing of this bridge.
     let far = FollowedHolder {
         holder: HOLDER,
         sight: 2,
@@ -191,7 +191,7 @@ fn of_two_that_were_apart_the_higher_epoch_speaks() {
     let now = group.now;
     group.bridges[0].table.heard(LeaseBeat::new(9, 1, vec![far]), now);
     assert_eq!(group.bridges[0].table.decide(now).ended, 1);
-    // A lower one does not take its turn.
+    // A claim with a lower epoch does not end this bridge's turn.
     let mut group = Group::new(1);
     assert_eq!(group.run(2000), [0]);
     group.bridges[0].voice.epoch.store(900, Ordering::Release);
@@ -205,7 +205,7 @@ fn who_sees_better_speaks() {
     let mut group = Group::new(2);
     group.bridges[0].sight.store(1, Ordering::Release);
     assert_eq!(group.run(2500), [1]);
-    // For a moment: no reason to change.
+    // Another bridge that sees the holder better for a moment does not take over.
     group.bridges[0].sight.store(2, Ordering::Release);
     group.bridges[1].sight.store(0, Ordering::Release);
     assert_eq!(group.run(700), [1]);

@@ -389,8 +389,8 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    /// Applies events, after encoding and decoding them as for the wire. Asserts that no block is stored that is held, and none
-    /// removed that is not held.
+    /// Applies events, after encoding and decoding them as for the wire. Asserts that no held block is stored again,
+    /// and that each removed block was held.
     pub(crate) fn apply(&mut self, output: &Translation) {
         for part in &output.parts {
             let sent = EventBatch {
