@@ -61,8 +61,8 @@ impl HighWater {
         }
     }
 
-    /// Whether numbering restarted without a new epoch. It did if a number comes again in a batch that was made later
-    /// than all before.
+    /// Whether numbering restarted without a new epoch. That is so if a number comes again, in a batch that was made
+    /// later than all earlier batches.
     ///
     /// A redelivery has the time of the first delivery. If batches have no times, or the publisher's clock stands
     /// still, a restart cannot be noticed.
