@@ -188,7 +188,7 @@ mod tests {
         let sparks = serde_json::to_value(past.sparks()).unwrap();
         assert_eq!(sparks["namespaces"]["n0"], serde_json::json!([[3, 2], [0, 0]]));
         assert_eq!(past.bars_read(), 3);
-        // One that has gone is forgotten.
+        // A namespace that has gone is forgotten.
         read(&mut past, &[]);
         assert!(past.sparks().namespaces.is_empty());
     }
