@@ -36,7 +36,7 @@ impl<'n> DoubtFacts<'_, 'n> {
     /// Returns the chain of blocks for a key that [`Self::key_ahead`] has returned.
     pub(super) fn chain_ahead<'k>(&self, key: &'k QueryKey) -> Option<QueryChain<'k>> {
         let block_size = self.namespace.indexer.settings().block_size;
-        // Not deeper than the query's own chain, which has been checked.
+        // This chain is not deeper than the query's own chain, whose depth has been checked.
         QueryChain::looking_ahead(key, block_size).ok()
     }
 }
@@ -72,7 +72,7 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let found = added.len();
     added.retain(|holder| !known.contains(&place(holder)));
     let twice = saturating_u32(found - added.len());
-    // The first answer counts these among the doubtful holders that are not listed.
+    // `reply` counts the inexact ones of these holders as doubtful and not listed.
     let listed = count_inexact(&added);
     reply.holders.append(&mut added);
     reply
