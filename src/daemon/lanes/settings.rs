@@ -19,7 +19,7 @@ pub struct LaneSettings {
     pub lanes: usize,
     /// Maximum size of the messages that wait for one lane, in bytes.
     pub lane_queue_bytes: usize,
-    /// Age of the oldest waiting event beyond which holders are degraded. `None` means that no age degrades.
+    /// Age of the oldest waiting event beyond which holders are degraded. `None` means no limit on the age.
     pub behind_after: Option<Duration>,
     /// Bounds on the size of messages.
     pub limits: WireLimits,

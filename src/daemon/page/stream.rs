@@ -58,8 +58,8 @@ const ALERTS: [&str; 5] = [
     "KvatlasSnapshotsFail",
 ];
 
-/// Advice from the runbook for each trouble that the page can show. Every stream sends the advice first, so the
-/// runbook's pages are read only once.
+/// Advice from the runbook for each trouble that the page can show. The runbook's pages are read only once, although
+/// every stream sends the advice.
 static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
     let drops = DropReason::ALL.iter().map(|reason| reason.as_str());

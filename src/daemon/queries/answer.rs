@@ -97,8 +97,8 @@ impl Answerer {
         Ok((name, QueryRequest::decode(payload, &limits)?))
     }
 
-    /// Answers a request about the namespace `name`. `reply_bytes_max` is the maximum length of the reply. If the reply
-    /// to a batch would be longer, its answering is given up early, before the reply takes much memory.
+    /// Answers a request about the namespace `name`. `reply_bytes_max` is the maximum length of the reply. A batch
+    /// whose reply would be longer is given up early, before the reply takes much memory.
     pub(crate) fn answer_request(
         &self,
         name: &NamespaceName,

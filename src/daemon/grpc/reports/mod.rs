@@ -443,8 +443,8 @@ impl BlockReports {
 }
 
 impl ReportedWorkers {
-    /// Checks whether a batch is the next one of its worker. Returns `None` if so. If the batch was applied earlier,
-    /// returns the number of the last applied batch.
+    /// Checks the number of a batch. Returns `None` if the batch is the next one of its worker. If the batch was
+    /// applied earlier, returns the number of the last applied batch.
     fn next_batch(&self, name: &str, epoch: &str, seq: u64) -> Result<Option<u64>, BlockReportError> {
         let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
         let known = worker.checkpoint.as_ref().filter(|known| known.epoch == epoch);

@@ -84,8 +84,8 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     reply.holders_total += ahead.holders_total.saturating_sub(twice);
 }
 
-/// Adds to `found` the holders of `ahead`. They were found for the same prompt, hashed as engines do that look ahead to
-/// the token after each block.
+/// Adds to `found` the holders of `ahead`. These holders were found for the same prompt, by the hashes of engines that
+/// look ahead (they hash each block with the token after it).
 pub(super) fn merge_found(found: &mut Found, ahead: Found) {
     let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
     let added = ahead
