@@ -1,7 +1,7 @@
-//! Cost of a holder's doubt: the share of the last minutes' queries that the doubt concerned.
+//! Cost of a holder's doubt (its state is not certain): the share of recent answers that list the holder as not exact.
 //!
-//! Counters in the index count all answers about a namespace, and its answers that were not exact. A counter of each holder
-//! counts the answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A
+//! The index counts all answers about a namespace, and those that were not exact. For each holder, it counts the
+//! answers that list the holder as not exact. Once a second, a look reads these counters for the holders in doubt. A
 //! cost is the growth of the counters in the last one to two minutes, or since the doubt began.
 
 use std::collections::HashMap;
@@ -300,7 +300,7 @@ mod tests {
             (all.text.as_str(), all.cost.queries),
             ("50 % of answers inexact", 100)
         );
-        // What was answered more than two spans ago is over.
+        // Answers from more than two spans ago no longer count.
         for seconds in [62, 123, 184] {
             look(seconds);
         }

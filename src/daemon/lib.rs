@@ -104,9 +104,9 @@
 //! 8. resyncs
 //! 9. queries
 //!
-//! Queries are served once events are followed and the index has been compared with the index of a replica that serves. This
-//! daemon's index must know as much as the replica's. If it does not, queries are served after a time limit.
-//! [`kvatlas_process::admin::Latch`] lists what readiness waits for.
+//! Queries are served once two conditions hold: events are followed, and this daemon's index knows as much as that of a
+//! replica that serves. The second condition has a time limit. [`kvatlas_process::admin::Latch`] lists what readiness
+//! waits for.
 //!
 //! A gateway has no index. It skips the snapshot, events, resyncs and the comparison.
 //!

@@ -42,8 +42,8 @@ impl Responder {
         }
     }
 
-    /// Sends an encoded reply, or an error in its place. Sends nothing if the reply could reach subscribers other than
-    /// the sender of the request.
+    /// Sends an encoded reply, or an error in its place. Sends nothing if `reply_to` is a subject of the contract or of
+    /// the server, because subscribers other than the sender of the request could read the reply.
     pub(crate) async fn send(&self, reply_to: Subject, reply: Result<Bytes, WireError>) {
         if !self.subjects.may_reply_to(&reply_to) {
             return self

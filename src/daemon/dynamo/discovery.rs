@@ -35,8 +35,8 @@ enum DiscoveryError {
 
 /// Keeps the record of `instance` until `stop`, and then removes it.
 ///
-/// Over NATS, replicas share one record, so it is not removed at the stop. If no other replica keeps the record, it expires: its
-/// lease in etcd ends, or Dynamo drops its file for being old.
+/// Exception: over NATS, replicas share one record, so the record is not removed. If no other replica keeps the record,
+/// it expires: its lease in etcd ends, or Dynamo drops its file for being old.
 pub(super) async fn keep_record(
     discovery: Discovery,
     instance: Instance,
@@ -67,8 +67,8 @@ pub(super) async fn keep_record(
     }
 }
 
-/// Discovery record of an instance. Routers take every write of a record for news of the instance, so an existing
-/// record is not written again.
+/// Discovery record of an instance. Routers react to every write of a record, so a record that is already right is not
+/// written again.
 struct Record {
     discovery: Discovery,
     key: String,
@@ -128,8 +128,8 @@ fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryErro
     Ok(())
 }
 
-/// Writes a record to etcd under `lease`. Renews the lease first, or makes a new one if there is none or it has ended.
-/// A record that exists already under another lease, which its owner still renews, stays unchanged.
+/// Writes a record to etcd under `lease`. First renews the lease, or makes a new one if `lease` is `None` or has ended.
+/// If the same record exists under another lease, which its owner still renews, leaves the record unchanged.
 async fn keep_key(
     authority: &str,
     key: &str,
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!((before.len(), after.len()), (1, 1));
         assert_eq!((&before[0].0, before[0].2), (&after[0].0, after[0].2));
         assert!(before[0].1 == old && after[0].1 > old);
-        // What somebody else has written, or removed, is put right.
+        // A record that another process has damaged or removed is written again.
         std::fs::write(&path, "cut o").unwrap();
         record.keep().await.unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "record");
@@ -298,7 +298,7 @@ mod tests {
         etcd.lock().leases.insert("1".to_owned(), LEASE_SECONDS / 2);
         other.keep().await.unwrap();
         assert_eq!(state(), (2, "2".to_owned()));
-        // The key is gone, or another text; then all leases are.
+        // First the key is missing, then it has another text, then all leases are missing.
         etcd.lock().kept.clear();
         other.keep().await.unwrap();
         let (value, lease) = (b"old".to_vec(), "2".to_owned());

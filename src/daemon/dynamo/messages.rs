@@ -130,8 +130,8 @@ pub(super) struct Question {
     pub(super) device_only: bool,
 }
 
-/// Request of a router: the destination of its answer, and the question. Has an error in place of a question that
-/// cannot be read.
+/// Request of a router: the destination of its answer, and its question. A question that cannot be read is replaced by
+/// the error.
 #[derive(Debug)]
 pub(super) struct DynamoRequest {
     pub(super) reply_to: ReplyTo,
@@ -244,7 +244,7 @@ mod tests {
         for end in 0..message.len() {
             assert!(read_request(&message[..end]).is_err(), "{end}");
         }
-        // Who asked can be told that nobody is known.
+        // The destination of the answer is known even if the question cannot be read.
         assert!(
             read_request(&request("tcp_server", "[]"))
                 .unwrap()

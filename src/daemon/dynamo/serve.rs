@@ -43,8 +43,8 @@ const SENDINGS_MAX: usize = 1024;
 const ENDINGS_MAX: usize = 1024;
 /// Time for which connections and unsent answers may go on after the daemon is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time without a request after which a connection is ended, once the daemon stops. By then routers have seen that the
-/// discovery record is gone.
+/// Time without a request after which a stopping daemon ends a connection. By then routers have seen that the discovery
+/// record is gone.
 const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum length of a request's path and headers, in bytes. Paths have a smaller bound, [`PATH_BYTES_MAX`].
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -166,7 +166,7 @@ fn instance(component: &DynamoComponent, seed: &str) -> Instance {
 struct Service {
     /// Tenant of each component that has one. The keys come from [`tenant_key`].
     tenants: HashMap<String, String>,
-    /// Subjects of the wire contract. No acknowledgement is sent to such a subject.
+    /// Subjects of the wire contract. A request that names such a subject for its acknowledgement is dropped.
     subjects: Subjects,
     indexer: Indexer,
     answers: Arc<Semaphore>,
@@ -291,13 +291,13 @@ async fn write(reply_to: &ReplyTo, answer: Bytes) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Waits until the router ends the connection of its answer. If the router does not within [`END_PATIENCE`], ends the
-/// connection and waits as long again.
+/// Waits until the router ends the connection of its answer. After [`END_PATIENCE`], ends the connection from this
+/// side, and waits as long again.
 ///
-/// Fails if the router has not ended the connection by then.
+/// Fails if the router has still not ended the connection then.
 ///
 /// The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side
-/// would run out of ports. So the router, which can tell the last message, gets time to end the connection.
+/// would run out of ports. So the router gets time to end the connection first.
 async fn end(stream: &mut TcpStream) -> io::Result<()> {
     if let Ok(ended) = timeout(END_PATIENCE, read_to_end(stream)).await {
         return ended;
@@ -306,8 +306,8 @@ async fn end(stream: &mut TcpStream) -> io::Result<()> {
     timeout(END_PATIENCE, read_to_end(stream)).await?
 }
 
-/// Reads until the router ends the connection, and discards what was read. The router sends nothing but requests to end
-/// the stream, which ends in any case.
+/// Reads until the router ends the connection, and discards the bytes. The router sends only requests to end the
+/// stream, which can be ignored, because the stream ends in any case.
 async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}
@@ -359,8 +359,8 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
 }
 
 /// Acknowledges a request over NATS, and answers it. The router waits first for the acknowledgement, then for the
-/// answer. If a connection is lost, its requests go to another replica. Drops the request if its acknowledgement could
-/// reach anyone but the router.
+/// answer. If a connection is lost, its requests go to another replica. Drops a request whose reply subject is one of
+/// the contract or of the server, because subscribers other than the router could read it.
 async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
         if !service.subjects.may_reply_to(&reply) {
@@ -455,7 +455,8 @@ struct TcpRequest {
     room: OwnedSemaphorePermit,
 }
 
-/// Receives a request of which only the first field has been read: `path`, the length of its path in bytes.
+/// Receives the rest of a request. Only its first field has been read: `path`, the length of the request's path in
+/// bytes.
 async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<TcpRequest> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());

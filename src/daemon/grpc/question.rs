@@ -63,14 +63,14 @@ pub(super) struct AnswerWithCertainty<T> {
 /// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers of the searched namespaces, each with the number of leading blocks at the rank that has the most.
+    /// Workers of the searched namespaces. Each has, in each tier, the depth of its deepest rank.
     workers: Vec<FoundHolder>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
     is_exact: bool,
     /// Number of blocks of the prompt that were looked for.
     asked: u32,
-    /// One of the namespaces that were searched.
+    /// Namespace of the last search that succeeded. `None` if no search has succeeded.
     namespace: Option<NamespaceName>,
 }
 
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn each_address_is_told_once_with_the_deepest_that_is_certain() {
-        // Of an engine that was found, the address is without a scheme.
+        // The address of a discovered engine has no scheme.
         let (a, b) = (Some("http://a:30000"), Some("b:30000"));
         let holders = vec![
             holder("a", 0, [1, 2, 3], a, true),
@@ -466,7 +466,7 @@ mod tests {
             [(1, vec![1]), (2, vec![2]), (3, vec![-3, 4])]
         );
         assert_eq!(of_tiers([0, 0, 1]), [(3, vec![1])]);
-        // More than was asked for is not told, whatever is found.
+        // Blocks beyond the question's hashes are not listed.
         assert_eq!(of_tiers([9, 9, 9]), [(1, vec![1, 2, -3, 4])]);
     }
 }

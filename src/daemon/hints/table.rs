@@ -12,8 +12,8 @@ use kvatlas_core::wire::{HolderId, QueryKey};
 const BLOCK_BYTES: usize = 160;
 /// Approximate size of a hint without its blocks, in bytes.
 const HINT_BYTES: usize = 256;
-/// Maximum number of holders that hints name for one block, as kept and as listed in a reply. The latest holders are
-/// kept.
+/// Maximum number of holders that hints name for one block. Bounds the kept claims and a reply's list. The latest
+/// holders are kept.
 pub(super) const HOLDERS_MAX: usize = 64;
 
 /// Returns the approximate size in bytes of a hint with `blocks` blocks.
@@ -102,7 +102,7 @@ impl HintTable {
             let claims = self.claims.entry(*block).or_default();
             claims.retain(|claim| claim.holder != hint.holder);
             if claims.len() >= HOLDERS_MAX {
-                // The latest stand at the end.
+                // The oldest claim comes first.
                 claims.remove(0);
             }
             claims.push(Arc::clone(&hint));
@@ -255,7 +255,7 @@ mod tests {
         looked[1].fulfil();
         assert_eq!(depths(&table, &one), HashMap::from([(0, 8), (1, SHARED)]));
         assert_eq!(depths(&table, &other), HashMap::from([(1, 6)]));
-        // The next look goes on behind the last one, and then begins again.
+        // The next look continues after the last hint of the previous look, and then begins again with the first hint.
         let ranks = |table: &mut HintTable, max| {
             table
                 .look(max)

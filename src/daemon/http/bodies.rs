@@ -214,8 +214,8 @@ impl Bodies {
 }
 
 impl BodyReservations {
-    /// Returns the number of the oldest unfinished body of the source with the most bytes. The `more` bytes that body
-    /// number `wanting` asks for count as bytes of its source.
+    /// Returns the number of the oldest unfinished body of the source with the most bytes. Body number `wanting` asks
+    /// for `more` bytes, which count as bytes of its source.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
         let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for (number, body) in &self.bodies {
@@ -284,9 +284,9 @@ mod tests {
         bodies.grow(&honest, 30).unwrap();
         assert!(greedy.given_up.is_cancelled() && !also.given_up.is_cancelled());
         assert_eq!(bodies.held.lock().bytes, 80);
-        // What has been given up gets no more.
+        // A body that was given up gets no more room.
         assert!(bodies.grow(&greedy, 1).is_err());
-        // Whole ones are kept, and the greedy one gives way to nobody but itself.
+        // Complete bodies are kept, so a new body of the greedy source gives way itself.
         also.is_whole();
         honest.is_whole();
         let late = begin("10.0.0.1");

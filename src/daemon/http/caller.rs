@@ -5,8 +5,8 @@
 //!
 //! - The body's type is not JSON. A page of another site can send a body of another type without the browser's check.
 //! - The header `Origin` or `Sec-Fetch-Site` shows that a page has sent the request.
-//! - A request from this machine has a `Host` that is neither an address nor `localhost`. So a name of an attacker that
-//!   resolves to this machine is noticed.
+//! - A request from this machine has a `Host` that is neither an address nor `localhost`. This prevents DNS rebinding,
+//!   in which an attacker's name resolves to this machine.
 //!
 //! If every request needs the token of `http.token_file`, no page can send one, and only the body's type is checked.
 //!
@@ -163,7 +163,7 @@ mod tests {
             ("authorization", "Bearer made"),
         ];
         assert_eq!(status("10.0.0.7", &right, Some(&made)), 200);
-        // The token of the configuration was asked for before.
+        // The request has already shown the token of the configuration.
         assert!(check(&headers(&[JSON, page]), None, true, None).is_ok());
         assert!(check(&headers(&[page]), None, true, None).is_err());
     }

@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for RequestJson {
                 let mut seen: Vec<&'static str> = Vec::new();
                 while let Some(name) = map.next_key::<Cow<'de, str>>()? {
                     let Some(key) = known_key(&name) else {
-                        // If it were ignored, the answer would change without notice.
+                        // An unknown key is refused: ignoring it would change the answer without notice.
                         let known: Vec<&str> = known_keys().collect();
                         return Err(A::Error::custom(refused(&name, &known)));
                     };
@@ -101,9 +101,8 @@ impl RequestJson {
     }
 }
 
-/// Maximum number of queries in a body, whatever the configuration says: the largest allowed value of
-/// `queries.max_batch`. A query takes as little as two bytes of a body, but some hundreds of bytes of memory. So
-/// further queries are refused while the body is read.
+/// Maximum number of queries in a body: the largest value that `queries.max_batch` may have. A query takes as little as
+/// two bytes of a body, but some hundreds of bytes of memory. So further queries are refused while the body is read.
 const QUERIES_MAX: usize = 65_536;
 
 /// List of the queries of a batch.
@@ -357,7 +356,7 @@ mod tests {
                 let over_http = asked.into_contract(&limits);
                 refused[usize::from(on_nats.is_err())] += 1;
                 match (&on_nats, &over_http) {
-                    // A message's keys count there, and the text around the values of one here does not.
+                    // On NATS, the bound on a message counts the keys too. Over HTTP, the bound counts only the values.
                     (Err(_), Ok(_)) => assert!(request.encode().len() > limits.message_bytes_max),
                     (Err(HttpRefusal::Contract(one)), Err(HttpRefusal::Contract(other))) => {
                         assert_eq!(one.code, other.code, "{one:?} {other:?}");

@@ -155,7 +155,8 @@ impl QueryJson {
             (ScoreDialect::Mooncake, None) => {
                 Err(HttpRefusal::BadRequest("block_size is missing".to_owned()))
             }
-            // Dynamo's clients may leave the block size out. But hashes of blocks of another size are nobody's.
+            // Dynamo's clients may leave the block size out. If they name another size, no holder can have their
+            // hashes.
             (_, Some(asked)) if asked != found.block_size => {
                 let size = found.block_size;
                 let text = format!("the blocks of this model have {size} tokens here, not {asked}");

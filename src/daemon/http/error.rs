@@ -63,7 +63,7 @@ impl HttpRefusal {
                 ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
                 ErrorCode::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
                 ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-                // HTTP's own 505 is about the version of HTTP.
+                // HTTP's status 505 does not fit: it is about the version of HTTP.
                 ErrorCode::BadRequest | ErrorCode::UnsupportedVersion => StatusCode::BAD_REQUEST,
             },
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,

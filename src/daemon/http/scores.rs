@@ -11,7 +11,7 @@ use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
 use crate::queries::{Found, FoundHolder};
 
-/// Other indexer whose form the answer has. Both forms count tokens.
+/// Dialect of an answer: the other indexer whose format the answer has. Both formats count tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScoreDialect {
     Mooncake,
@@ -169,7 +169,8 @@ impl Serialize for Figures<'_> {
         map.serialize_entry(host, &with_host)?;
         map.serialize_entry(disk, &longest)?;
         map.serialize_entry(ranks, &self.ranks)?;
-        // An addition of kvatlas to Mooncake's answer, which has no place beside its instances. In Dynamo's it stands there.
+        // kvatlas adds the addresses. Mooncake's answer has no place for them beside its instances. Dynamo's answer has
+        // one.
         let addresses = self.ranks.addresses();
         if self.words == ScoreDialect::Mooncake && !addresses.is_empty() {
             map.serialize_entry("addresses", &addresses)?;

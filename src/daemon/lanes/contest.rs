@@ -22,8 +22,8 @@ const FRESH_US: u64 = 10_000_000;
 pub(super) struct Lower {
     /// Epoch and number of the last batch that came with a lower epoch.
     last: BatchCursor,
-    /// Time at which the last batch with a lower epoch came, in microseconds of the time in which messages could be
-    /// received.
+    /// Time at which the last batch with a lower epoch came, in microseconds of listening time (time in which messages
+    /// could be received).
     last_us: u64,
     /// Number of batches with a lower epoch since another publisher was noticed. 0 means that only one publisher claims
     /// the holder.
@@ -75,7 +75,7 @@ impl Holder {
         };
         if is_alive {
             self.degrade(DegradedReason::Contested);
-            // Some publisher is heard of, though not the one that is believed.
+            // A publisher has been heard of, so the holder is not stale, even if the believed publisher is silent.
             self.writer.status().recover(DegradedReason::Stale);
         }
     }
@@ -163,7 +163,7 @@ mod tests {
         assert!(none.is_alive(&made(9, Some(u64::MAX)), NOW_US));
         let old = |seq| made(seq, Some(NOW_US - FRESH_US - 1));
         assert!(!none.is_alive(&old(9), NOW_US));
-        // The clock of the other one is behind: the next one shows it.
+        // The other publisher's clock is behind. Its next batch shows that it is alive.
         let before = Lower {
             last: cursor_of(&old(9)),
             ..none

@@ -190,7 +190,7 @@ impl NamespaceFlow {
             begun_at,
             ended_at: None,
         });
-        // Whoever sees a later write to the index also sees the count.
+        // A thread that sees a later write to the index also sees the count.
         fence(Ordering::Release);
         OpenStep {
             flow: Arc::clone(self),
@@ -313,7 +313,7 @@ mod tests {
             drop(flow.begin_step(&holder("a")));
         }
         assert_eq!(flow.seen_in_parts(before), SeenInParts::Any);
-        // The one that is being applied is never forgotten.
+        // A step that is still open is never forgotten.
         let now = flow.mark_search();
         assert_eq!(flow.seen_in_parts(now), SeenInParts::These(vec![holder("long")]));
         drop(lasting);

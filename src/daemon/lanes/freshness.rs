@@ -83,8 +83,8 @@ impl Freshness {
     }
 
     /// Returns the earliest time at which a message that is handed to a lane now may have come. Normally that is now.
-    /// If the broker has not been heard for longer than is allowed, the message may have waited in the socket since
-    /// then.
+    /// If the broker's silence is longer than allowed, the message may have waited in the socket since the broker was
+    /// last heard.
     pub(super) fn came_us(&self) -> u64 {
         let now_us = now_us();
         let heard_us = self.heard_us.load(Ordering::Acquire);
@@ -102,9 +102,8 @@ impl Freshness {
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Time without a message after which the server is asked for the number of the stream's last message, and the
-    /// interval at which it is asked again. Twice this time is less than a message may wait, so that no holder counts
-    /// as behind because of an idle stream.
+    /// Interval at which the server is asked for the number of the stream's last message, while no message comes. Twice
+    /// this interval is less than the limit on the age, so that an idle stream makes no holder count as behind.
     pub(crate) fn look_interval(&self) -> Duration {
         let longest = Duration::from_millis(500);
         self.behind_after_us.map_or(longest, |limit| {
@@ -221,10 +220,11 @@ mod tests {
         let (long, short) = (Duration::from_secs(2), Duration::from_secs(600));
         let (stood_still, heard_us) = freshness(Some(Duration::from_secs(1)), long);
         assert_eq!(stood_still.came_us(), heard_us);
-        // Later messages are new again once the broker has been heard.
+        // Once the broker has been heard, later messages count as new again.
         stood_still.heard(now_us());
         assert!(stood_still.came_us() > heard_us);
-        // Where nobody asks, where the silence is allowed, and where the events are not followed, it has come now.
+        // A message counts as new if there is no limit, if the silence is within the limit, or if events are not
+        // followed.
         let before_us = now_us();
         let (unasked, _) = freshness(None, long);
         let (allowed, _) = freshness(Some(short), long);
@@ -278,7 +278,7 @@ mod tests {
         assert!(look.is_everybody_behind && look.behind_us >= 2_000_000);
         unknown.stream_known(now_us());
         assert!(!unknown.look(&namespace).is_everybody_behind);
-        // Without a stream, and without a limit.
+        // Without a stream, or without a limit, no holder is behind.
         unknown.stream_known(0);
         assert!(!unknown.look(&namespace).is_everybody_behind);
         let (unlimited, _) = freshness(None, Duration::ZERO);

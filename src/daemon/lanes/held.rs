@@ -11,8 +11,8 @@ use super::sequence::ReceivedBatch;
 /// Bounds on held batches, which wait at a holder until the missing batches before them have come.
 #[derive(Debug, Clone)]
 pub(super) struct HoldingLimits {
-    /// Whether batches are held at all until the missing batches before them have come. If resyncs are off, none are
-    /// held, because nobody would ask for the missing batches.
+    /// Whether batches are held until the missing batches before them have come. False if resyncs are off, because then
+    /// nobody asks for missing batches.
     pub(super) is_enabled: bool,
     /// Maximum size of the batches that one holder holds, in bytes. A single batch may be larger. Each batch counts 256
     /// bytes more than its payload.

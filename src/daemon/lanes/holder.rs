@@ -35,11 +35,11 @@ pub(super) struct JobClocks {
     pub(super) monotonic_us: u64,
     /// Time in microseconds since the Unix epoch.
     pub(super) unix_us: u64,
-    /// Time so far during which the daemon could receive messages, in microseconds.
+    /// Listening time so far (time in which messages could be received), in microseconds.
     pub(super) listening_us: u64,
 }
 
-/// Tools that a lane lends to a holder for one job.
+/// Parts of a lane that a holder uses during one job.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(super) clocks: JobClocks,
@@ -65,7 +65,7 @@ pub(crate) struct Holder {
     pub(super) later_doubts: DegradedReasons,
     /// Record of the dropped batches whose epoch is lower than the epoch of the applied batches.
     pub(super) lower: Lower,
-    /// Time at which the publisher was last heard of, in microseconds of the time in which messages could be received.
+    /// Time at which the publisher was last heard of, in microseconds of listening time.
     heard_us: u64,
     /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
     /// the mark is not believed. A batch before the mark does not confirm the holder.
@@ -105,9 +105,8 @@ impl Holder {
         holder
     }
 
-    /// Notes that the block size is not known until a batch tells it, because a new process may have blocks of another
-    /// size. Exception: the size stays known if the namespace has taken it from batches, because then every batch tells
-    /// its size.
+    /// Marks the block size as unknown until a batch tells it, because a new process may have blocks of another size.
+    /// The size stays known if the namespace has taken its size from batches, because then every batch tells it.
     fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
@@ -186,8 +185,8 @@ impl Holder {
             }
         }
         self.settle_contest(context);
-        // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are exact
-        // at every step. But a batch that came late confirms nothing: a batch that overtook it may have been dropped.
+        // Each earlier batch has been applied, or is known to be missing. So this batch confirms the holder in the
+        // stream. A batch that came late confirms nothing, because a batch that overtook it may have been dropped.
         if next >= self.high_water.seen {
             self.writer.status().confirm(received.generation);
         }
@@ -206,12 +205,12 @@ impl Holder {
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| match event {
             Event::Removed(_) | Event::Cleared => true,
-            // A block that is stored again is resumable or not as this event says.
+            // Storing a block again can make it no longer resumable.
             Event::Stored(stored) => !stored.resumable.is_all(),
             Event::Resumable(blocks) => !blocks.resumable,
             Event::Doubted(_) | Event::Goodbye => false,
         };
-        // A doubt belongs to the new state as much as a stored block.
+        // A publisher's doubt is part of the new state, as a stored block is.
         let stores = |event: &Event| match event {
             Event::Stored(_) | Event::Doubted(_) => true,
             Event::Resumable(blocks) => blocks.resumable,
@@ -356,7 +355,7 @@ impl Holder {
         let is_kept = |reason: DegradedReason| !reason.is_upstream() || doubts.contains(reason);
         let reasons = self.writer.status().own_reasons();
         if reasons.iter().any(|reason| !is_kept(reason)) {
-            // A search that began in the doubt notices.
+            // Searches that began while the holder was in doubt notice the change.
             self.writer
                 .replace_reasons(DegradedReasons::all().filtered(is_kept));
         }
@@ -378,7 +377,7 @@ impl Holder {
         for event in batch.events {
             let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
             if applied.cleared {
-                // An empty holder is a certain state.
+                // The state of a cleared holder is certain.
                 self.forgive(context);
                 total.clears += 1;
             }

@@ -59,7 +59,8 @@ impl Holder {
     ) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
-            // The first batch of a new epoch: its state does not depend on held batches. Held batches that overtook it continue it.
+            // The first batch of a new epoch does not depend on held batches. Held batches that overtook it are applied
+            // after it.
             BatchAdmission::NewEpoch { missed: 0 } => {
                 let overtaking = self.phase.release();
                 let afterwards = match (self.apply_now(received, context), overtaking) {
@@ -91,13 +92,13 @@ impl Holder {
         }
     }
 
-    /// Holds a batch because batches before it are missing. It is applied after them.
+    /// Holds a batch because batches before it are missing. The batch is applied after the missing ones.
     pub(super) fn hold_at_gap(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
             BatchAdmission::Gap { missed } => self.note_gap(next, missed),
             BatchAdmission::NewEpoch { missed } => self.outlive_epoch(next, missed, context),
-            // Numbering restarted, which has been noted.
+            // Numbering has restarted without a new epoch, which was noted when the batch was received.
             BatchAdmission::Next | BatchAdmission::Duplicate | BatchAdmission::StaleEpoch => {}
         }
         self.hear(context.clocks);
@@ -141,7 +142,7 @@ impl Holder {
         let cursor = self.tracker.cursor().unwrap_or_default();
         let (cursor, full) = match self.blocks {
             BlocksState::Recounted => (BatchCursor { seq: 0, ..cursor }, true),
-            // No batch tells again of blocks that were forgotten for want of room.
+            // Later batches do not bring back blocks that were forgotten for lack of room. Only the full state does.
             state => (cursor, state != BlocksState::Whole || self.is_short()),
         };
         ResyncBegun {
@@ -164,10 +165,10 @@ impl Holder {
         let Some(held) = self.phase.end(number) else {
             return (ResyncOutcome::Superseded, Afterwards::Stays);
         };
-        // The answer mends or replaces the state, and with it the reasons for doubt. `Resyncing` stands for them until that is done.
-        // Missing batches do not bring back evicted blocks.
+        // The answer mends or replaces the state, so it ends the reasons for doubt. Until it is applied, `Resyncing`
+        // stands for them. Missing batches do not bring back evicted blocks, so `Capacity` stays then.
         let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
-        // Doubts that came after the question may have come after the answer.
+        // Doubts that came after the request may have come after the answer was made.
         let later = held.doubts();
         if self
             .tracker
@@ -178,9 +179,10 @@ impl Holder {
             self.note_epoch(answer.cursor.epoch, context);
         }
         let kept = match answer.kind {
-            // Blocks that were left out meanwhile are part of a full state: their events came before the question.
+            // A full state includes the blocks that were left out since the request, because their events came before
+            // the request.
             ResyncAnswerKind::Full => resyncing.union(later.filtered(is_of_dropped)),
-            // Missing batches do not take back what the publisher has said of itself before them.
+            // Missing batches do not withdraw the doubts that the publisher had told before them.
             ResyncAnswerKind::Missing => {
                 let own = self.writer.status().own_reasons();
                 let kept = resyncing.with(DegradedReason::Capacity).union(later);
@@ -193,7 +195,7 @@ impl Holder {
         let doubts = later.filtered(is_of_dropped);
         let afterwards =
             self.before_doubts(doubts, |holder| holder.apply_answer(answer, generation, context));
-        // The held batches are received once more, and raise the mark again.
+        // Applying the held batches raises the high-water mark again.
         self.high_water.seen = cursor;
         let afterwards = match afterwards {
             Afterwards::Stays => self.apply_held(held, context),
@@ -225,7 +227,7 @@ impl Holder {
             let state = batches.flat_map(|batch| batch.events.iter().map(|event| (batch.tier, event)));
             let state = state.filter(|(_, event)| !matches!(event, Event::Doubted(_)));
             remove_surplus(&mut self.writer, state, context.clocks.monotonic_us);
-            // The full state comes without content, from which a foreign chain could be recognised again.
+            // The full state has no content from which a foreign chain could be recognised, so the mark is kept.
             self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
             self.note_blocks(BlocksChange::Replaced);
@@ -286,12 +288,12 @@ impl Holder {
         Afterwards::Stays
     }
 
-    /// Withdraws the reason `Resyncing`. Returns true if other reasons for doubt are left that asking the publisher
-    /// again may end. Searches that began before this call notice the change.
+    /// Withdraws the reason `Resyncing`. Returns whether reasons for doubt are left that a further request to the
+    /// publisher may end. Searches that began before this call notice the change.
     fn end_resync(&mut self) -> bool {
         let kept = DegradedReasons::all().without(DegradedReason::Resyncing);
         let left = self.writer.replace_reasons(kept);
-        // Asking the publisher again does not help against its own doubts.
+        // A further request does not end the publisher's own doubts.
         !left.filtered(|reason| !reason.is_upstream()).is_empty()
     }
 

@@ -25,8 +25,8 @@ pub struct HolderDump {
     pub frame: HolderFrame,
     /// Events that rebuild the holder, in order, each with its tier.
     events: Vec<(Tier, Event)>,
-    /// Record by which a walk over the index finds the blocks of this holder later; `events` is then empty. `None` if
-    /// the blocks are in `events`, because a walk cannot describe the holder completely.
+    /// Record by which a walk over the index finds the holder's blocks later; `events` is empty then. `None` if a walk
+    /// cannot describe the holder completely, so that its blocks are in `events`.
     pub walked: Option<WalkedHolder>,
 }
 
@@ -173,7 +173,8 @@ impl Holder {
         namespace: &NamespaceName,
         generation: StreamGeneration,
     ) -> HolderDump {
-        // Before the frame: `dump_events` first accounts for evicted blocks, which can add a reason for doubt.
+        // The events are made before the frame: `dump_events` first accounts for evicted blocks, which can add a reason
+        // for doubt.
         let events = self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect();
         HolderDump {
             frame: self.frame(namespace, generation),
@@ -191,7 +192,7 @@ impl Holder {
         generation: StreamGeneration,
     ) -> Revisited {
         let is_same = self.writer.as_walked().is_some_and(|now| now.is_same_as(before));
-        // Reasons that no batch withdraws, such as eviction, must have been known.
+        // The dump must have every reason that no batch withdraws, such as eviction.
         let known = DegradedReasons::from_bits(dumped.degraded_bits);
         let is_as_certain = self
             .writer
@@ -213,15 +214,16 @@ impl Holder {
             // Events that wait for a parent are not dumped.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
-        // A contest and a silence are not told by a snapshot. What comes after the restart has to show that both are over.
+        // A snapshot does not record a contest or a silence. Messages after the restart have to show that both are
+        // over.
         let own = self.writer.status().own_reasons();
         let is_in_doubt = own.contains(DegradedReason::Contested) || own.contains(DegradedReason::Stale);
         if is_in_doubt || !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         if self.phase.held().is_some_and(|held| !held.is_empty()) {
-            // Held batches are not dumped, and the stream is read on behind them. So they count as unreadable: batches behind them do not
-            // make up for them.
+            // Held batches are not dumped, and the stream is read on after them. So they count as unreadable messages,
+            // for which later batches do not make up.
             reasons = reasons.with(DegradedReason::Undecodable);
         }
         // A profile that was told in an ended epoch belongs to another process.

@@ -173,7 +173,7 @@ impl Lane {
     pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
-        // Messages that were sorted together share the sender. The last of them ends the worker's time in flight.
+        // Messages that were sorted together share one sender, which keeps the worker assigned. So it is dropped first.
         drop(sender);
         self.release_if_empty(&worker);
     }
@@ -408,7 +408,7 @@ impl Lane {
     /// Drops a batch whose block size differs from the namespace's. If the batch's holder still has blocks of the
     /// namespace's size, the holder is removed, because the process with these blocks has ended.
     ///
-    /// Once no holder has blocks of that size, the publisher's next batch is taken.
+    /// Once no holder has blocks of the namespace's size, the publisher's next batch is taken.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
         let why = NoHolder::OtherSize {
             namespace: sender.namespace.name.clone(),

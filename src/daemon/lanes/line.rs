@@ -170,7 +170,7 @@ impl Assignments {
                 vacant.insert(Assignment { lane, line })
             }
         };
-        // Under the entry's lock, so that `release` cannot miss it.
+        // Counted while the entry is locked, so that `release` cannot miss the job.
         assignment.line.in_flight.fetch_add(1, Ordering::AcqRel);
         (assignment.lane, InFlight(Arc::clone(&assignment.line)))
     }

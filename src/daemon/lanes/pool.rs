@@ -157,7 +157,7 @@ impl LanePool {
                 limits.clone(),
             );
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
-            // Detached: it ends when the pool is dropped and its queue is empty.
+            // The thread is detached. It ends when the pool is dropped and the lane's queue is empty.
             let times = Arc::new(LaneTimes::default());
             let spent = Arc::clone(&times);
             thread.spawn(move || lane.run(&receiver, &spent))?;
@@ -258,7 +258,7 @@ impl LanePool {
     /// Puts sorted messages into the queues of their lanes. If a queue is full, messages are dropped and counted, and
     /// the holders of their workers are put in doubt.
     pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
-        // While `last` is kept, its worker keeps the lane.
+        // The last sender keeps its worker assigned to the lane, so it is dropped first.
         inbox.last = None;
         let came_us = self.freshness.came_us();
         for (lane, jobs) in self.lanes.iter().zip(&mut inbox.by_lane) {
@@ -386,7 +386,7 @@ impl LanePool {
     /// Returns the namespace of a message. A new namespace is made only if the payload is a batch that can be decoded.
     /// Otherwise garbage on invented subjects would use up the namespaces.
     ///
-    /// A namespace that nobody uses is replaced if the batch tells another block size.
+    /// Replaces a namespace that nobody uses if the batch tells another block size.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
         let known = self.namespaces.get(name);
@@ -403,7 +403,7 @@ impl LanePool {
                 return None;
             }
         };
-        // A namespace that is used is not made anew, and `known` uses it.
+        // Dropped first: `known` counts as a use, and a namespace in use is not replaced.
         drop(known);
         let created = self.namespaces.get_or_create(name, told);
         let count = |error| self.note_stray(name, &worker.worker, error);

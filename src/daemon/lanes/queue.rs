@@ -89,8 +89,8 @@ struct Control<J> {
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// Numbers of the eras (between two control jobs) from which a dropped job left no mark of its own, because its
-    /// mark was merged into another one.
+    /// Numbers of the eras (jobs between two control jobs) that have one job less, because the mark of a dropped job
+    /// was merged into another mark. An era is named once for each such job.
     vacated: Vec<u64>,
 }
 
@@ -358,7 +358,7 @@ impl<J: LineJob> LineQueue<J> {
             came_us,
             era,
         };
-        // All messages of the job but one: the mark counts as one message.
+        // The mark counts as one message, so one message less than the job's is dropped.
         let messages = job.messages() - 1;
         let mut mark = match job.into_mark() {
             Ok(mark) => mark,
@@ -369,9 +369,9 @@ impl<J: LineJob> LineQueue<J> {
         };
         self.bytes -= bytes;
         let mut vacated = Vec::new();
-        // Behind the newest job are marks alone.
+        // Only marks follow the newest job that can be dropped.
         for later in self.jobs.drain(index..) {
-            // A mark takes every mark.
+            // Two marks can always be merged.
             let _ = mark.merge_mark(later.job);
             vacated.push(later.era);
         }

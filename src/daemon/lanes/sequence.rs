@@ -8,8 +8,8 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
-/// Time for which goodbyes and unreadable messages are remembered, in microseconds. If a batch was overtaken by another
-/// one, it comes within this time.
+/// Time for which goodbyes and unreadable messages are remembered, in microseconds. A batch that a later batch has
+/// overtaken comes within this time.
 pub(super) const REMEMBERED_US: u64 = 60_000_000;
 
 /// Decoded batch, with the generation of the stream in which it came, and the length of its payload.
@@ -61,8 +61,8 @@ impl HighWater {
         }
     }
 
-    /// Whether numbering restarted without a new epoch. It did if a number comes again in a batch that was made later
-    /// than all before.
+    /// Whether numbering restarted without a new epoch. That is so if a number comes again, in a batch that was made
+    /// later than all earlier batches.
     ///
     /// A redelivery has the time of the first delivery. If batches have no times, or the publisher's clock stands
     /// still, a restart cannot be noticed.

@@ -19,7 +19,7 @@ pub struct LaneSettings {
     pub lanes: usize,
     /// Maximum size of the messages that wait for one lane, in bytes.
     pub lane_queue_bytes: usize,
-    /// Age of the oldest waiting event beyond which holders are degraded. `None` means that no age degrades.
+    /// Age of the oldest waiting event beyond which holders are degraded. `None` means no limit on the age.
     pub behind_after: Option<Duration>,
     /// Bounds on the size of messages.
     pub limits: WireLimits,
@@ -113,7 +113,7 @@ impl LaneSettings {
             shard: config.sharding.shard,
             holding: (config.resync.concurrency > 0).then(|| HoldingSettings {
                 bytes_per_holder_max: config.resync.max_held_bytes,
-                // A resync gives up earlier. This bounds the wait for a turn.
+                // A running resync gives up earlier. This bounds the wait for a resync that has not begun.
                 wait_max: config.resync.timeout * 2,
             }),
             liveness: LivenessSettings::of_config(config),
@@ -136,8 +136,8 @@ impl LaneSettings {
     }
 }
 
-/// Returns the maximum time by which an epoch may lie ahead of the clock. `None` means no bound, which the setting 0
-/// stands for.
+/// Returns the maximum time by which an epoch may lie ahead of the clock. `None` means no bound; the setting for that
+/// is 0.
 fn epoch_ahead_max(config: &Config) -> Option<Duration> {
     let ahead_max = config.events.max_epoch_ahead;
     (!ahead_max.is_zero()).then_some(ahead_max)

@@ -97,8 +97,8 @@ impl LanePool {
         Ok(())
     }
 
-    /// Forgets a holder whose frames ended in the middle. Such a holder has a part of its blocks, but the cursor that
-    /// belongs to all of them. Its next batch would make it seem exact.
+    /// Forgets a holder whose frames ended in the middle. Such a holder has a part of its blocks, but the cursor of the
+    /// whole state. So its next batch would make it seem exact.
     pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
         let Some(namespace) = self.namespaces.get(&holder.namespace) else {
             return Ok(());
@@ -235,7 +235,7 @@ impl Lane {
             RestorePart::Holder(frame, generation) => {
                 let key = (worker.clone(), frame.rank);
                 if self.holders.contains_key(&key) {
-                    // The holder comes a second time: blocks that a forest still has for the first time are outdated.
+                    // The snapshot has the holder a second time. Forest blocks of its first time are outdated.
                     self.in_forest.retain(|_, (other, _)| *other != key);
                 }
                 let Some(holder) = self.restored_holder(namespace, metrics, &key) else {

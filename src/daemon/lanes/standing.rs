@@ -105,8 +105,8 @@ impl PublisherState {
         self != Self::Mute
     }
 
-    /// Whether the publisher did not answer the last request. If such a publisher clears its state, the holder believes
-    /// it.
+    /// Whether the publisher did not answer the last request. If such a publisher replaces its state, that also ends
+    /// the doubt about undecodable messages.
     pub(super) fn has_failed(self) -> bool {
         self != Self::Answers
     }

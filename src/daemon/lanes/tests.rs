@@ -277,7 +277,7 @@ async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
         pool.drain().await.unwrap();
     }
     assert_eq!(pool.assigned_workers(), 1);
-    // As soon as it could be heard, and is not, it is gone.
+    // Once messages can be received, the silent holder counts as gone.
     while pool.assigned_workers() > 0 {
         pool.tick(true);
         pool.drain().await.unwrap();
@@ -291,7 +291,7 @@ async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_work
     let generation = trust.generation();
     let heartbeat = |seq| batch(seq, Vec::new()).encode();
     let mut inbox = pool.inbox();
-    // In stretches of one worker, short and long ones.
+    // The workers take turns with short and long stretches of messages.
     let (mut seqs, mut turn) = ([0; 3], 0);
     for stretch in [1, 2, 40, 3, 70, 1, 1, 5, 33] {
         for _ in 0..stretch {
@@ -306,7 +306,7 @@ async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_work
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let mut holders = namespace.indexer.holders();
     holders.sort_by(|one, other| one.id.cmp(&other.id));
-    // One out of order, or lost, would be a gap.
+    // A message that is lost or out of order would be a gap.
     let reasons: Vec<_> = holders.iter().map(|holder| holder.status.own_reasons()).collect();
     assert!(reasons.iter().all(|reasons| reasons.is_empty()), "{reasons:?}");
     let reached: Vec<u64> = holders

@@ -11,11 +11,11 @@
 //! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the first is forgotten | 60 seconds |
 //!
-//! [`RefusedHolders`] is part of the index, one for each namespace. Beyond its bound, answers stay inexact
-//! nevertheless, because other holders are listed as refused already.
+//! [`RefusedHolders`] is part of the index, one for each namespace. Answers stay inexact even beyond its bound, because
+//! other holders are listed as refused already.
 //!
-//! A publisher can be in several tables. For example, a publisher that has said goodbye is refused, too, when a batch
-//! of another block size follows.
+//! A publisher can be in several tables. For example, a publisher that has said goodbye is refused as well if it sends
+//! a batch of another block size.
 //!
 //! [`RefusedHolders`]: kvatlas_core::stream::RefusedHolders
 
@@ -108,13 +108,13 @@ pub(super) struct Unheld {
 }
 
 impl Unheld {
-    /// Adds the time since the last call to the time in which messages could be received, if they could be.
+    /// Counts the time since the last call as listening time, if messages could be received.
     pub(super) fn look(&self, is_listening: bool) {
         self.listening.lock().look(now_us(), is_listening);
     }
 
-    /// Returns the total time so far during which messages could be received, in microseconds. Silence is measured in
-    /// this time.
+    /// Returns the listening time so far (time in which messages could be received), in microseconds. Silence is
+    /// measured in this time.
     pub(super) fn listened_us(&self) -> u64 {
         self.listening.lock().now_us()
     }

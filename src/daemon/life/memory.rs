@@ -1,7 +1,7 @@
 //! Return of memory to the operating system after the index has become much smaller.
 //!
-//! The index gives unneeded memory back to the allocator, which keeps it for later. Seen from outside, the process
-//! would always have as much memory as it ever had.
+//! The index gives unneeded memory back to the allocator, which keeps it for later. Without this step, the process
+//! would always keep the most memory that it ever had.
 
 /// Minimum number of bytes by which the indexes must have shrunk before memory is given back.
 const SHRUNK_BYTES_MIN: u64 = 32 << 20;
@@ -23,8 +23,10 @@ impl ShrinkWatch {
         self.most = self.most.max(bytes);
     }
 
-    /// Whether memory is to be given back. It is if the indexes have lost more than half of their largest size, and at
-    /// least [`SHRUNK_BYTES_MIN`]. They must also not have shrunk since the last call.
+    /// Whether memory is to be given back. Two conditions must hold:
+    ///
+    /// - The indexes have lost more than half of their largest size, and at least [`SHRUNK_BYTES_MIN`].
+    /// - The indexes have not shrunk since the last call.
     pub(super) fn is_due(&mut self) -> bool {
         let is_shrinking = self.now < self.asked;
         self.asked = self.now;
@@ -65,7 +67,7 @@ mod tests {
             (60, false),
             (45, false),
             (20, false),
-            // It stays there.
+            // The size stays the same.
             (20, true),
             (20, false),
             (0, false),
@@ -78,7 +80,7 @@ mod tests {
             watch.note(megabytes * MB);
             assert_eq!(watch.is_due(), is_due, "look {number}");
         }
-        // Nobody asks while there is more.
+        // `is_due` is not called while the index is larger.
         watch.note(200 * MB);
         watch.note(31 * MB);
         assert!(watch.is_due() && !watch.is_due());

@@ -96,7 +96,7 @@ impl Daemon {
         deadline.step("upkeep", self.upkeep.end()).await;
         if let Some(snapshots) = &self.snapshots {
             let saving = async {
-                // Counted and logged.
+                // `save` counts and logs its failure.
                 let _ = snapshots.save().await;
             };
             deadline.step("snapshot", saving).await;

@@ -47,7 +47,7 @@ pub(super) async fn keep_up(
             _ = ticks.tick() => pool.tick(trust.followed().is_some()),
             _ = interval.tick() => {
                 let mut look = watch.look();
-                // Until the snapshot is loaded, holders are missing that have not gone.
+                // Until the snapshot is loaded, holders are missing from the index, and would wrongly count as removed.
                 let is_loaded = view.readiness.report().is_set(Latch::SnapshotLoaded);
                 let mut noted = is_loaded.then(|| view.history.look(unix_time_us() / 1_000_000));
                 view.publish(|namespace, holder, reasons| {

@@ -221,7 +221,7 @@ mod tests {
         let exact = DegradedReasons::default();
         assert_eq!(watch.find(vec![(key(1), exact)], start + 2 * SECOND), []);
         assert!(watch.inexact.is_empty());
-        // The time counts from its next fault.
+        // After a recovery, the time is counted from the next fault.
         assert_eq!(watch.find(vec![(key(1), gap())], start + 9 * SECOND), []);
     }
 
@@ -252,7 +252,7 @@ mod tests {
         }
         let stays = |number| Finding::Stays(key(number), gap(), NAMED_AFTER);
         assert_eq!(findings, [stays(1), stays(2)]);
-        // One is exact again, the other has left.
+        // Holder 1 is exact again, and holder 2 has left.
         let exact = vec![(key(1), DegradedReasons::default())];
         assert_eq!(
             watch.find(exact, start + 20 * SECOND),

@@ -81,7 +81,7 @@ fn only_what_is_known_here_is_counted() {
         (lately.requests, lately.promised_blocks, lately.missing_blocks),
         (2, 20, 5)
     );
-    // What was not called exact promised nothing.
+    // An answer that was not exact promised nothing.
     assert_eq!(outcomes.lately(&name(), &holder("b"), now), None);
     assert_eq!(
         outcomes.lately(&name(), &holder("a"), now + Duration::from_secs(200)),
@@ -136,7 +136,7 @@ fn figures_are_by_certainty_and_by_holder() {
         let report = OutcomeReport::new(vec![outcome("a", 10, 112), outcome("x", 1, 1), lie]);
         outcomes.take(&name(), &report, Instant::now()).unwrap();
         outcomes.undecodable(&"no report");
-        // Their series end with them.
+        // Dropping these values would end their metric series.
         std::mem::forget((outcomes, writers));
     });
     for line in [
@@ -210,7 +210,7 @@ fn who_breaks_promises_is_named() {
     let report = OutcomeReport::new(vec![
         outcome("a", 200, 16 * 150),
         outcome("b", 200, 16 * 199),
-        // Too little to judge by.
+        // Too few promised blocks for a judgement.
         outcome("c", 20, 0),
     ]);
     outcomes.take(&name(), &report, now).unwrap();

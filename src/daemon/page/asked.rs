@@ -17,7 +17,7 @@ pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
     let mut paths: Vec<PrefixPath> = queries.iter().map(|query| Arc::clone(&query.blocks)).collect();
     paths.sort_unstable();
     let mut branches = Vec::new();
-    // Groups of paths that are equal up to a position. Each is still to be divided behind its common blocks.
+    // Groups of paths that are equal up to a position. Each group still has to be divided after its common blocks.
     let mut open = groups(&paths, 0, None);
     while let Some(group) = open.pop() {
         let Some(members) = paths.get(group.from..group.to) else {

@@ -79,7 +79,7 @@ impl Page {
                 ..QueryOptions::default()
             },
         )?;
-        // Counts the complete holders beyond the listed ones, too.
+        // Counts all holders of the whole prefix, including those that are not listed.
         let complete = self.reply(
             &name,
             &prefix,

@@ -255,8 +255,8 @@ impl Page {
         *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 
-    /// Keeps an atlas (a tree of hot prefixes), so that its prefixes can be explained. Of one namespace and one way of
-    /// weighing, at most two atlases are kept.
+    /// Keeps an atlas (a tree of hot prefixes), so that its prefixes can be explained. At most two atlases are kept for
+    /// each namespace and each way of weighing prefixes.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
         // The atlas before stays for a while: a client may still show it.

@@ -30,7 +30,8 @@ const BARS_MAX: usize = 60;
 /// Maximum number of namespaces with bars (counts of answers in stretches of time); 1 KiB each.
 const NAMESPACES_MAX: usize = 256;
 
-/// Bar of a namespace: the number of all answers about it in a stretch of time, and of those that were not exact.
+/// Bar of a namespace: the number of answers about it in a stretch of time, and the number of those that were not
+/// exact.
 type Bar = (u64, u64);
 
 /// Record of the last fifteen minutes: rates, and counts of answers by namespace.
@@ -188,7 +189,7 @@ mod tests {
         let sparks = serde_json::to_value(past.sparks()).unwrap();
         assert_eq!(sparks["namespaces"]["n0"], serde_json::json!([[3, 2], [0, 0]]));
         assert_eq!(past.bars_read(), 3);
-        // One that has gone is forgotten.
+        // A namespace that has gone is forgotten.
         read(&mut past, &[]);
         assert!(past.sparks().namespaces.is_empty());
     }

@@ -39,7 +39,7 @@ const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
 /// Divisor that bounds the share of one core's time for making atlases (trees of hot prefixes). The pause after an
 /// atlas is at least this many times the time that making it took.
 const ATLAS_SHARE: u32 = 20;
-/// Maximum life of a stream. With the idle time before the stream, it is shorter than the maximum life of a connection.
+/// Maximum life of a stream. With the idle time before the stream, this is less than the maximum life of a connection.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
 /// Maximum number of holders for which one message tells the cost of their doubt. The holders with the greatest cost
 /// are chosen.
@@ -58,8 +58,8 @@ const ALERTS: [&str; 5] = [
     "KvatlasSnapshotsFail",
 ];
 
-/// Advice from the runbook for each trouble that the page can show. Every stream sends the advice first, so the
-/// runbook's pages are read only once.
+/// Advice from the runbook for each trouble that the page can show. The runbook's pages are read only once, although
+/// every stream sends the advice.
 static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
     let drops = DropReason::ALL.iter().map(|reason| reason.as_str());

@@ -97,8 +97,8 @@ impl Answerer {
         Ok((name, QueryRequest::decode(payload, &limits)?))
     }
 
-    /// Answers a request about the namespace `name`. `reply_bytes_max` is the maximum length of the reply. If the reply
-    /// to a batch would be longer, its answering is given up early, before the reply takes much memory.
+    /// Answers a request about the namespace `name`. `reply_bytes_max` is the maximum length of the reply. A batch
+    /// whose reply would be longer is given up early, before the reply takes much memory.
     pub(crate) fn answer_request(
         &self,
         name: &NamespaceName,
@@ -136,7 +136,7 @@ impl Answerer {
     }
 
     fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> DoubtFacts<'_, 'n> {
-        // Read before the search: a publisher that shows itself in between may not have been found.
+        // Read before the search, which may miss a publisher that appears in between.
         let is_listed = self.trust.is_listed();
         DoubtFacts {
             namespace,
@@ -218,7 +218,7 @@ impl Answerer {
         self.namespaces
             .get(name)
             .ok_or_else(|| match self.namespaces.refusal(name) {
-                // Some worker has blocks there, and this daemon does not know which.
+                // A worker may have blocks in this namespace, but its events were dropped.
                 Some(refused) => {
                     let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
                     WireError::new(ErrorCode::Unavailable, text)
@@ -391,9 +391,9 @@ struct DoubtFacts<'f, 'n> {
 }
 
 impl DoubtFacts<'_, '_> {
-    /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and those from before the
-    /// search. The latter are needed because a stall or a wait may have ended since, although the search did not see
-    /// the events that had waited. `is_listed` says whether the holder is in the answer.
+    /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and the reasons from
+    /// before the search. A stall or a wait may have ended since, although the search did not see the events that had
+    /// waited. `is_listed` says whether the holder is in the answer.
     fn of<T>(
         &self,
         holder: &HolderRecord,
@@ -558,7 +558,7 @@ fn explain(
     }
 }
 
-/// Returns the kind of query under which a batch is counted, which is the kind of its first query.
+/// Returns the kind of a batch's first query. The batch is counted under this kind.
 fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
     queries
         .first()

@@ -175,7 +175,7 @@ impl Parts {
         let namespace = self
             .subjects
             .parse_query(&message.subject, limits.name_bytes_max)?;
-        // A wrong request is refused here, and does not trouble the shards.
+        // An invalid request is refused here, and is not sent to the shards.
         let request = QueryRequest::decode(&message.payload, &limits)?;
         let asked = message.payload.clone();
         let reply = self.asker.ask(&namespace, &request, asked, headers).await?;

@@ -65,6 +65,6 @@ fn hear(
     let name = name.inspect_err(|error| hints.undecodable(error))?;
     let report = HintReport::decode(&message.payload, &limits);
     let report = report.inspect_err(|error| hints.undecodable(error))?;
-    // Errors are counted there.
+    // `take_hints` counts its errors.
     answerer.take_hints(&name, &report.0, Instant::now())
 }

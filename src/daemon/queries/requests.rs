@@ -154,7 +154,7 @@ impl Requests {
         let can_tell = has_budget_remaining();
         let mut queries = || Some((Asked::Query, self.queries.next_received()?));
         let mut statuses = || Some((Asked::Status, self.statuses.next_received()?));
-        // Neither kind waits for a flood of the other.
+        // The two kinds take turns, so that a flood of one does not delay the other.
         self.is_status_first = !self.is_status_first;
         let request = match self.is_status_first {
             true => statuses().or_else(queries),
@@ -202,7 +202,7 @@ impl Requests {
                 }
             }
         };
-        // A server that does not answer in time is another trouble.
+        // If the server does not answer in time, its messages are given up.
         let _ = tokio::time::timeout(REPLACED_PATIENCE, draining).await;
         left
     }

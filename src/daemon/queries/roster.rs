@@ -118,7 +118,7 @@ mod tests {
             let worker = WorkerName::new(&format!("gpu-{number}")).unwrap();
             namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap()
         };
-        // A holder is there for as long as its writer is not retired.
+        // A holder exists as long as its writer is not retired.
         let writers: Vec<_> = (0..workers).map(register).collect();
         let trust = StreamTrust::default();
         let page = |after| {

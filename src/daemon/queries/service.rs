@@ -27,8 +27,8 @@ use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::turns::Connected;
 
-/// Number of bytes above which a request is *large*. Counted are the bytes of a query, or of the reply to a status
-/// request. Large requests wait for each other, and small requests do not wait for large ones.
+/// Number of bytes above which a request is *large*: the bytes of a query, or of the reply to a status request. Large
+/// requests are answered one after the other. Small requests do not wait for them.
 const LARGE_BYTES: usize = 32 << 10;
 /// Maximum length of a waiting request that is copied, in bytes. A request that is not copied keeps in memory
 /// everything that the client library read together with it.
@@ -129,7 +129,7 @@ impl LargeRequests {
                 answering
                     .serve(large.asked, large.message, Some(large.room))
                     .await;
-                // Small requests go first.
+                // Small requests are answered first.
                 tokio::task::yield_now().await;
             }
         });
@@ -225,7 +225,7 @@ impl QueryService {
                 },
             }
         }
-        // From here on no replica compares itself with this one. A replica that has just asked will ask again.
+        // From now on, no replica compares itself with this one. A replica that has just asked will ask again.
         let _ = rosters.drain().await;
         while let Some((asked, message)) = requests.next_until_left().await {
             self.serve(asked, message, &large).await;
@@ -240,7 +240,7 @@ impl QueryService {
     async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
         for number in 1..REQUESTS_AT_ONCE {
             if number == REPLIES_AT_ONCE {
-                // The connection writes the replies, and the clients go on.
+                // Lets the connection write the replies, so that the clients go on.
                 tokio::task::yield_now().await;
             }
             let Some((asked, message)) = requests.next_received() else {
@@ -433,7 +433,7 @@ mod tests {
         drop(first);
         let third = large.take(100 << 10).unwrap();
         drop((second, third));
-        // One that is larger than all the room is answered alone.
+        // A request that is larger than the whole room is answered alone.
         let alone = large.take(1 << 20).unwrap();
         assert!(large.take(1 << 10).is_err());
         drop(alone);

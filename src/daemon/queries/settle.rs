@@ -59,7 +59,7 @@ impl Settling {
         let deadline = Instant::now() + self.patience;
         let mut silence_end = Instant::now() + SILENCE_MAX;
         loop {
-            // One time limit for all pages together: each page may come in time, and the last one never.
+            // One time limit covers all pages: each page may come in time, and yet the last page never.
             let asked = tokio::time::timeout(SILENCE_MAX, self.ask()).await;
             match asked.unwrap_or(OtherRoster::Silent) {
                 OtherRoster::Absent => return tracing::info!("no other replica takes queries"),
@@ -113,7 +113,7 @@ impl Settling {
                 Err(_) => return OtherRoster::Silent,
             };
             match page {
-                // Pages go forward, or they would never end.
+                // Each page must continue after the previous one, because the pages would otherwise never end.
                 Ok(page)
                     if bytes <= ROSTER_BYTES_MAX
                         && known.len() + page.holders.len() <= ROSTER_HOLDERS_MAX

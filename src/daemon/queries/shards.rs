@@ -20,7 +20,7 @@ use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
 use super::answer::AnyReply;
 use super::missing::MissingShards;
 
-/// Returns the number of requests for which a gateway asks shards at the same time, on each of its connections. All
+/// Returns the maximum number of requests that one connection of a gateway sends to the shards at the same time. All
 /// listeners together share one connection.
 pub(super) fn gathers_max(config: &Config) -> usize {
     let has_listeners = config.http.listen.is_some()
@@ -176,7 +176,7 @@ impl ShardAsker {
         let _place = self.enter()?;
         self.check_size(&payload)?;
         let merged = self.reports.report(subject, payload, self.deadline).await;
-        // A shard that takes no hints is silent, and yet not missing in answers: only failures are counted.
+        // A shard that takes no hints does not reply, but answers do not lack it. So only failures are counted.
         merged.map_err(|error| match error {
             ClientError::NoDaemon { .. } => {
                 self.metrics.gathered(GatherOutcome::Unanswered);

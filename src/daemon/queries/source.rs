@@ -144,8 +144,8 @@ impl Source {
         }
     }
 
-    /// Whether [`Self::names`] has every namespace, that is, whether every publisher has had the time to be heard of. A
-    /// gateway cannot tell. It counts the names from all answering shards as complete.
+    /// Whether [`Self::names`] has every namespace. With an index, it has once every publisher has had the time to be
+    /// heard of. A gateway cannot tell, so it counts the names from all answering shards as complete.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
             Self::Here(index) => index.answerer.trust().is_listed(),
@@ -191,8 +191,8 @@ impl Shards {
         worker: Option<&WorkerName>,
     ) -> Result<Found, WireError> {
         let query = SingleQuery {
-            // Clients of the dialects keep a prompt's last token back themselves. So the prompt counts as one token longer here, as if it
-            // went on.
+            // Clients of the dialects subtract a prompt's last token themselves. So the prompt is sent as one token
+            // longer here.
             token_count: match key {
                 QueryKey::Tokens { tokens, .. } => Some(tokens.len() as u64 + 1),
                 _ => None,

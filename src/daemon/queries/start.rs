@@ -57,8 +57,9 @@ pub(crate) async fn start_queries(
         let connector = Connector::new(shared, served.subscriptions(), number);
         let first = connector.connect().await?;
         if number == 0 {
-            // Rosters come on a connection of their own: the intake of a connection for requests would not learn that a page was taken.
-            // And anybody who has seen a request for a page could send to its inbox for ever.
+            // Rosters come on a connection of their own, for two reasons. The intake of a connection for requests would
+            // not learn that a page was taken. And anybody who has seen a request for a page could send to its inbox
+            // for ever.
             let buffer = Buffer::of_messages(ROSTERS_WAITING_MAX);
             let settling = Settling {
                 client: connect_counted(&shared.nats, Connection::Queries, "roster", buffer, |_| {}).await?,

@@ -190,13 +190,13 @@ where
             if let Err(error) = serving.await {
                 tracing::error!(%error, "queries are no longer answered");
             }
-            // The server counts the messages of a subscription anew when a client connects again. So it may still send messages that
-            // nobody takes here, and would do so for ever. An error means that the connection is closed.
+            // When a client connects again, the server counts a subscription's messages anew. So it could go on sending
+            // messages that nobody takes here. An error means that the connection is closed.
             let _ = used.drain().await;
         });
         let tasks = self.tasks.clone();
         tasks.spawn(own.clone().run_until_cancelled_owned(async move {
-            // The connection may also have ended.
+            // An error means that the connection has ended.
             if is_lame.wait_for(|is_lame| *is_lame).await.is_err() {
                 return;
             }

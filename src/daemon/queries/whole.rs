@@ -34,7 +34,7 @@ pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMu
         if changing == SeenInParts::Nobody {
             return Seen { found, changing };
         }
-        // The clock is read only if a batch came in between.
+        // The clock is read only if a batch was applied during the search.
         let started: &Instant = started.get_or_insert_with(Instant::now);
         if tries > REPEATED_MIN && started.elapsed() >= REPEATED_FOR {
             return Seen { found, changing };

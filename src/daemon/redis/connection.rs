@@ -279,7 +279,8 @@ impl RedisConnection<'_> {
             while self.replies.bytes().len() < PIECE_BYTES
                 && let Some((place, key)) = rest.next()
             {
-                // Looked up by the piece: a key may have a thousand guesses, and a pipeline may repeat it as often as it has room.
+                // Guesses are looked up for one piece of the reply at a time: a key may have a thousand guesses, and a
+                // pipeline may repeat the key many times.
                 let own = match guessed {
                     0 => Vec::new(),
                     _ => guesses.of(*key, Instant::now()),

@@ -2,8 +2,8 @@
 //!
 //! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have
 //! arrived together (a *part* of the pipeline) are looked up in one search. A later part may continue the prompt of the
-//! previous part, or begin a new prompt. Its keys do not show which. So the part is searched as a new prompt first. If
-//! no pod holds that prompt, the part is searched as the continuation.
+//! previous part, or begin a new prompt. The keys themselves do not show whether they continue a prompt. So the part is
+//! searched as a new prompt first. If no pod holds that prompt, the part is searched as the continuation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(super) struct PipelinePart {
     offset: usize,
     /// Pods that hold leading blocks, the one with the most blocks first.
     pods: Vec<Pod>,
-    /// Namespace in which the pods were found. The first one, if they were found in several.
+    /// First namespace in which pods were found.
     pub(super) namespace: Option<NamespaceName>,
 }
 

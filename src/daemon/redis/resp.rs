@@ -41,7 +41,8 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<ParsedCommand<'_>>, Pr
         return Ok(None);
     };
     let Some(count) = line.strip_prefix(b"*") else {
-        // A line without a list: a person types, or a prober checks that the server answers.
+        // A line that is not a list comes from a person who types, or from a prober that checks whether the server
+        // answers.
         let words = line.split(u8::is_ascii_whitespace);
         let words = words.filter(|word| !word.is_empty()).collect();
         return Ok(Some(ParsedCommand { words, bytes: at }));

@@ -256,7 +256,7 @@ impl AnswersSource {
             }
             for _ in 0..MESSAGES_AT_ONCE {
                 let received = self.intake.received();
-                // Without the runtime's budget, which would make the buffer look empty.
+                // Polled without the runtime's budget. With the budget used up, the buffer would look empty.
                 let Some(Some(message)) = unconstrained(messages.next()).now_or_never() else {
                     self.intake.took_all(received);
                     break;
@@ -354,7 +354,7 @@ mod tests {
             answers.deliver(&message(reply.subject(), BYTES_MAX / 2));
             assert!(answers.waiting() <= 2 * BYTES_MAX);
         }
-        // The others have no room: their attempts fail, and are repeated.
+        // The other attempts have no room. They fail, and are repeated.
         let mut taken = 0;
         for reply in &mut silent[..] {
             taken += usize::from(

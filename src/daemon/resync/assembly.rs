@@ -61,8 +61,8 @@ pub(super) struct Assembly {
 struct PartialAnswer {
     answer: ResyncAnswer,
     next_chunk: u32,
-    /// Whether the full state must have the blocks' content (their tokens). It must if the daemon has to compute the
-    /// blocks' hashes, because the namespace recomputes hashes and the publisher has computed none.
+    /// Whether the full state must have the blocks' content (their tokens). True if the daemon computes the hashes: the
+    /// namespace recomputes hashes, and the publisher has computed none.
     needs_content: bool,
 }
 
@@ -139,7 +139,7 @@ impl Assembly {
                 check_beginning(&self.request, self.evidence.seen, chunk)?;
                 let is_recomputed = self.settings.hashing == Hashing::Recompute;
                 let recomputed = is_recomputed.then(|| self.settings.block_size.as_u32());
-                // A publisher that has computed nothing gives the hashes and the content that it publishes.
+                // A publisher that does not recompute hashes sends the hashes and the content that it publishes.
                 let is_computed = chunk.recomputed_block_size.is_some();
                 if chunk.kind == ResyncAnswerKind::Full
                     && is_computed
@@ -200,7 +200,7 @@ fn check_beginning(
         return Err(ResyncFailure::CursorBehind);
     }
     let is_same_epoch = chunk.cursor.epoch == request.cursor.epoch;
-    // Missing batches prove nothing on top of a damaged state, or of another epoch's state.
+    // Missing batches complete only a state of the same epoch that is not damaged.
     if chunk.kind == ResyncAnswerKind::Missing && (request.full || !is_same_epoch) {
         return Err(ResyncFailure::Contradiction);
     }
@@ -345,7 +345,7 @@ mod tests {
             state.take(&full(1, true).encode()),
             Ok(AnswerProgress::Whole(_))
         ));
-        // Nothing but what is held.
+        // The answer has only the batch that the holder holds already.
         let nothing = ResyncChunk {
             cursor: at(5, 11),
             ..missing(0, true, &[11])
@@ -367,7 +367,7 @@ mod tests {
             cursor: at(5, 9),
             ..full(0, true)
         };
-        // Number 11 has been received, although it is not applied.
+        // Batch 11 has been received, although it is not applied.
         let behind_the_held = ResyncChunk {
             cursor: at(5, 10),
             ..missing(0, true, &[])

@@ -80,7 +80,7 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// Asks the publisher, and applies its answer. The `slot` (permission for one publisher to answer) is kept until
-    /// then.
+    /// the answer has been applied.
     pub(super) async fn run(self, mut slot: ResyncSlot) -> Result<(), ResyncFailure> {
         let started = Instant::now();
         let pool = &self.parts.pool;

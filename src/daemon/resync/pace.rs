@@ -76,7 +76,7 @@ pub(super) struct Attempts {
 
 impl Attempts {
     /// Whether an attempt may begin at `now`, while the holder is in `epoch`. The pause after a failure is skipped if
-    /// no publisher was subscribed at the last attempt, and a new epoch shows that one is running now.
+    /// no publisher was subscribed at the last attempt, and a new epoch shows that a publisher is running now.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         match self.state {
             AttemptState::Untried => true,
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(attempts.prospect(), Prospect::Silent);
         assert!(!attempts.is_due(now, 6));
         assert!(attempts.is_due(now + backoff.pause_min, 5));
-        // Nobody was there, and then somebody has begun.
+        // No publisher was subscribed at the last attempt, and then one has begun a new epoch.
         attempts.begin(5);
         attempts.fail(now, ResyncFailure::NoResponder, &backoff);
         assert_eq!(attempts.prospect(), Prospect::Again);

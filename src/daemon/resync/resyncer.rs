@@ -27,8 +27,8 @@ use super::slots::ResyncSlots;
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Minimum pause between two passes over all holders, when a holder has begun to wait for missing batches.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Minimum pause after a pass over all holders, as a multiple of its duration, because a pass over many holders takes
-/// long. The actual pause is at least the longer of this one and [`LOOK_PAUSE`].
+/// Minimum pause after a pass over all holders, as a multiple of the pass's duration. A pass over many holders takes
+/// long. After a short pass, the pause is at least [`LOOK_PAUSE`].
 const LOOK_PAUSES: u32 = 20;
 
 /// Starts the task that asks publishers, as a task of `events`. Does nothing if `resync.concurrency` is 0.
@@ -52,7 +52,7 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
             refusals.send_modify(|refusals| *refusals += 1);
         }
     };
-    // A connection of its own: a flood of chunks must not cause events to be dropped.
+    // Resyncs have a connection of their own, so that a flood of chunks does not cause events to be dropped.
     let client = connect_counted(&shared.nats, Connection::Resync, "resync", buffer, notice).await?;
     let answers = Answers::new(
         format!("{}.", client.new_inbox()),
@@ -117,7 +117,7 @@ impl Resyncer {
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (ended, mut endings) = mpsc::unbounded_channel();
         let pool = Arc::clone(&self.parts.pool);
-        // From this time on, a holder that begins to wait causes a look before the interval is over.
+        // Earliest time of the next look, if a holder begins to wait for missing batches.
         let mut rested_at = Instant::now();
         loop {
             tokio::select! {
@@ -186,7 +186,7 @@ impl Resyncer {
     /// Starts queued attempts, as many as may run at the same time.
     fn start_queued(&mut self, ended: &mpsc::UnboundedSender<AttemptOutcome>, stop: &CancellationToken) {
         while let Some(slot) = self.slots.take() {
-            // Without the stream no answer would prove anything: the queue waits.
+            // While the stream is not followed, no answer would prove anything. So the queue waits.
             let Some(generation) = self.parts.trust.followed() else {
                 return;
             };
@@ -197,7 +197,7 @@ impl Resyncer {
             let is_wanted =
                 namespace.is_some_and(|namespace| is_to_be_asked_for(&namespace, &record, &self.parts.trust));
             if record.is_retired() || !is_wanted {
-                // Its next batch has made it exact.
+                // The holder has been removed, or no longer needs an answer.
                 self.attempts.remove(&holder);
                 continue;
             }

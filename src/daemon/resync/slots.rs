@@ -25,8 +25,8 @@ pub(super) struct ResyncSlots {
     count: usize,
 }
 
-/// Slot (permission for one publisher to answer) of an attempt to resync. Or the attempt's place among those that wait
-/// without a slot for a silent publisher.
+/// Slot (permission for one publisher to answer) of an attempt to resync. While the publisher is silent, this can be a
+/// place among the attempts that wait without a slot instead.
 #[derive(Debug)]
 pub(super) struct ResyncSlot {
     slots: ResyncSlots,

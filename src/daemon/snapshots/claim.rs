@@ -89,7 +89,8 @@ impl Claim {
         }
     }
 
-    /// Claims the bucket, or renews this deployment's claim. The bucket must exist.
+    /// Claims the bucket, or renews this deployment's claim. Returns the server's time of the claim, in microseconds
+    /// since the Unix epoch. The bucket must exist.
     pub(super) async fn stake(&self, jetstream: &Context) -> Result<u64, ClaimError> {
         for _ in 0..TRIES_MAX {
             let last_sequence = self.check(jetstream).await?.map_or(0, |(sequence, _)| sequence);
@@ -102,8 +103,8 @@ impl Claim {
         Err(ClaimError::Failed("others write to it all the time".to_owned()))
     }
 
-    /// Returns the sequence number of the present claim in the bucket's stream, or 0 if there is no claim. A claim of
-    /// another deployment is an error.
+    /// Returns the present claim: its sequence number in the bucket's stream, and its time in microseconds since the
+    /// Unix epoch. `None` if there is no claim. A claim of another deployment is an error.
     async fn check(&self, jetstream: &Context) -> Result<Option<(u64, u64)>, ClaimError> {
         let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
         let stream = stream.await.map_err(|error| failed(&error))?;

@@ -209,7 +209,7 @@ impl SnapshotDirectory {
             .map_err(failed(DirectoryAction::Write, &path))?;
         fill(&mut writer)?;
         let (file, totals, bytes) = writer.finish().map_err(failed(DirectoryAction::Write, &path))?;
-        // Flushed by `finish`; dropping it would try again and swallow the error.
+        // `finish` has flushed the file. Dropping the buffered writer itself would flush again, and swallow the error.
         drop(file.into_parts());
         let stamp = created_us.max(self.newest_stamp()?.map_or(0, |newest| newest.saturating_add(1)));
         let path = self.persist(temporary, &snapshot_name(stamp))?;

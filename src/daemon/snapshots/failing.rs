@@ -1,16 +1,16 @@
-//! Failure of the newest snapshots, to be written or to be sent: the error, and the time since which they fail.
+//! Failures to write or to send snapshots: the newest error, and the time since which snapshots fail.
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// Failures of the newest snapshot: to be written, and to be sent to the Object Store. `None` where there is none.
+/// Present failures: to write snapshots, and to send them to the Object Store. `None` where nothing fails.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotFailing {
     writing: Mutex<Option<FailingSnapshots>>,
     sending: Mutex<Option<FailingSnapshots>>,
 }
 
-/// Failure of consecutive snapshots, to be written or to be sent.
+/// Consecutive snapshots that could not be written, or could not be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct FailingSnapshots {
     /// Error of the newest failed snapshot.

@@ -131,13 +131,13 @@ async fn connect_store(
 ) -> Result<SnapshotStore, ConnectError> {
     const CAPACITY: usize = 1024;
     let readiness = Arc::clone(&shared.readiness);
-    // A starting daemon waits for this connection before it makes others.
+    // A starting daemon makes no other connection before this one, so the readiness shows this connection's trouble.
     let notice = move |notice: &ConnectionNotice| match notice {
         ConnectionNotice::Connected => readiness.set_trouble(Latch::SnapshotLoaded, None),
         ConnectionNotice::Error(text) => readiness.set_trouble(Latch::SnapshotLoaded, Some(text.clone())),
         _ => {}
     };
-    // A connection of its own: large files must not hold up events.
+    // Snapshots have a connection of their own, so that large files do not hold up events.
     let buffer = Buffer::of_messages(CAPACITY);
     let client = connect_counted(&shared.nats, Connection::Snapshots, "snapshots", buffer, notice).await?;
     let deployment = Deployment {
@@ -228,7 +228,7 @@ async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(
     save: impl Fn() -> S,
     send: impl Fn() -> U,
 ) {
-    // Saves during one call of `send` lead to one more call.
+    // All saves during one call of `send` lead to one further call.
     let saved = Notify::new();
     let saving = async {
         while due.next().await.is_some() {
@@ -264,7 +264,7 @@ impl SnapshotKeeper {
         });
         let keeper = &self;
         let save = || async move {
-            // Counted and logged.
+            // `save` counts and logs its failure.
             let _ = keeper.save().await;
         };
         save_and_send(pin!(due), save, || keeper.upload_if_due()).await;

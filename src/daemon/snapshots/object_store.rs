@@ -42,9 +42,9 @@ const PIECE_BYTES: usize = 512 << 10;
 const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Maximum number of objects in a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
-/// Microseconds by which the time in a snapshot's name may be ahead of the server's clock. Clocks that go on between
-/// the server's answers drift, and the servers of a cluster differ. If a name is further ahead, its time did not come
-/// from the server's clock.
+/// Maximum number of microseconds by which the time in a snapshot's name may be ahead of the server's clock. Some
+/// difference is normal: clocks drift between the server's answers, and the servers of a cluster differ. A time that is
+/// further ahead did not come from the server's clock.
 const AHEAD_US_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// Reason why a snapshot could not be exchanged with the Object Store.
@@ -195,7 +195,7 @@ impl SnapshotStore {
                     metrics.fetched(&name, bytes, started.elapsed());
                     return Ok(Some(path));
                 }
-                // Rejected, and counted as such.
+                // The object was rejected, and counted as such.
                 Ok(None) => {}
                 Err(error) => metrics.fetch_failed(&error),
             }
@@ -216,7 +216,7 @@ impl SnapshotStore {
         let mut temporary = directory.temporary()?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut bytes = 0;
-        // The client waits for ever for a piece that is gone, and there may be older objects.
+        // The client would wait for ever for a piece that is gone. There may be older objects to fetch instead.
         let piece_patience = self.config.patience / PIECES_PATIENCE_SHARE;
         let found = tokio::time::timeout(piece_patience, bucket.get(name)).await;
         let found = found.map_err(|_| failed(&format_args!("it did not come within {piece_patience:?}")))?;
@@ -306,7 +306,7 @@ impl SnapshotStore {
         while let Some(object) = objects.next().await {
             let object = match object {
                 Ok(object) => object,
-                // Anybody who can write to the bucket can put anything there. The other objects are as they were.
+                // Anybody who can write to the bucket can put anything there. The other objects can still be used.
                 Err(error) => {
                     metrics.object_passed_over(&error);
                     unreadable = Some(error);
@@ -324,7 +324,7 @@ impl SnapshotStore {
             found.push(object.name);
         }
         if let Some(error) = unreadable.filter(|_| found.is_empty()) {
-            // Nothing shows that the fault was the object's.
+            // No object could be read, so the fault may be the server's.
             return Err(failed(&error));
         }
         Ok(last_sent_first(found))
@@ -467,10 +467,10 @@ mod tests {
 
     #[test]
     fn the_newest_object_is_the_one_that_was_sent_last() {
-        // A replica whose clock was ahead sent the second one.
+        // The second object was sent by a replica whose clock was ahead.
         let sent = names(&[1, NOW + DAY, 2, 3]);
         assert_eq!(last_sent_first(sent), names(&[3, 2, NOW + DAY, 1]));
-        // Sent anew while the list was made.
+        // Object 1 was sent again while the list was made.
         assert_eq!(last_sent_first(names(&[1, 2, 1])), names(&[1, 2]));
     }
 
@@ -486,21 +486,21 @@ mod tests {
     #[test]
     fn an_object_of_a_clock_that_was_ahead_does_not_replace_newer_files() {
         let (ahead, sent, file) = (NOW + DAY, NOW - 2 * MINUTE, NOW - MINUTE);
-        // Sent before an object that is older than the file.
+        // The object with a time in the future was sent before an object that is older than the file.
         assert_eq!(fetched(&[sent, ahead], Some(file)), []);
         assert_eq!(fetched(&[sent, ahead], Some(sent)), []);
-        // A fresh replica takes the last one first. None of the files has a time of the future.
+        // A fresh replica takes the last sent object first. No file gets a time in the future.
         assert_eq!(fetched(&[sent, ahead], None), [(sent, sent), (ahead, NOW)]);
     }
 
     #[test]
     fn a_file_of_a_clock_that_was_ahead_does_not_keep_newer_objects_away() {
         let (ahead, new) = (NOW + DAY, NOW - MINUTE);
-        // The fetched one is loaded first, whatever the times.
+        // The fetched object's file gets the latest name, so it is loaded first.
         assert_eq!(fetched(&[new], Some(ahead)), [(new, ahead + 1)]);
-        // Its own, which nobody has followed.
+        // The last sent object is the replica's own file, so no object is newer.
         assert_eq!(fetched(&[ahead, new], Some(ahead)), []);
-        // Clocks drift.
+        // Clocks drift, so a file's time that is a minute ahead is believed.
         assert_eq!(fetched(&[new], Some(NOW + MINUTE)), []);
     }
 }

@@ -57,8 +57,8 @@ pub struct Restorer {
     pub stream: Option<String>,
     /// Position in the events stream after which reading goes on; set by [`Self::restore_newest`].
     pub position: Arc<StreamPosition>,
-    /// State of the event stream. If the stream is read on from the snapshot's position, holders that the snapshot has
-    /// as exact count as confirmed in the stream's present generation.
+    /// State of the event stream. If the stream is read on from the snapshot's position, holders that were exact in the
+    /// snapshot count as confirmed in the stream's present generation.
     pub trust: Arc<StreamTrust>,
     /// Metrics that count restored and rejected snapshots.
     pub metrics: Arc<SnapshotMetrics>,
@@ -91,10 +91,10 @@ impl Restorer {
             };
             let cursor = self.cursor_of(&content);
             if cursor.as_ref().is_some_and(|cursor| !cursor.has_all) {
-                // A new generation, in which the holders are confirmed, but not every publisher is known.
+                // In a new generation, the restored holders can be confirmed, but not every publisher is known.
                 self.trust.doubt();
             }
-            // Only a stream proves that nothing is missing behind the snapshot.
+            // Only a stream proves that nothing is missing after the snapshot.
             let generation = cursor
                 .as_ref()
                 .map_or(StreamGeneration::default(), |_| self.trust.generation());

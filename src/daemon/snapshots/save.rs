@@ -77,8 +77,8 @@ impl Snapshotter {
     /// Makes a snapshotter that writes the holders of `pool` to `directory`.
     ///
     /// - `position` is the position in the events stream up to which messages have been handed to the lanes.
-    /// - Holders that no batch has confirmed in the stream's present generation, which `trust` tells, are written as
-    ///   unverified.
+    /// - `trust` tells the stream's present generation. Holders that no batch has confirmed in this generation are
+    ///   written as unverified.
     pub fn new(
         pool: Arc<LanePool>,
         directory: SnapshotDirectory,
@@ -127,8 +127,9 @@ impl Snapshotter {
     }
 
     fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
-        // Position and generation are read before the first dump: later batches are replayed, and a later loss of messages degrades the
-        // holders again. The position is read first: a loss that lies before it has begun a new generation already.
+        // Position and generation are read before the first dump. So later batches are replayed, and a later loss of
+        // messages degrades the holders again. The position is read first, so that a loss before it has already begun a
+        // new generation.
         let cursor = self.position.get();
         let generation = self.trust.generation();
         let mut walked = Walked::default();

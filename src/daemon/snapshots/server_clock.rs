@@ -36,7 +36,8 @@ mod tests {
     fn the_servers_time_goes_on_from_what_it_told_last() {
         let clock = ServerClock::default();
         assert_eq!(clock.time_us(), None);
-        // A day of the year 2255, and then one of 1970: the machine's own clock does not matter, and the last answer counts.
+        // First the server tells a day of the year 2255, then one of 1970: only its last answer counts, not the
+        // machine's clock.
         let (late, early) = (9_000_000_000_000_000, 5_000_000_000);
         clock.note(late);
         assert!(clock.time_us() >= Some(late));

@@ -154,7 +154,8 @@ fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
         epoch: 1,
         seq,
         rank: 0,
-        // As publishers say it: a batch that is part of the snapshot and comes again from the stream is a duplicate all the same.
+        // Batches have times, as those of publishers do. A batch of the snapshot that the stream brings again is still
+        // a duplicate.
         time_us: Some(sequence),
         tier: Tier::DEVICE,
         block_size: None,
@@ -170,7 +171,7 @@ async fn a_snapshot_under_load_and_the_stream_behind_it_are_the_whole_state() {
     let folder = tempfile::tempdir().unwrap();
     let world = Arc::new(World::new());
     let snapshotter = world.snapshotter(folder.path());
-    // Before the first snapshot, so that all say where the stream goes on.
+    // A message comes before the first snapshot, so that every snapshot has a position in the stream.
     world.dispatch(1).await;
     let loading = {
         let world = Arc::clone(&world);
@@ -185,7 +186,7 @@ async fn a_snapshot_under_load_and_the_stream_behind_it_are_the_whole_state() {
         save(&snapshotter).await;
     }
     loading.await.unwrap();
-    // The newest three: one may have been begun when all was over.
+    // The newest three snapshots are checked, because the newest may have been begun after the last message.
     for path in SnapshotDirectory::open(folder.path(), 3)
         .unwrap()
         .snapshots()
@@ -212,7 +213,7 @@ async fn only_a_stream_makes_restored_holders_certain_and_only_those_that_were()
     for sequence in 1..=4 {
         world.dispatch(sequence).await;
     }
-    // The stream lost something: only the first worker's next batch comes after that.
+    // Messages may have been lost. After that, only the first worker sends a batch.
     world.pool.drain().await.unwrap();
     world.trust.doubt();
     world.dispatch(5).await;
@@ -431,7 +432,7 @@ async fn a_snapshot_brings_back_what_queries_found() {
     let restarted = World::new();
     restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
     assert_eq!(restarted.holders(), world.holders());
-    // Each chain of a hundred blocks, and some that nobody has.
+    // Checks each chain of a hundred blocks, and some chains that no holder has.
     for chain in 1..60 {
         let depths = world.depths(chain * 100);
         assert_eq!(depths.is_empty(), chain > 50);
@@ -457,7 +458,7 @@ fn depths_of_tiers(world: &World) -> [u32; 3] {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_tiers_copies_and_holes_are_kept_over_a_restart() {
     let host = Tier::new(1).unwrap();
-    // Block b is called b + 100, and its second copy b + 500.
+    // The engine's name of block b is b + 100. The name of its second copy is b + 500.
     let named = |parent: Option<u64>, hashes: std::ops::Range<u64>, add: u64| {
         let mut stored = StoredBlocks::by_sequence(
             parent.map(SequenceHash),
@@ -477,17 +478,17 @@ async fn names_tiers_copies_and_holes_are_kept_over_a_restart() {
     let restarted = World::new();
     restarted.restore(folder.path(), None).await.unwrap();
     let expected = [
-        // What is there.
+        // Before any change.
         [6, 6, 6],
-        // A copy is left, and the block is on the host, too.
+        // The first copy on the device is removed. The second copy is left, and the block on the host.
         [6, 6, 6],
-        // The last copy on the device; only what was stored on the host is there under the first name.
+        // The last copy on the device is removed. The block is left on the host only.
         [2, 6, 6],
-        // No more on the host.
+        // The block on the host is removed, too.
         [2, 2, 2],
-        // The hole before is filled under its names, the one behind it not.
+        // The first hole is filled. The second hole is left.
         [6, 6, 6],
-        // And that one.
+        // The second hole is filled.
         [10, 10, 10],
     ];
     let changes = [
@@ -520,7 +521,7 @@ async fn a_pipe_under_the_name_of_a_snapshot_is_passed_over() {
     std::fs::remove_file(&new.path).unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &new.path, mode).unwrap();
-    // Whoever opened it as a file would wait for a writer for ever.
+    // Opening the pipe as a file would wait for a writer for ever.
     let restored = World::new().restore(folder.path(), Some(STREAM)).await.unwrap();
     assert_eq!(restored.path, old.path);
 }

@@ -59,7 +59,7 @@ pub(crate) struct CoreNatsSource {
     pub(super) subject: String,
     pub(super) pool: Arc<LanePool>,
     pub(super) trust: Arc<StreamTrust>,
-    /// Number of incidents that may have lost messages. Before the number changes, the stream counts as in doubt.
+    /// Number of incidents that may have lost messages. The stream is put in doubt before this number changes.
     pub(super) incidents: watch::Receiver<u64>,
     /// Number of times that the server has refused the subscription. Messages may be lost then.
     pub(super) refusals: watch::Receiver<u64>,
@@ -100,7 +100,7 @@ impl CoreNatsSource {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                // One incident at a time: further ones are looked at when this one is settled.
+                // Incidents are handled one at a time. Further ones wait until this one is settled.
                 changed = incidents.changed(), if pending.is_none() => {
                     if changed.is_err() {
                         break;
@@ -111,7 +111,7 @@ impl CoreNatsSource {
                     pending = None;
                     self.subscribed.send_replace(true);
                     let old = std::mem::replace(&mut current, confirmed?);
-                    // Publishers that began in between are not known.
+                    // Publishers that began during the change are not known yet.
                     roll_call = RollCall::begin(current.generation);
                     self.close(&mut inbox, old).await;
                 }
@@ -182,7 +182,7 @@ impl CoreNatsSource {
     /// lanes have no room, they drop messages, and put the holders of their workers in doubt.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
         let mut taken = MessageCounts::default();
-        // Looked up only when the buffer seems empty, for the connection changes this counter with every message.
+        // Read only when the buffer seems empty, because the connection changes this counter with every message.
         let mut received = None;
         let take = poll_fn(|context| {
             while taken.messages < messages_max {
@@ -206,7 +206,7 @@ impl CoreNatsSource {
             }
             Poll::Ready(())
         });
-        // Without the runtime's budget, which would make the buffer look empty.
+        // Polled without the runtime's budget. With the budget used up, the buffer would look empty.
         unconstrained(take).now_or_never();
         self.intake.took_bytes(taken.bytes);
         self.pool.hand_over(inbox);
@@ -224,8 +224,8 @@ impl CoreNatsSource {
     }
 }
 
-/// Number of taken messages, and number of their bytes that the intake (the count of waiting bytes) has not been told
-/// of.
+/// Number of taken messages, and number of their bytes that are not yet reported to the intake (the count of waiting
+/// bytes).
 #[derive(Default)]
 struct MessageCounts {
     messages: usize,

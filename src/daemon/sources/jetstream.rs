@@ -75,8 +75,8 @@ pub(crate) struct JetStreamSource {
     /// Maximum number of messages that may wait in the stream while holders still count as exact. At most half as many
     /// are requested in one pull.
     pub(super) lag_max: u64,
-    /// State of the event stream, which says which holders are verified. Before the first query is answered, a
-    /// [stall](StreamTrust::stall) must have begun, in which no holder is.
+    /// State of the event stream, which says which holders are verified. A [stall](StreamTrust::stall), in which no
+    /// holder is verified, must have begun before the first query is answered.
     pub(super) trust: Arc<StreamTrust>,
     /// Position in the stream after which reading goes on. The source keeps it up to date.
     pub(super) position: Arc<StreamPosition>,
@@ -154,7 +154,7 @@ impl JetStreamSource {
                 Detached::Stopped => return,
                 Detached::Reset(reason, detail) => self.metrics.reset(reason, &detail),
             }
-            // A server that refuses every request must not be given a consumer for each.
+            // The pause keeps a server that refuses every request from getting a new consumer for each.
             tokio::select! {
                 () = tokio::time::sleep(RETRIES.pause_min) => {}
                 () = stop.cancelled() => return,
@@ -165,7 +165,8 @@ impl JetStreamSource {
     async fn attach(&mut self) -> Attached {
         let mut failures = 0_u32;
         loop {
-            // Marked before anything is asked: a break from here on makes the consumer anew.
+            // Present incidents are marked as seen before the first request. Any later incident makes the consumer
+            // anew.
             self.incidents.borrow_and_update();
             let stall = self.trust.stall();
             match self.try_attach(stall).await {
@@ -187,8 +188,8 @@ impl JetStreamSource {
             .await?;
         let waiting = consumer.cached_info().num_pending;
         let has_unread = waiting > u64::from(check.is_some());
-        // All unread messages went while the server was asked, or before. A server that is behind may just not have them yet, so they
-        // were waited for.
+        // All unread messages are gone from the stream. A server that is behind may only not have them yet, so they
+        // were waited for before.
         let is_lost = last > cursor.sequence
             && !has_unread
             && (check.is_none() || self.not_come.is_some_and(|awaited| awaited >= last));
@@ -197,7 +198,7 @@ impl JetStreamSource {
             self.position.advance(last, None);
         }
         self.metrics.set_progress(cursor.sequence, waiting);
-        // What the stream has by now is waited for, or the first request brings it.
+        // All messages that the stream has now are waited for, or come with the first request.
         let asked_us = now_us();
         let first = self.probe(&consumer).await?;
         let messages = consumer
@@ -224,8 +225,8 @@ impl JetStreamSource {
         })
     }
 
-    /// Asks for one message, and returns it if the stream has one. Any answer of the server shows that the daemon may
-    /// ask for messages and receives them, even the answer that there is no message.
+    /// Asks for one message, and returns it if the stream has one. Any answer, even that there is no message, shows
+    /// that the daemon may ask for messages and receives them.
     async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
         let failed = |reason: String| StreamError::Probe {
             name: self.config.name.clone(),
@@ -291,7 +292,7 @@ impl JetStreamSource {
     }
 
     fn note_lost(&self, messages: u64, expected: u64) {
-        // Before anything behind the loss is applied.
+        // The doubt begins before a message after the loss is applied.
         self.doubt();
         self.metrics.lost(messages, expected);
     }
@@ -373,7 +374,7 @@ impl JetStreamSource {
     /// Tells queries since when messages are unread, and up to when all messages are known.
     fn publish_age(&self, unread_since_us: u64, attached: &Attached) {
         let freshness = self.pool.freshness();
-        // In this order: nobody may take an unread message for a read one.
+        // In this order, so that no query takes an unread message for a read one.
         freshness.set_unread(unread_since_us);
         freshness.stream_known(attached.unread.known_us());
     }
@@ -390,7 +391,8 @@ impl JetStreamSource {
     }
 
     /// Checks whether a message has come since the last call. If none has come although the stream is known to have a
-    /// further one, that message may be gone. Then returns an error, so that a new consumer shows whether it is.
+    /// further one, that message may be gone. In that case returns an error, so that a new consumer shows whether the
+    /// message is gone.
     fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
         let last = self.position.sequence();
         if attached.looked_at.replace(last) != Some(last) {
@@ -407,7 +409,7 @@ impl JetStreamSource {
     /// Hands the messages that have come to the lanes.
     async fn take_buffered(&self, attached: &mut Attached) -> Result<(), Broken> {
         for _ in 0..self.lag_max {
-            // Without the runtime's budget, which would make the buffer look empty.
+            // Polled without the runtime's budget. With the budget used up, the buffer would look empty.
             let Some(next) = unconstrained(attached.messages.next()).now_or_never() else {
                 break;
             };
@@ -440,7 +442,7 @@ impl JetStreamSource {
                 let at = (sequence, delivery, waiting);
                 return self.recheck(&check, &message, at, attached).await;
             }
-            // The message to compare with has gone since it was found, and nothing can be compared any more.
+            // The message to compare with has gone since the check was made, so nothing can be compared.
             Some(_) => self.doubt(),
         }
         let last = self.position.sequence();
@@ -453,7 +455,7 @@ impl JetStreamSource {
         }
         attached.delivery += 1;
         if sequence > last + 1 {
-            // Every delivery came, so the stream itself has a hole.
+            // No delivery is missing, so the stream itself has a hole.
             self.note_lost(sequence - last - 1, last + 1);
         }
         let message = message.split().0;
@@ -463,7 +465,8 @@ impl JetStreamSource {
         self.pool
             .receive(&message.subject, &message.payload, generation, span)
             .await;
-        // After the lane has the message: a snapshot's position must not run ahead of the holders that it dumps.
+        // The position moves after the lane has the message: a snapshot's position must not be ahead of the holders
+        // that it dumps.
         self.position.advance(sequence, Some(digest));
         self.metrics.set_progress(sequence, waiting);
         let unread_since_us = attached.unread.note(sequence, waiting, now_us());
@@ -519,8 +522,8 @@ impl JetStreamSource {
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);
-        // All that was published up to here has been applied. A snapshot does not tell whose batches were dropped before it: these
-        // publishers are heard of again before the second look.
+        // All messages up to here have been applied. A snapshot does not tell whose batches were dropped before it.
+        // These publishers are heard of again before the second look.
         if self.position.has_all() {
             self.trust.note_listed(generation);
         }
@@ -578,7 +581,8 @@ mod tests {
         let beginning = cursor(7, 4);
         assert!(is_continued(&cursor(7, 9), &beginning, span));
         assert!(is_continued(&cursor(7, 0), &beginning, span));
-        // Beyond its end: it has lost what we have read, and numbers others the same.
+        // The position is after the stream's end. So the stream has lost messages that were read, and reuses their
+        // numbers.
         assert!(!is_continued(&cursor(7, 10), &beginning, span));
         assert!(!is_continued(&cursor(8, 9), &beginning, span));
     }

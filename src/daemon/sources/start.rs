@@ -75,7 +75,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     let subscription = attached.clone();
     let notice = move |notice: &ConnectionNotice| {
         note_trouble(&readiness, notice);
-        // Any refusal on this connection counts: its requests and the inboxes of their answers are all needed to read the stream.
+        // Any refusal on this connection counts, because reading the stream needs all its requests and reply inboxes.
         let is_refusal = is_refused(notice, |_| true);
         if is_refusal {
             subscription.send_replace(false);
@@ -88,7 +88,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     };
     let config = &shared.config.events;
     let capacity = config.subscription_capacity;
-    // A pull bounds the bytes.
+    // The size of a pull bounds the bytes.
     let buffer = Buffer::of_messages(capacity);
     let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);

@@ -206,7 +206,7 @@ fn stream_config(config: &StreamConfig, subject: &str) -> stream::Config {
         description: Some("KV events for kvatlas".to_owned()),
         subjects: vec![subject.to_owned()],
         retention: RetentionPolicy::Limits,
-        // The oldest go, never the newest: a publisher is not to be held up.
+        // The oldest messages are dropped, never the newest, so that no publisher is held up.
         discard: DiscardPolicy::Old,
         storage: StorageType::File,
         max_age: config.age_max,

@@ -65,10 +65,10 @@ impl Unread {
         let has_room = self.sightings.len() < SIGHTINGS_MAX;
         match self.sightings.back_mut() {
             _ if !is_new => {}
-            // As good as of the same time.
+            // The last sighting is recent enough to count as the same time.
             Some((back, at)) if since_us.saturating_sub(*at) < SIGHTING_INTERVAL_US => *back = last,
             _ if has_room => self.sightings.push_back((last, since_us)),
-            // Later than all sightings, of which the oldest counts.
+            // The message is later than all sightings, of which only the oldest counts.
             _ => return self.oldest_us(),
         }
         self.known_us = self.known_us.max(at_us);
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(unread.note(2, 8, 200), 200);
         let later = 200 + SIGHTING_INTERVAL_US;
         assert_eq!(unread.note(3, 20, later), 200);
-        // Message 10 was the last one seen at first.
+        // At the first sighting, message 10 was the last one.
         assert_eq!(unread.note(9, 14, later + 1), 200);
         assert_eq!(unread.note(10, 13, later + 2), later);
         assert_eq!(unread.note(23, 0, later + 3), 0);
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_message_that_a_look_finds_waits_since_the_look_before() {
         let look = |last, asked_us| StreamLook { last, asked_us };
-        // The consumer has delivered all that it counts, and the stream has more.
+        // The consumer has delivered all messages that it counts, but the stream has more.
         let mut paused = Unread::since(50);
         assert_eq!((paused.note_end(0, look(3, 60)), paused.known_us()), (50, 60));
         assert_eq!((paused.note(7, 0, 100), paused.known_us()), (0, 100));
@@ -109,7 +109,7 @@ mod tests {
             (paused.note_end(7, look(9, 300_000)), paused.known_us()),
             (200, 300_000)
         );
-        // More has come since then, and is not the oldest.
+        // More messages have come since then, but the oldest unread one counts.
         assert_eq!(paused.note_end(7, look(11, 400_000)), 200);
         assert_eq!((paused.last(), paused.note(9, 2, 500_000)), (Some(11), 300_000));
         assert_eq!(paused.note(11, 0, 600_000), 0);
@@ -136,7 +136,7 @@ mod tests {
             last: sightings + 1,
             asked_us: known_us + 5 * SIGHTING_INTERVAL_US,
         };
-        // There is no room for a later sighting. What counts from the time of the last one is taken into that.
+        // There is no room for a later sighting. A message that was seen at the last sighting's time is merged into it.
         assert_eq!(unread.note(0, sightings + 1, look.asked_us), SIGHTING_INTERVAL_US);
         assert_eq!((unread.known_us(), unread.last()), (known_us, Some(sightings)));
         assert_eq!(unread.note_end(0, look), SIGHTING_INTERVAL_US);

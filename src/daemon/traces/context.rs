@@ -53,7 +53,7 @@ mod tests {
             TraceContext::sampled(&SAMPLED.replace("-01", "-03")),
             Some(context)
         );
-        // A later version may say more.
+        // A later version may have further parts.
         let later = format!("{}-more", SAMPLED.replacen("00", "cc", 1));
         assert_eq!(TraceContext::sampled(&later), Some(context));
     }

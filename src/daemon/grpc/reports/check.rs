@@ -29,7 +29,7 @@ pub(in super::super) enum BlockReportError {
     /// Number of the action is unknown.
     #[error("action type {0} is none of REPORT, REVOKE and CLEAR_ALL_AT_TIER")]
     Action(i32),
-    /// List that has one entry for each hash has another length than the list of hashes.
+    /// List with one entry for each hash does not have the length of the list of hashes.
     #[error("{list} has {given} entries: none, or one for each of the {hashes} hashes")]
     Unaligned {
         /// Name of the list whose length is wrong.

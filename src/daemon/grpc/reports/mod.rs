@@ -10,11 +10,11 @@
 //!                                 └──── a batch is missing, or there is no room ◀─┘
 //! ```
 //!
-//! - A worker is *awaited* until its snapshot comes. From then on it is *told*: its blocks are known. An awaited worker is left
-//!   out of answers.
-//! - A worker that has been silent for too long is left out as well. Only the next batch or a snapshot ends such a silence,
-//!   because only these show that nothing is missing. A repeated batch, or a new list that names the worker, restarts the time
-//!   of a silence that is not yet too long.
+//! - A worker is *awaited* until its snapshot comes. Answers leave out an awaited worker. After the snapshot the worker
+//!   is *told*: its blocks are known.
+//! - A worker that has been silent for too long is left out as well, until its next batch or a snapshot. Only these
+//!   show that nothing is missing.
+//! - A repeated batch, or a new list that names the worker, restarts the time of a silence that is not yet too long.
 //! - A batch is applied in one step, and so is a snapshot.
 //! - Memory is bounded. A worker whose blocks do not fit becomes awaited again.
 
@@ -348,10 +348,11 @@ impl BlockReports {
         worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }
 
-    /// Calls `look` for every worker whose state is certain. Returns whether the state of at least one worker, and of
-    /// every worker, is certain. `look` returns the number of blocks that it has looked up.
+    /// Calls `look` for every worker whose state is certain. Returns the certainty about the state of all workers.
+    /// `look` returns the number of blocks that it has looked up.
     ///
-    /// After each [`AT_ONCE`] blocks, other tasks get a turn. So workers of one answer may be seen at different times.
+    /// After each [`AT_ONCE`] blocks, other tasks get a turn. So the workers of one answer may be seen at different
+    /// times.
     async fn look(&self, now: Instant, mut look: impl FnMut(&str, &ReportedWorker) -> usize) -> Coverage {
         let mut coverage = Coverage::default();
         let mut last: Option<String> = None;
@@ -442,8 +443,8 @@ impl BlockReports {
 }
 
 impl ReportedWorkers {
-    /// Checks whether a batch is the next one of its worker. Returns `None` if so. If the batch was applied earlier,
-    /// returns the number of the last applied batch.
+    /// Checks the number of a batch. Returns `None` if the batch is the next one of its worker. If the batch was
+    /// applied earlier, returns the number of the last applied batch.
     fn next_batch(&self, name: &str, epoch: &str, seq: u64) -> Result<Option<u64>, BlockReportError> {
         let worker = self.workers.get(name).ok_or(BlockReportError::Unexpected)?;
         let known = worker.checkpoint.as_ref().filter(|known| known.epoch == epoch);

@@ -60,7 +60,8 @@ fn whole(blocks: &WorkerBlocks, hashes: &[i64]) -> ReuseDepths {
 fn in_parts(blocks: &WorkerBlocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> ReuseDepths {
     let wants = |component: u8| spec.components & u32::from(component) != 0;
     let mut found = ReuseDepths::default();
-    // Tokens of the window's run without a hole that ends here. `u64::MAX` if the run begins with the prompt. `None` right after a hole.
+    // Number of tokens in the unbroken run of blocks with the window's component that ends here. `u64::MAX` if the run
+    // begins with the prompt. `None` right after a hole.
     let mut window = Some(u64::MAX);
     for hash in hashes {
         let Some(held) = blocks.get(*hash) else { break };
@@ -171,7 +172,7 @@ mod tests {
             "one block of two"
         );
         assert_eq!(found(two, &[(1, both), (1, FULL), (1, both), (1, both)]), (4, 4));
-        // The host is none of the tiers that serve the window.
+        // This spec does not reuse windows from the host.
         assert_eq!(found(two, &[(1, both), (2, both)]), (2, 1));
     }
 

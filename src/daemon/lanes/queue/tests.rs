@@ -127,7 +127,7 @@ fn who_takes_more_than_his_share_is_worked_on_last() {
     assert_eq!(world.work(10), Work::Message(10));
     assert_eq!(world.work(10), Work::Message(11));
     assert_eq!(world.work(1_000), Work::Message(1));
-    // Who was idle has saved nothing up, and owes nothing.
+    // A line that was idle has neither credit nor debt.
     world.send(2, Work::Message(20));
     assert_eq!(world.rest(), [Work::Message(20), Work::Message(2)]);
 }
@@ -190,7 +190,7 @@ fn control_jobs_wait_for_what_came_before_and_fences_for_nobody_behind_them() {
     world.sender.send_control(Work::Kept(100)).unwrap();
     world.send(1, Work::Message(2));
     assert_eq!(world.work(1_000), Work::Message(0));
-    // A later message of another line may go first, an earlier one must.
+    // A later message of another line may go before the control job. An earlier message must.
     assert_eq!(world.work(1), Work::Message(2));
     assert_eq!(world.work(1), Work::Message(1));
     assert_eq!(world.work(1), Work::Kept(100));
@@ -208,7 +208,7 @@ fn a_full_queue_drops_messages_of_those_with_more_than_their_share() {
     for number in 0..10 {
         world.send(0, Work::Message(number));
     }
-    // The others displace the newest of the longest line.
+    // Messages of another line displace the newest jobs of the longest line.
     world.send(1, Work::Message(20));
     world.send(1, Work::Message(21));
     world.send(1, Work::Message(22));
@@ -310,16 +310,16 @@ fn several_messages_are_dropped_together_and_each_counts() {
         world.sender.backlog().bytes.load(Ordering::Relaxed),
         6 * MESSAGE_OVERHEAD_BYTES
     );
-    // The others have no more than their share.
+    // The second line has no more than its share, so the first line's job is dropped.
     world.send(1, Work::Several(3));
     world.send(1, Work::Message(1));
-    // A mark stays of the first ones.
+    // A mark stays in the place of the first line's messages.
     assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 5);
     assert_eq!(
         world.sender.backlog().bytes.load(Ordering::Relaxed),
         4 * MESSAGE_OVERHEAD_BYTES
     );
-    // More than their share: these are dropped themselves.
+    // This job would exceed its line's share, so the job itself is dropped.
     world.send(1, Work::Several(5));
     assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 6);
     let backlog = |world: &World| world.sender.backlog().messages.load(Ordering::Relaxed);

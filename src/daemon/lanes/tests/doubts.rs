@@ -144,7 +144,7 @@ async fn cleared_in_an_answer_does_not_forgive_what_came_after_the_question() {
     assert_eq!(outcome, ResyncOutcome::Incomplete);
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
-    // What is asked for after it settles it.
+    // A request that is made after the doubt settles the doubt.
     let asked = scene.ask().await;
     assert_eq!(
         scene.answer(asked, vec![batch(3, Vec::new())]).await,
@@ -185,7 +185,7 @@ async fn where_nobody_answers_cleared_in_a_held_batch_forgives_what_came_before_
 #[tokio::test]
 async fn cleared_in_a_late_batch_does_not_forgive_a_message_that_overtook_it() {
     let scene = Scene::begin().await;
-    // It was the third batch.
+    // The damaged batch was the third one.
     scene.hear_garbage().await;
     scene.hear(2, vec![Event::Cleared]).await;
     let reasons = scene.reasons().await;
@@ -212,7 +212,7 @@ async fn a_batch_that_is_held_again_does_not_forgive_what_came_after_it() {
     let asked = scene.ask().await;
     scene.hear(4, vec![Event::Cleared]).await;
     scene.hear_garbage().await;
-    // The third batch is missing still.
+    // The third batch is still missing.
     let outcome = scene.answer(asked, vec![batch(2, Vec::new())]).await;
     assert_eq!(outcome, ResyncOutcome::Incomplete);
     let asked = scene.ask().await;
@@ -230,7 +230,7 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     scene.lose(batch(3, Vec::new()));
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
-    // It comes once more.
+    // The lost batch comes again.
     scene.hear(3, Vec::new()).await;
     assert!(scene.reasons().await.is_empty());
 }
@@ -246,7 +246,7 @@ async fn a_batch_longer_than_what_may_be_held_is_held_alone() {
     let long = batch(3, vec![Event::Removed(RemovedBlocks::by_sequence(many))]);
     assert!(long.encode().len() > 1024);
     scene.receive(&long.encode()).await;
-    // Missing batches suffice: what came is held, and was not applied behind the gap.
+    // Missing batches suffice, because the batch after the gap is held and has not been applied.
     let asked = scene.ask().await;
     assert!(!asked.full);
     let missing = vec![batch(2, Vec::new())];
@@ -302,7 +302,7 @@ async fn a_dropped_batch_that_numbers_anew_is_a_restart() {
     };
     scene.receive(&made_at(20, 2).encode()).await;
     scene.lose(made_at(40, 1));
-    // The one before the restart is late.
+    // The last batch before the restart comes late.
     scene.receive(&made_at(30, 3).encode()).await;
     let reasons = scene.reasons().await;
     assert!(reasons.contains(DegradedReason::Gap), "{reasons:?}");
@@ -312,7 +312,7 @@ async fn a_dropped_batch_that_numbers_anew_is_a_restart() {
 async fn what_a_worker_without_a_holder_sent_in_vain_is_in_doubt() {
     let scene = Scene::begin().await;
     scene.hear(2, vec![Event::Goodbye]).await;
-    // It was the second batch of the new epoch.
+    // The damaged batch was the second one of the new epoch.
     scene.hear_garbage().await;
     scene.pool.drain().await.unwrap();
     assert!(scene.namespace().indexer.holders().is_empty());
@@ -331,7 +331,7 @@ async fn what_a_worker_without_a_holder_sent_in_vain_is_in_doubt() {
 #[tokio::test]
 async fn what_cannot_be_read_may_have_been_of_a_rank_that_comes_later() {
     let scene = Scene::begin().await;
-    // It was the second batch of the next rank.
+    // The damaged batch was the second one of the next rank.
     scene.hear_garbage().await;
     scene.receive(&of_next_rank(1).encode()).await;
     scene.pool.drain().await.unwrap();

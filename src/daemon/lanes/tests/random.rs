@@ -60,8 +60,8 @@ struct World {
     floor: usize,
     /// Newest state of the publisher (see `Version`) whose batch was damaged on the way.
     damaged: usize,
-    /// Whether the publisher has failed to answer a resync request. If so, the holder believes it when it replaces its
-    /// state, whatever was damaged before.
+    /// Whether the publisher has failed to answer a resync request. After such a failure, a holder whose state the
+    /// publisher replaces counts as exact, whatever was damaged before.
     has_failed: bool,
     asked: Option<(ResyncBegun, StreamGeneration)>,
     answer: Option<(ResyncBegun, ResyncAnswer, StreamGeneration)>,
@@ -119,7 +119,7 @@ impl World {
                     removed_block(block)
                 }
                 _ if self.blocks.insert(block) => stored_block(block),
-                // What is stored twice is to be removed twice.
+                // No block is stored twice, because it would have to be removed twice.
                 _ => continue,
             });
         }
@@ -129,7 +129,7 @@ impl World {
     fn send(&mut self, events: Vec<Event>) {
         self.time_us += 1;
         self.cursor.seq += 1;
-        // Beside a clear it is always told: what is cleared is exact, whatever was missed before.
+        // A batch with a clear always tells the profile: a cleared holder is exact, whatever was missed before.
         let is_changed = self.random.chance(20);
         let is_told = is_changed || events.contains(&Event::Cleared);
         if is_changed {
@@ -398,7 +398,7 @@ impl World {
         }
         self.scene.pool.drain().await.unwrap();
         let reasons = self.scene.reasons_of(self.scene.holder.1);
-        // Nobody says anything of a holder that has left.
+        // A holder that has left is not checked.
         if reasons.is_none_or(|reasons| !reasons.is_empty()) {
             return;
         }
@@ -413,7 +413,7 @@ impl World {
             matches.unwrap().holders().next().is_some()
         };
         let found: BTreeSet<u64> = (1..=BLOCKS).filter(has).collect();
-        // A new epoch has nothing before its first batch.
+        // A new epoch has no state before its first batch.
         let version = (0..self.versions.len()).find(|version| self.at(*version) == cursor);
         let known = version.map_or_else(BTreeSet::new, |version| self.versions[version].blocks.clone());
         let told = version.map_or_else(Profile::default, |version| self.versions[version].profile.clone());

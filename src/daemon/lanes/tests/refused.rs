@@ -50,14 +50,14 @@ async fn send_garbage(pool: &LanePool, worker: &str) {
 #[tokio::test]
 async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
     let pool = pool_of_a(settings()).await;
-    // It is one, however often it comes, until it is taken.
+    // The publisher counts as one refused holder until one of its batches is taken.
     for epoch in [1, 1, 2] {
         send(&pool, stores("b", epoch, Some(64), 20)).await;
         assert_eq!(refused(&pool), B_ALONE);
     }
     send(&pool, stores("b", 3, Some(16), 20)).await;
     assert_eq!(refused(&pool), NOBODY);
-    // It makes way for a process with another size, and that leaves.
+    // The holder is removed for a process with another block size. Then that process leaves.
     send(&pool, stores("b", 4, Some(64), 20)).await;
     assert_eq!(refused(&pool), B_ALONE);
     let goodbye = Sent {
@@ -67,7 +67,7 @@ async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
     };
     send(&pool, goodbye).await;
     assert_eq!(refused(&pool), NOBODY);
-    // A batch of a process that had ended before.
+    // A late batch of a process that had ended before.
     send(&pool, stores("b", 3, Some(64), 20)).await;
     assert_eq!(refused(&pool), NOBODY);
 }
@@ -92,7 +92,7 @@ async fn a_publisher_that_nobody_can_read_is_doubtful() {
         send_garbage(&pool, "b").await;
         assert_eq!(refused(&pool), B_ALONE);
     }
-    // A holder that is there is in doubt itself.
+    // A registered holder is in doubt itself, so it is not counted as refused.
     send(&pool, stores("b", 1, None, 20)).await;
     assert_eq!(refused(&pool), NOBODY);
     send_garbage(&pool, "b").await;
@@ -128,7 +128,8 @@ async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
 /// answer would list it.
 #[tokio::test]
 async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
-    // On a machine that stands still for a moment it is silent for too long, and has gone. Then all begins anew.
+    // If the machine stops for a moment, the worker is silent for too long and counts as gone. Then the test begins
+    // again.
     while !stays_for(Duration::from_millis(200)).await {}
 }
 

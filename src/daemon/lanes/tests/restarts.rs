@@ -27,14 +27,15 @@ fn made_at(time_us: u64, seq: u64) -> EventBatch {
 #[tokio::test]
 async fn blocks_that_missing_batches_brought_outlast_a_question_that_nobody_answers() {
     let scene = Scene::begin().await;
-    // The first batch of the new epoch is lost. The old one had no blocks, so its missing batches suffice.
+    // The first batch of the new epoch is lost. The old epoch had no blocks, so the missing batches of the new one
+    // suffice.
     scene.receive(&in_epoch(2, 2, stores(20)).encode()).await;
     let asked = scene.ask().await;
     assert!(!asked.full);
     let missing = vec![in_epoch(2, 1, stores(10)), in_epoch(2, 2, stores(20))];
     assert_eq!(scene.answer(asked, missing).await, ResyncOutcome::Exact);
     assert_eq!(depth(&scene.pool, 10), Some(3));
-    // The connection breaks, and for now the publisher does not answer.
+    // The connection breaks, and the publisher does not answer.
     scene.trust.doubt();
     let asked = scene.ask().await;
     scene.give_up(asked).await;
@@ -83,7 +84,7 @@ async fn a_dump_without_held_batches_is_not_certain() {
     let dumped = scene.pool.dump_next(0, None, false, generation).await.unwrap();
     let (_, dump) = dumped.unwrap();
     assert_eq!(dump.frame.seq, 1);
-    // The stream is read on behind the second batch.
+    // The snapshot's stream position is after the second batch, so the restarted daemon does not read it.
     let restarted = pool();
     let restored = Frame::Holder(dump.frame.clone());
     restarted
@@ -108,10 +109,10 @@ async fn what_comes_again_after_a_goodbye_makes_no_holder() {
         scene.pool.drain().await.unwrap();
         assert_eq!(scene.reasons_of(0), None, "of batch {epoch}:{seq}");
     }
-    // Of the lower epoch it is not known whether a publisher has come back with it.
+    // A publisher may have come back with the lower epoch, so the batch counts as refused.
     assert_eq!(scene.namespace().indexer.refused().count(None), 1);
     assert_eq!(scene.pool.assigned_workers(), 0);
-    // The next epoch is another matter.
+    // A batch of the next epoch makes a holder.
     scene.receive(&in_epoch(3, 1, stores(20)).encode()).await;
     assert!(scene.reasons().await.is_empty());
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
@@ -176,12 +177,12 @@ async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     assert!(scene.reasons().await.is_empty());
     scene.receive(&in_epoch(5, 1, stores(20)).encode()).await;
     assert_eq!(scene.reasons().await, contested);
-    // Neither a clear nor the next number settles whose blocks they are.
+    // Neither a clear nor the next batch settles whose blocks the holder has.
     scene
         .receive(&in_epoch(9, 2, vec![Event::Cleared]).encode())
         .await;
     assert_eq!(scene.reasons().await, contested);
-    // Nor does an answer of the one that is believed.
+    // An answer of the believed publisher does not settle it either.
     let asked = scene.ask().await;
     scene.receive(&in_epoch(5, 2, Vec::new()).encode()).await;
     assert_eq!(asked.cursor, BatchCursor { epoch: 9, seq: 2 });
@@ -223,7 +224,7 @@ async fn held_batches_of_an_ended_epoch_are_no_contest() {
     scene.receive(&in_epoch(1, 3, stores(10)).encode()).await;
     scene.receive(&in_epoch(2, 1, stores(20)).encode()).await;
     assert!(scene.reasons().await.is_empty());
-    // It came behind the new epoch.
+    // The batch comes after the new epoch has begun.
     scene.receive(&in_epoch(1, 4, Vec::new()).encode()).await;
     assert_eq!(
         scene.reasons().await,

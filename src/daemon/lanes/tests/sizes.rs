@@ -57,7 +57,7 @@ async fn a_namespace_has_the_block_size_that_its_first_batch_tells() {
     let pool = pool();
     send(&pool, stores("a", 1, Some(64), 10)).await;
     assert_eq!(known(&pool), (64, vec![has("a", 3)]));
-    // Another size, and one that is not said, which is the configuration's.
+    // Two other sizes, and a batch without a size, which is taken to have the configured one.
     for told in [Some(32), Some(16), None] {
         send(&pool, stores("b", 1, told, 20)).await;
         assert_eq!(known(&pool), (64, vec![has("a", 3)]), "{told:?}");
@@ -96,17 +96,17 @@ async fn an_engine_that_is_restarted_with_another_block_size_leaves_nothing_behi
     for worker in ["a", "b"] {
         send(&pool, stores(worker, 2, Some(16), 10)).await;
     }
-    // Of a process that has ended already.
+    // A late batch of a process that has ended already.
     send(&pool, stores("a", 1, Some(64), 20)).await;
     assert_eq!(known(&pool), (16, vec![has("a", 3), has("b", 3)]));
     send(&pool, stores("a", 3, Some(64), 20)).await;
     assert_eq!(known(&pool), (16, vec![has("b", 3)]));
-    // Once more, late: nobody has these blocks.
+    // A redelivered batch of the ended process makes no holder.
     send(&pool, stores("a", 2, Some(16), 10)).await;
     assert_eq!(known(&pool), (16, vec![has("b", 3)]));
     send(&pool, stores("b", 3, Some(64), 20)).await;
     assert_eq!(known(&pool), (16, vec![]));
-    // The last one has made way.
+    // The last holder with the old size has been removed.
     let next = Sent {
         seq: 2,
         ..stores("a", 3, Some(64), 20)

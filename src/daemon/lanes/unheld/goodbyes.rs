@@ -39,7 +39,7 @@ impl Goodbyes {
             && (is_old(*first_us) || order.len() > GOODBYES_MAX)
             && let Some((first_us, holder)) = order.pop_front()
         {
-            // A later goodbye of the same holder is remembered on.
+            // If the holder has said goodbye again later, that goodbye is kept.
             if by_holder
                 .get(&holder)
                 .is_some_and(|(at_us, _)| *at_us == first_us)

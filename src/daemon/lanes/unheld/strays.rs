@@ -142,7 +142,7 @@ mod tests {
                 .iter()
                 .all(|stray| stray.detail.len() <= DETAIL_CHARACTERS_MAX)
         );
-        // Those that are silent make room.
+        // Names without recent messages make room.
         strays.note(&name(500), &worker, DropReason::Undecodable, &"x", 7 + KEPT_US);
         let known = strays.lately(7 + KEPT_US, |found| *found == name(3));
         assert_eq!(

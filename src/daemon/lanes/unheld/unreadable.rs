@@ -1,9 +1,8 @@
 //! Workers that have sent a message that could not be read. The message may have been a holder's first batch. In that
 //! case nothing else shows that a batch was lost.
 //!
-//! The workers are kept in a Bloom filter: each worker leaves four marks in a table of fixed size, so no worker is
-//! forgotten early. If other workers have by chance left the same four marks as a worker would, that worker is put in
-//! doubt without cause.
+//! The workers are kept in a Bloom filter: each worker sets four marks in a table of fixed size, so no worker is
+//! forgotten early. A worker is put in doubt without cause if other workers happen to have set all of its four marks.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};

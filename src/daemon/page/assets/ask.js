@@ -2,7 +2,7 @@
 import { counted, make } from "./text.js";
 import { holderTable } from "./atlas.js";
 
-/** The listener takes 16 KiB of request head; some are the browser's own headers. */
+/** Maximum length of a request target. The listener takes 16 KiB of head, with the browser's own headers. */
 const TARGET_LENGTH_MAX = 14000;
 
 export class Ask {

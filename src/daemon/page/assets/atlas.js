@@ -1,4 +1,4 @@
-// The atlas: an icicle of the hottest prefixes. Width is weight, depth goes down.
+// The atlas: an icicle plot of the hottest prefixes. A node's width is its weight. Deeper nodes are lower.
 import { count, counted, make, percent, say } from "./text.js";
 import { remember, remembered } from "./url.js";
 
@@ -19,7 +19,7 @@ export class Atlas {
   #zoomOut = document.getElementById("zoom-out");
   #explained = document.getElementById("explained");
 
-  /** `restart` is called when another atlas is to be shown. */
+  /** Makes the atlas. `restart` is called when another atlas must be requested. */
   constructor(restart) {
     this.#lens.value = remembered("lens", "asked");
     if (this.#lens.selectedIndex < 0) this.#lens.value = "asked";
@@ -42,7 +42,7 @@ export class Atlas {
     this.#forget();
   }
 
-  /** How many holders the namespace has. */
+  /** Stores the number of holders of the namespace. */
   setHolders(count) {
     this.#holders = count;
   }
@@ -71,7 +71,7 @@ export class Atlas {
     this.#explained.replaceChildren(make("p", { className: "quiet", textContent: "Choose a prefix to see who holds it, where each drops out, and what its loss would cost." }));
   }
 
-  /** Nodes with their places: levels from the top, shares of the width. */
+  /** Returns the nodes with their places: the level from the top, and the share of the width. */
   #layout() {
     const root = this.#nodes.find((node) => node.block === this.#root);
     const roots = root ? [root] : this.#nodes.filter((node) => node.parent === null).sort((one, other) => other.weight - one.weight || one.index - other.index);
@@ -182,7 +182,7 @@ export class Atlas {
     } catch {
       shown = [make("p", { className: "trouble", textContent: "the daemon did not answer" })];
     }
-    // A later choice may have been answered first.
+    // Answers can come out of order: only the answer for the latest choice is shown.
     if (asked === this.#asked) this.#explained.replaceChildren(...shown);
   }
 
@@ -238,7 +238,7 @@ function loss(found) {
 
 const LIMITS = { full_attention: "full attention", window: "a sliding window", state: "a recurrent state", window_or_state: "a window or a state", last_token: "the last token" };
 
-/** Holders with bars for their depths. */
+/** Returns a table of holders, with a bar for each holder's depth. */
 export function holderTable(holders, total) {
   const head = make("tr", {}, ...["Worker", "Blocks", "Usable", "Depth", "State", "Limited by", "Drops out", "Address"].map((title, index) =>
     make("th", { textContent: title, scope: "col", className: index === 1 || index === 2 ? "number" : "" })));
@@ -258,6 +258,6 @@ export function holderTable(holders, total) {
   });
   const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
   const more = total > holders.length ? [make("p", { className: "quiet", textContent: `and ${count(total - holders.length)} more` })] : [];
-  // It may be wider than the screen, and scrolls then.
+  // The table may be wider than the screen, and scrolls then.
   return make("div", { className: "scrolls", role: "group", "aria-label": "holders", tabIndex: 0 }, table, ...more);
 }

@@ -1,4 +1,4 @@
-// The fleet: a matrix, and a table of which only the visible rows exist.
+// The fleet: a matrix, and a table that has elements for the visible rows only.
 import { Detail } from "./holder.js";
 import { Matrix } from "./matrix.js";
 import { count, counted, make, say, since, time } from "./text.js";
@@ -26,7 +26,7 @@ export class Fleet {
   #current = 0;
   #currentNumber = null;
   #told = null;
-  /** The holder that the address names, until it has been seen. */
+  /** Holder that the page's address names. Empty once the holder has been shown. */
   #wanted = remembered("holder");
   #sort = { key: "state", down: true };
   #rows = [];
@@ -51,7 +51,7 @@ export class Fleet {
       const cell = make("div", { role: "columnheader", "aria-colindex": index + 1 }, button);
       if (column.right) cell.dataset.side = "right";
       column.cell = cell;
-      // Sorting by the keyboard: the first header is in the tab order, arrows go on from it.
+      // Keyboard: only the first header is in the tab order, and arrow keys move to the other headers.
       button.tabIndex = index === 0 ? 0 : -1;
       button.addEventListener("keydown", (event) => this.#moveInHead(event, index));
       head.append(cell);
@@ -71,7 +71,7 @@ export class Fleet {
     new ResizeObserver(() => this.#draw()).observe(this.#grid);
   }
 
-  /** The words for the bits of a holder's reasons, and what to do about each. */
+  /** Stores the words for the bits of a holder's reasons, and the advice for each word. */
   setReasons(reasons, mends) {
     this.#reasons = reasons;
     this.#detail.setMends(mends ?? []);
@@ -88,14 +88,14 @@ export class Fleet {
     this.#refilter();
   }
 
-  /** Gives each holder its place by name: comparing words thousands of times a second would be felt. */
+  /** Numbers the holders in the order of their names, so that sorting by name compares numbers, which is fast. */
   #rank() {
     const all = [...this.#holders.values()];
     all.sort((one, other) => BY_NAME(one.worker, other.worker) || one.rank - other.rank || one.number - other.number);
     all.forEach((holder, place) => { holder.place = place; });
   }
 
-  /** Takes in what has changed. */
+  /** Applies the changes of a frame. */
   apply(change, nowUs) {
     if (change.whole) this.#holders.clear();
     for (const [number, namespace, worker, rank] of change.added) {
@@ -123,12 +123,12 @@ export class Fleet {
     this.#refresh();
   }
 
-  /** All holders, of every namespace. */
+  /** Returns the holders of all namespaces. */
   holders() {
     return this.#holders.values();
   }
 
-  /** How many holders of each namespace are exact and degraded. */
+  /** Returns the numbers of exact and of degraded holders, by namespace. */
   counts() {
     const counts = new Map();
     for (const { namespace, bits } of this.#holders.values()) {
@@ -192,10 +192,10 @@ export class Fleet {
     const all = this.#totals.total > this.#totals.shown ? ` (the first ${count(this.#totals.shown)} of ${count(this.#totals.total)})` : "";
     say(document.getElementById("fleet-count"), `${counted(this.#shown.length, "holder", "holders")}${all}`);
     this.#grid.setAttribute("aria-rowcount", this.#shown.length + 1);
-    // Reasons are never cut off: their column is as wide as the longest.
+    // Reasons are never cut off: the column is as wide as the longest text.
     const longest = [...new Set(this.#shown.map(({ bits }) => bits))].reduce((most, bits) => Math.max(most, this.#describe(bits).length), 0);
     this.#grid.style.setProperty("--state", `${Math.max(10, longest)}ch`);
-    // On a narrow screen a state has lines of its own.
+    // On a narrow screen, the state is below the other cells, on lines of its own.
     this.#rowHeight = NARROW.matches ? 32 + 20 * Math.ceil(longest / 36) : 28;
     this.#grid.style.setProperty("--row", `${this.#rowHeight}px`);
     this.#body.style.height = `${this.#shown.length * this.#rowHeight}px`;
@@ -207,7 +207,7 @@ export class Fleet {
     this.#draw();
   }
 
-  /** Shows the holder that the address names, once it is there. */
+  /** Shows the holder that the page's address names, once a frame has brought it. */
   #find() {
     if (this.#wanted === "") return;
     const found = this.#shown.find(({ worker, rank }) => `${worker}/${rank}` === this.#wanted);
@@ -216,7 +216,7 @@ export class Fleet {
     this.#wanted = "";
   }
 
-  /** A holder's state in words. */
+  /** Returns a holder's state in words. */
   #describe(bits) {
     return bits === 0 ? "exact" : `degraded: ${this.#words(bits).join(", ")}`;
   }
@@ -302,7 +302,7 @@ export class Fleet {
     this.#choose(this.#shown[this.#current]?.number ?? null);
   }
 
-  /** Shows all of a holder; hides it where there is none. */
+  /** Shows the details of the holder with this number, or hides the details if there is no such holder. */
   #choose(number) {
     this.#told = number;
     this.#wanted = "";

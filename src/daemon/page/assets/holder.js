@@ -2,13 +2,13 @@
 import { clock, copied, count, counted, make, mendOf, percent, say, svg, time } from "./text.js";
 import { shade } from "./matrix.js";
 
-/** Changes that are listed at most; the picture has all. */
+/** Maximum number of changes in the list. The picture shows all changes. */
 const CHANGES_MAX = 20;
-/** Between two questions about the holder that is shown. */
+/** Time between two requests about the shown holder, in milliseconds. */
 const ASK_MS = 5000;
 const WIDTH = 600;
 const HEIGHT = 14;
-/** The longest time that is drawn. */
+/** Longest time that the picture covers. */
 const DAY_US = 86.4e9;
 
 const STATES = { unwatched: "no daemon was there to look", gone: "removed" };
@@ -30,7 +30,7 @@ export class Detail {
     this.#mends = new Map(mends);
   }
 
-  /** Shows a holder as a frame has it, whose reasons are these `words`; hides where there is none. */
+  /** Shows a holder from a frame. `words` are its reasons for doubt. Hides the section if there is no holder. */
   apply(holder, words) {
     this.#section.hidden = !holder;
     const isOther = holder?.number !== this.#shown;
@@ -51,7 +51,7 @@ export class Detail {
       make("li", {}, make("b", { textContent: word }), ` ${text}. `, ...commands.flatMap(copied), ...copied(`kvatlas explain ${word}`))));
   }
 
-  /** Asks the daemon for all that it knows of the holder. */
+  /** Asks the daemon for everything that it knows about the holder. */
   async #ask(holder) {
     this.#askedAt = performance.now();
     const asked = (this.#asked += 1);
@@ -60,7 +60,7 @@ export class Detail {
     if (!answer?.ok) return;
     const { holders } = await answer.json();
     const found = holders.find(({ rank }) => rank === holder.rank);
-    // Another one may have been chosen meanwhile.
+    // Another holder may have been chosen while the answer was on its way.
     if (asked !== this.#asked || this.#shown !== holder.number || !found) return;
     this.#tell(holder, found);
     this.#draw(found.changes ?? []);
@@ -99,7 +99,7 @@ export class Detail {
     changes.forEach(({ at_us: at, state, degraded }, index) => {
       const [from, to] = [x(at), x(changes[index + 1]?.at_us ?? now)];
       const kind = state === "gone" || state === "unwatched" ? "unknown" : shade(degraded ?? []);
-      // Short ones are still to be seen.
+      // A short state still gets a visible width.
       strip.append(svg("rect", { class: kind, x: from.toFixed(1), width: Math.max(1, to - from).toFixed(1), height: HEIGHT }));
     });
     this.#picture.append(strip, make("div", { className: "ends small quiet" }, make("span", { textContent: clock(begun) }), make("span", { textContent: "now" })));

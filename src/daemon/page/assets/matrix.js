@@ -1,13 +1,13 @@
-// All holders that are looked for, a cell each: where they stand by name, and in the colour of their state.
+// The matrix: a cell for each holder that passes the filter, in the order of names, coloured by state.
 import { count, make, say, since } from "./text.js";
 
-/** Cells at most: more could not be told apart. */
+/** Maximum number of cells. More cells could not be told apart. */
 const CELLS_MAX = 5000;
-/** Reasons that mostly end by themselves, and reasons of those who are not heard. */
+/** Reasons that mostly end by themselves, and reasons of silent publishers. */
 const PASSING = new Set(["resyncing", "unverified", "changing", "behind"]);
 const SILENT = new Set(["stale", "upstream_lost"]);
 
-/** The colour of a state, as a class. */
+/** Returns the CSS class for the colour of a state. */
 export function shade(words) {
   if (words.length === 0) return "exact";
   if (words.every((word) => PASSING.has(word))) return "passing";
@@ -21,13 +21,13 @@ export class Matrix {
   #list = document.getElementById("matrix");
   #note = document.getElementById("matrix-note");
 
-  /** `choose` is called with a holder's number. */
+  /** Makes the matrix. `choose` is called with the number of the chosen holder. */
   constructor(choose) {
     this.#choose = choose;
     this.#list.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Shows these holders, in this order; `words` gives the reasons of one. */
+  /** Shows these holders in the given order. `words` returns the reasons of a holder. */
   apply(holders, words, chosen, nowUs) {
     const shown = holders.slice(0, CELLS_MAX);
     while (this.#cells.length > shown.length) this.#cells.pop().element.remove();
@@ -50,7 +50,7 @@ export class Matrix {
     return cell;
   }
 
-  /** Changes what has changed alone: there may be thousands. */
+  /** Updates a cell, but only if it has changed: there may be thousands of cells. */
   #fill(cell, holder, words, chosen, nowUs) {
     const isChosen = holder.number === chosen;
     if (cell.number === holder.number && cell.bits === holder.bits && cell.since === holder.since && cell.isChosen === isChosen) return;

@@ -1,9 +1,9 @@
-// All namespaces, the worst first: how sound each is, and its answers of the last minutes.
+// All namespaces, the worst first: the health of each, and its answers of the last quarter of an hour.
 import { compact, count, counted, make, percent, say, svg } from "./text.js";
 
 const WIDTH = 120;
 const HEIGHT = 26;
-/** The columns and what is read in their heads. */
+/** Titles of the columns. */
 const COLUMNS = ["Namespace", "Health", "Holders exact", "Blocks", "Answers, the last quarter of an hour"];
 
 export class Namespaces {
@@ -16,7 +16,7 @@ export class Namespaces {
   #body = make("tbody");
   #note = document.getElementById("namespaces-note");
 
-  /** `choose` is called with the name of a namespace. */
+  /** Makes the table. `choose` is called with the name of the chosen namespace. */
   constructor(choose) {
     this.#choose = choose;
     const head = make("tr", {}, ...COLUMNS.map((title) => make("th", { scope: "col", textContent: title })));
@@ -28,13 +28,13 @@ export class Namespaces {
     for (const [known, row] of this.#rows) this.#mark(known, row);
   }
 
-  /** Takes in the answers of the last minutes. */
+  /** Stores the bars: the numbers of answers of the last quarter of an hour. */
   setSparks({ bars, seconds, namespaces }) {
     [this.#bars, this.#seconds] = [bars, seconds];
     this.#sparks = new Map(Object.entries(namespaces));
   }
 
-  /** Takes in a frame, and how many holders of each namespace are exact and degraded. Returns the names, the worst first. */
+  /** Shows a frame. `counts` has the exact and degraded holders by namespace. Returns the names, the worst first. */
   apply(frame, counts) {
     const judged = frame.namespaces.map((namespace) => judge(namespace, counts.get(namespace.name) ?? { exact: 0, degraded: 0 }));
     judged.sort((one, other) => other.weight - one.weight || (one.name < other.name ? -1 : 1));
@@ -57,7 +57,7 @@ export class Namespaces {
       this.#rows.set(one.name, row);
       this.#mark(one.name, row);
     }
-    // One that moves needlessly would lose the keyboard's focus.
+    // A row that is moved without need would lose the keyboard's focus.
     if (this.#body.children[place] !== row.element) this.#body.insertBefore(row.element, this.#body.children[place] ?? null);
     say(row.health, one.words.length === 0 ? one.sound : one.words.join("; "));
     row.health.className = one.words.length === 0 ? "state-exact" : "state-degraded";
@@ -88,7 +88,7 @@ export class Namespaces {
     else row.button.removeAttribute("aria-current");
   }
 
-  /** Bars for the answers, and in them those that were not exact. The newest is at the right. */
+  /** Draws a bar for each stretch of time: all answers, and the inexact ones within. The newest bar is at the right. */
   #draw(row, bars, name) {
     const drawn = JSON.stringify(bars);
     if (row.drawn === drawn) return;
@@ -107,7 +107,7 @@ export class Namespaces {
   }
 }
 
-/** How a namespace is, in words, and how much it weighs among the others. */
+/** Returns a namespace's health in words, and its weight in the order of the namespaces. */
 function judge(namespace, { exact, degraded }) {
   const { name, distinct_blocks: blocks, refused_publishers: refused, ahead, broken_promises: broken, cost } = namespace;
   const words = [];
@@ -117,7 +117,7 @@ function judge(namespace, { exact, degraded }) {
   if (ahead?.length) words.push(`${counted(ahead.length, "clock is", "clocks are")} ahead`);
   const holders = exact + degraded;
   const inexact = cost?.queries > 0 ? cost.inexact / cost.queries : 0;
-  // What is wrong weighs most, then what it costs; an empty namespace least.
+  // Troubles weigh most, then the share of inexact answers. An empty namespace weighs least.
   const weight = (holders > 0 ? 1 + 4 * degraded / holders : 0) + (words.length > 0 ? 10 : 0) + inexact;
   return { name, words, exact, degraded, blocks, weight, sound: holders === 0 ? "no holders" : "all exact", answers: cost?.text ?? "" };
 }

@@ -10,10 +10,10 @@ import { bytes, compact, count, make, percent, say, time } from "./text.js";
 import { remember, remembered } from "./url.js";
 
 const RETRY_MS = 5000;
-/** A stream that ends by its age is open again sooner than that. */
+/** Time after which a stream counts as lost. A stream that ends by its age is open again sooner. */
 const LOST_MS = 2000;
 
-/** A stream of server-sent events that is opened again when it has ended. */
+/** Stream of server-sent events, which is opened again whenever it has ended. */
 class Stream {
   #source = null;
   #timer = 0;
@@ -37,7 +37,7 @@ class Stream {
     });
     source.addEventListener("error", () => {
       this.#lost ||= setTimeout(this.onLost, LOST_MS);
-      // While it is connecting, the browser tries again by itself.
+      // While the source is connecting, the browser tries again by itself.
       if (source.readyState === EventSource.CLOSED) this.#timer = setTimeout(() => this.open(target), RETRY_MS);
     });
   }
@@ -100,7 +100,7 @@ function chosen() {
   return namespaces.value;
 }
 
-/** Takes in the names of all namespaces, the worst first. It is shown where none has been chosen. */
+/** Lists the names of all namespaces, which come worst first. Chooses the worst if none has been chosen. */
 function setNamespaces(sorted) {
   const names = [...sorted].sort();
   const known = [...namespaces.options].map((option) => option.value);
@@ -170,7 +170,7 @@ function openAtlas() {
   atlases.open(`/page/atlas?${new URLSearchParams({ namespace: chosen(), lens: atlas.lens })}`);
 }
 
-// Streams are few: a page that nobody sees gives its own back.
+// The number of streams is limited, so a hidden page closes its streams.
 function follow() {
   if (document.hidden) {
     frames.close();

@@ -1,15 +1,15 @@
-// Lines and areas over the last quarter of an hour, with axes. The daemon tells what was before the page was opened.
+// Plots of the last quarter of an hour, with axes. The daemon tells the rates from before the page was opened.
 import { compact, make, moment, say, svg, time } from "./text.js";
 
 const WINDOW_US = 900e6;
 const HEIGHT = 110;
-/** Room for the axes. */
+/** Margins for the axes. */
 const LEFT = 52;
 const BOTTOM = 16;
 const TOP = 6;
-/** A point of the past gives way to those that this page has seen within so much time of it. */
+/** A point from the daemon is dropped if this page has a point of its own within this time, in microseconds. */
 const NEAR_US = 4e6;
-/** Between two labels of the time axis, in microseconds, where there is room and where there is not. */
+/** Time between two labels of the time axis, in microseconds: on a wide plot, and on a narrow one. */
 const STEPS_US = [180e6, 300e6];
 
 const perSecond = (value) => `${compact(value)}/s`;
@@ -64,7 +64,7 @@ class Plot {
       } else {
         for (const point of points) {
           const number = value(index, point);
-          // Nothing happened: there is no latency to draw.
+          // There was no event in this time, so there is no latency to draw.
           if (number === null || number === undefined) { isOpen = false; continue; }
           commands += `${isOpen ? "L" : "M"}${x(point.at)},${y(number)}`;
           isOpen = true;
@@ -86,7 +86,7 @@ class Plot {
       const place = y(number);
       parts.push(svg("line", { x1: LEFT, x2: width, y1: place, y2: place }), label(LEFT - 4, Number(place) + 4, number === 0 ? "0" : unit(number), "end"));
     }
-    // At whole minutes of the clock, which stay where they are while time goes on.
+    // Labels are at whole minutes, so that they move with the curves.
     for (let at = Math.ceil((now - WINDOW_US) / step) * step; at <= now; at += step) {
       const place = Number(x(at));
       if (place < LEFT + 14 || place > width - 16) continue;
@@ -102,7 +102,7 @@ function label(x, y, text, anchor) {
   return element;
 }
 
-/** The least of 1, 2, 4, 6, 10, 20, … that is not below a number. */
+/** Returns the smallest number of 1, 2, 4, 6, 10, 20, … that is not below `number`. */
 function rounded(number) {
   if (!(number > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(number));
@@ -118,7 +118,7 @@ export class Plots {
     this.#plots = PLOTS.map((spec) => new Plot(spec, parent));
   }
 
-  /** Takes in what was before: rows of a time and of a number for each of the names. */
+  /** Adds the points from before the page was opened. A row has a time, and a number for each of `names`. */
   setPast({ names, rows }) {
     const live = this.#points;
     const isNew = ([at]) => !live.some((point) => Math.abs(point.at - at) < NEAR_US);
@@ -128,7 +128,7 @@ export class Plots {
 
   apply(rates, nowUs) {
     if (rates) this.#points.push({ ...rates, at: nowUs });
-    // One further point, so that lines reach the left edge.
+    // One point older than the window stays, so that lines reach the left edge.
     while (this.#points.length > 2 && this.#points[1].at < nowUs - WINDOW_US) this.#points.shift();
     for (const plot of this.#plots) plot.draw(this.#points, nowUs);
   }

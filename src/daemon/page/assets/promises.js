@@ -1,7 +1,8 @@
-// What exact answers promise, beside what requests find, by holder: the worst first. Shown where routers tell it.
+// Blocks that exact answers promised, compared with the blocks that requests found, by holder. Worst holders come
+// first.
 import { count, counted, make, say } from "./text.js";
 
-/** What is read in the heads of the columns, and whether it is a number. */
+/** Titles of the columns, each with whether the column has numbers. */
 const COLUMNS = [["Holder", false], ["Promised", true], ["Found", true], ["Not found", true], ["Share found", false], ["Found besides", true], ["Requests", true]];
 
 export class Promises {
@@ -15,7 +16,7 @@ export class Promises {
     document.getElementById("promised").append(make("table", { className: "promised" }, make("thead", {}, make("tr", {}, ...heads)), this.#body));
   }
 
-  /** Takes in the namespace that is shown, as a frame has it; undefined where there is none. */
+  /** Shows the promises of the chosen namespace, as a frame has it. Hides the section if there are none. */
   apply(namespace) {
     const promises = namespace?.promises;
     this.#section.hidden = !promises;
@@ -43,7 +44,7 @@ function row(one, isBroken) {
     number(besides > 0 ? count(besides) : ""), number(count(requests)));
 }
 
-/** A part of a whole in percent: a little of it is not nothing. */
+/** Returns a share in percent. A small share that is not 0 is shown as "under 1 %". */
 function shareOf(part, all) {
   const percent = Math.floor((100 * part) / Math.max(1, all));
   return percent === 0 && part > 0 ? "under 1 %" : `${percent} %`;

@@ -1,6 +1,6 @@
 // Elements and words. Text from outside becomes text nodes only, never markup.
 
-/** An element with properties and children; a string becomes a text node. */
+/** Makes an element with properties and children. A string becomes a text node. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -13,30 +13,30 @@ export function make(tag, properties = {}, ...children) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element of a picture, with attributes. */
+/** Makes an SVG element with attributes. */
 export function svg(tag, attributes) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
 }
 
-/** A command with a button that copies it. */
+/** Returns elements with a command, and with a button that copies the command. */
 export function copied(command) {
   const button = make("button", { type: "button", className: "copy", textContent: "copy", "aria-label": `copy the command ${command}` });
   button.addEventListener("click", () => { navigator.clipboard?.writeText(command).then(() => say(button, "copied"), () => {}); });
   return [make("code", { textContent: command }), " ", button, " "];
 }
 
-/** What to do about a culprit: the runbook's text, and the commands in it that are about one. Without a rank it is all of a worker. */
+/** Returns the runbook's advice and its commands, for one culprit. Without a rank, they are about all ranks. */
 export function mendOf(text, { namespace, worker, rank = "" }) {
   const culprit = `${namespace} ${worker} ${rank}`.trim();
-  // A function: names may hold what a replacement would take for a sign.
+  // Passed as a function, because names may have characters with a meaning in a replacement, such as `$`.
   const own = text.replaceAll("NAMESPACE WORKER RANK", () => culprit);
   const commands = [...text.matchAll(/kvatlas admin \w+ (?=NAMESPACE WORKER RANK)/g)].map(([command]) => command + culprit);
   return { text: own, commands };
 }
 
-/** Sets the text of an element if it is another one: what is read aloud must not be repeated. */
+/** Sets an element's text only if the text changes, so that a screen reader does not repeat it. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -49,7 +49,7 @@ export const compact = (number) => short.format(number);
 export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)} %` : "–");
 export const counted = (number, one, several) => `${count(number)} ${number === 1 ? one : several}`;
 
-/** A time in microseconds. */
+/** Returns a duration in microseconds as text. */
 export function time(us) {
   if (us === null || us === undefined) return "–";
   if (us < 1000) return `${Math.round(us)} µs`;
@@ -59,19 +59,19 @@ export function time(us) {
   return `${Math.round(us / 3.6e9)} h`;
 }
 
-/** A moment in microseconds since the Unix epoch, as a clock says it, and how long ago it was. */
+/** Returns a time in microseconds since the Unix epoch as a clock time, with its age. */
 export function since(us, nowUs) {
   return `since ${clock(us)} (${time(Math.max(0, nowUs - us))})`;
 }
 
-/** The time of day of a moment, with the date where that is another one than today. */
+/** Returns the time of day, with the date if the date is not today's. */
 export function clock(us) {
   const at = new Date(us / 1e3);
   const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString("en-CA")} `;
   return `${day}${at.toLocaleTimeString("en-GB")}`;
 }
 
-/** The hour and minute of a moment. */
+/** Returns the hour and minute of a time. */
 export function moment(us) {
   return new Date(us / 1e3).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }

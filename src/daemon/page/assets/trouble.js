@@ -1,14 +1,14 @@
-// What is wrong, who it is, since when, and what to do: the first thing on the page, and absent while all is well.
+// Troubles, with culprit, time and advice. They stand first on the page, and are hidden while there are none.
 import { copied, count, counted, make, mendOf, say, since, time } from "./text.js";
 
-/** Rows that are shown, and names in a row, at most. */
+/** Maximum number of rows, and maximum number of names in a row. */
 const ROWS_MAX = 8;
 const NAMES_MAX = 4;
 
 export class Trouble {
   #section = document.getElementById("trouble");
   #list = document.getElementById("troubles");
-  /** By what is wrong: when this page has seen it first, in microseconds. */
+  /** Time at which this page first saw each trouble, in microseconds, by the trouble's key. */
   #since = new Map();
   #rows = new Map();
   #rest = make("span");
@@ -16,13 +16,13 @@ export class Trouble {
   #mends = new Map();
   #words = [];
 
-  /** The words for the bits of a holder's reasons, and what to do about each. */
+  /** Stores the words for the bits of a holder's reasons, and the advice for each word. */
   setReasons(reasons, mends) {
     this.#words = reasons;
     this.#mends = new Map(mends);
   }
 
-  /** Takes in a frame and all holders. */
+  /** Shows the troubles of a frame and of all holders. */
   apply(frame, holders) {
     const costs = new Map(frame.costs ?? []);
     const all = [...this.#notReady(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
@@ -66,7 +66,7 @@ export class Trouble {
     return uploads ? [{ key: "uploads", what: "snapshots are not sent", word, who: uploads.error, mend: this.#mend(word), since: uploads.since_us }] : [];
   }
 
-  /** A row for each namespace and reason, those of most holders first. */
+  /** Returns a row for each namespace and reason. Rows with the most holders come first. */
   #doubts(holders, costs) {
     const found = new Map();
     for (const holder of holders) {
@@ -81,26 +81,26 @@ export class Trouble {
     }
     const rows = [...found.values()].sort((one, other) => other.holders.length - one.holders.length || (one.key < other.key ? -1 : 1));
     for (const row of rows) {
-      // In the order of their names.
+      // The names are in their order.
       const first = row.holders.sort((one, other) => one.place - other.place).slice(0, NAMES_MAX);
       const unnamed = row.holders.length - first.length;
       const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
-      // The publisher's own words, for its own doubts.
+      // For a publisher's own doubt, the row has the publisher's own explanation.
       const why = row.word.startsWith("upstream_") ? first.map(({ trouble }) => trouble).find((text) => text !== "") : undefined;
       row.who = `${first.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}${why ? `: ${why}` : ""}`;
-      // The first is told what to do about, and the dearest what it costs.
+      // The advice is about the first holder, and the cost is that of the most expensive one.
       Object.assign(row, this.#advice(row.word, first[0]));
       row.cost = this.#dearest(row.holders, costs);
-      // The daemon knows, unless it has just begun to look.
+      // The daemon knows the start of a doubt, unless it has only just begun to look.
       row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
     }
     return rows;
   }
 
-  /** What the doubt of one of these holders costs at most. */
+  /** Returns the cost of the holder whose doubt costs most among `holders`. */
   #dearest(holders, costs) {
     const numbers = new Set(holders.map(({ number }) => number));
-    // They stand in that order.
+    // The most expensive holder comes first in `costs`.
     for (const [number, text] of costs) {
       if (!numbers.has(number)) continue;
       const { worker, rank } = holders.find((holder) => holder.number === number);
@@ -109,19 +109,19 @@ export class Trouble {
     return "";
   }
 
-  /** What to do about a word, with the commands about a culprit. */
+  /** Returns the advice for a word, with the commands about a culprit. */
   #advice(word, culprit) {
     const { text, commands } = mendOf(this.#mend(word), culprit);
     return { mend: text, commands };
   }
 
-  /** Namespaces that do not exist although events of them come. */
+  /** Returns a row for each namespace that does not exist although events for it come. */
   #strays(frame) {
     return (frame.strays ?? []).map(({ namespace, worker, reason, detail, since_us: begun }) => ({ key: `stray ${namespace}`, what: "nothing is taken", word: reason,
       who: `of namespace ${namespace}, lastly from ${worker} (${reason}): ${detail}`, since: begun, ...this.#advice(reason, { namespace, worker }) }));
   }
 
-  /** Publishers that have no holder: a row for each namespace and reason. */
+  /** Returns a row for each namespace and reason for which publishers without a holder are refused. */
   #dropped(frame) {
     const rows = new Map();
     for (const { name, refused, cost } of frame.namespaces) {
@@ -138,7 +138,7 @@ export class Trouble {
     return [...rows.values()];
   }
 
-  /** Clocks that run ahead. */
+  /** Returns the rows about clocks that run ahead. */
   #clocks(frame) {
     const word = "KvatlasClockAhead";
     const troubled = frame.namespaces.filter(({ ahead }) => ahead?.length);
@@ -154,7 +154,7 @@ export class Trouble {
       ...this.#advice(word, { namespace: name, worker, rank }) })));
   }
 
-  /** Says how many rows there is no room for, and what they are about. */
+  /** Shows the number and kinds of the rows for which there is no room. */
   #tellRest(rest) {
     this.#more.hidden = rest.length === 0;
     const kinds = [...new Set(rest.map(({ what }) => what))];
@@ -170,7 +170,7 @@ export class Trouble {
         ...copied(`kvatlas explain ${word}`));
       this.#rows.set(key, row);
     }
-    // In the order of what is found. One that moves needlessly would lose the keyboard's focus.
+    // Rows are in the order of the findings. A row that is moved without need would lose the keyboard's focus.
     if (this.#list.children[place] !== row.element) this.#list.insertBefore(row.element, this.#list.children[place] ?? null);
     say(row.who, who);
     const age = nowUs - this.#since.get(key);
@@ -185,7 +185,7 @@ export class Trouble {
   }
 }
 
-/** The first names of a list; the daemon names some of many. */
+/** Returns the first names of a list as text. Of many names, the daemon sends only some. */
 function named(names) {
   return names.slice(0, NAMES_MAX).join(", ") + (names.length > NAMES_MAX ? " and others" : "");
 }

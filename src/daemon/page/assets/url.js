@@ -1,13 +1,13 @@
-// The choices of whoever looks, in the page's address: a link shows others the same.
+// Choices on the page, kept in the page's address, so that a link shows others the same.
 
 const chosen = new URLSearchParams(location.search);
 
-/** The choice called `name`, from the address. */
+/** Returns the choice called `name` from the address. */
 export function remembered(name, otherwise = "") {
   return chosen.get(name) ?? otherwise;
 }
 
-/** Puts a choice into the address; the usual one needs no place there. */
+/** Puts a choice into the address. The usual choice is left out. */
 export function remember(name, value, usual = "") {
   if (value === usual) chosen.delete(name);
   else chosen.set(name, value);

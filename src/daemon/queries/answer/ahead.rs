@@ -36,7 +36,7 @@ impl<'n> DoubtFacts<'_, 'n> {
     /// Returns the chain of blocks for a key that [`Self::key_ahead`] has returned.
     pub(super) fn chain_ahead<'k>(&self, key: &'k QueryKey) -> Option<QueryChain<'k>> {
         let block_size = self.namespace.indexer.settings().block_size;
-        // Not deeper than the query's own chain, which has been checked.
+        // This chain is not deeper than the query's own chain, whose depth has been checked.
         QueryChain::looking_ahead(key, block_size).ok()
     }
 }
@@ -72,7 +72,7 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let found = added.len();
     added.retain(|holder| !known.contains(&place(holder)));
     let twice = saturating_u32(found - added.len());
-    // The first answer counts these among the doubtful holders that are not listed.
+    // `reply` counts the inexact ones of these holders as doubtful and not listed.
     let listed = count_inexact(&added);
     reply.holders.append(&mut added);
     reply
@@ -84,8 +84,8 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     reply.holders_total += ahead.holders_total.saturating_sub(twice);
 }
 
-/// Adds to `found` the holders of `ahead`. They were found for the same prompt, hashed as engines do that look ahead to
-/// the token after each block.
+/// Adds to `found` the holders of `ahead`. These holders were found for the same prompt, by the hashes of engines that
+/// look ahead (they hash each block with the token after it).
 pub(super) fn merge_found(found: &mut Found, ahead: Found) {
     let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
     let added = ahead

@@ -72,8 +72,8 @@ pub(super) struct Doubted {
 }
 
 impl Doubted {
-    /// Returns those `reasons` for doubt of the next holder of the answer that concern the query. `near` counts the
-    /// holder's blocks of the query: on the device, and on device and host together.
+    /// Judges the next holder of the answer: returns those of its `reasons` for doubt that concern the query. `near`
+    /// counts the holder's blocks of the query: on the device, and on device and host together.
     pub(super) fn judge(
         &mut self,
         reasons: DegradedReasons,

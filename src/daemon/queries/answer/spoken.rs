@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 
-/// Returns the key in the hashes that the namespace uses. If these are the hashes of a *scheme* and not the contract's,
-/// a key of tokens is hashed here.
+/// Returns the key in the hashes that the namespace uses. If these are the hashes of another *scheme* than the
+/// contract's, hashes a key of tokens here.
 ///
 /// # Errors
 ///

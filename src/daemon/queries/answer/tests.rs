@@ -92,7 +92,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
     };
     let key = QueryKey::SequenceHashes(vec![SequenceHash(1)]);
     let found = namespace.indexer.find_matches(&key, Search::default()).unwrap();
-    // The third one has not been found.
+    // The search has not found the third holder.
     let seen = Seen::while_changing(found, vec![id(1), id(2)]);
     for (limit, shown) in [(None, 3), (Some(1), 1)] {
         let options = QueryOptions {
@@ -121,7 +121,7 @@ fn before_everybody_is_known_no_answer_is_certain() {
     let code = |namespace| ask(namespace).unwrap_err().code;
     assert!(ask("n").unwrap().is_exact());
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
-    // The events are followed anew.
+    // The daemon follows the events anew.
     let generation = answerer.trust.doubt();
     for holder in answerer
         .namespace(&NamespaceName::new("n").unwrap())
@@ -144,7 +144,7 @@ fn before_everybody_is_known_no_answer_is_certain() {
     answerer.trust.note_listed(generation);
     assert!(ask("n").unwrap().is_exact());
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
-    // In a stall, too.
+    // The same holds during a stall.
     let stall = answerer.trust.stall();
     assert_eq!(code("other"), ErrorCode::Unavailable);
     answerer.trust.end_stall(stall);
@@ -178,7 +178,7 @@ fn who_cannot_be_found_by_tokens_for_want_of_a_size_is_in_doubt() {
             .unsized_holders,
         2
     );
-    // What is found by tokens has the size that was guessed.
+    // A holder that is found by tokens has the guessed block size.
     let worker = WorkerName::new("found").unwrap();
     let indexer = &answerer.namespace(&name).unwrap().indexer;
     let mut writer = indexer.register(&HolderId { worker, rank: 0 }).unwrap();
@@ -245,7 +245,7 @@ fn chosen_blocks_are_answered_with_bounds() {
         all.map(|(name, least, most)| (name.to_owned(), least, most))
     );
     assert_eq!((reply.query_blocks, reply.unseen_blocks_max), (10, 0));
-    // Who may hold six blocks is kept, who cannot is not.
+    // A holder that may have six blocks is kept. A holder that cannot have six is left out.
     assert_eq!(bounds(&ask(&[0, 4, 8, 9], 6)), bounds(&reply)[..2]);
     let refined = ask(&[5, 6, 7], 0);
     assert_eq!(bounds(&refined), [("a".to_owned(), 8, 8)]);
@@ -348,7 +348,7 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     };
     assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 0);
     assert_eq!(count(&Seen::while_changing(found(), vec![id])), 1);
-    // What was lost before the search is made good during it: the search may have seen what there was before.
+    // A holder that is degraded after the facts were read counts as well.
     let holders = namespace.indexer.holders();
     holders[0].status.degrade(DegradedReason::Gap);
     assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 1);
@@ -469,7 +469,7 @@ fn what_an_engine_cannot_tell_is_uncertain_for_who_asks_for_it() {
         scene.found(&prompt(&tokens, Some("a"), None)),
         (Vec::new(), false)
     );
-    // A doubt for every query stays one.
+    // A doubt that concerns every query also concerns this one.
     salts.status().degrade(DegradedReason::UpstreamGap);
     let doubted = who(&[("salts", 1, false), ("told", 1, true)]);
     assert_eq!(scene.found(&prompt(&tokens, None, None)), (doubted, false));
@@ -482,7 +482,7 @@ fn a_doubt_about_a_tier_leaves_what_nearer_ones_have_certain() {
     let asked: Vec<u32> = (1..=12).collect();
     let by = |tokens: &[u32]| scene.found(&prompt(tokens, None, None));
     assert_eq!(by(&asked[..8]), (who(&[("w", 2, true)]), true));
-    // What is behind the device's blocks may be on the host.
+    // Blocks after those on the device may be on the host.
     assert_eq!(by(&asked), (who(&[("w", 2, false)]), false));
     assert_eq!(by(&asked[4..]), (Vec::new(), false));
     let holder = &scene.ask(prompt(&asked, None, None), None).holders[0];
@@ -500,7 +500,7 @@ fn engines_that_look_ahead_are_found_by_tokens() {
     let plain = ("plain", 1, true);
     let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert_eq!(found, (who(&[("ahead", 2, true), plain]), true));
-    // The token behind the block is another, or there is none yet.
+    // The token after the second block is another one, or is not known.
     let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 10]);
     assert_eq!(found, (who(&[("ahead", 1, true), plain]), true));
     assert_eq!(
@@ -508,14 +508,15 @@ fn engines_that_look_ahead_are_found_by_tokens() {
         (who(&[("ahead", 1, true), plain]), true)
     );
     assert_eq!(by(&[1, 2, 3, 4, 6]), (who(&[plain]), true));
-    // By hashes it is found where these look ahead, and else not known.
+    // By hashes, the holder is found if the hashes look ahead. Otherwise it is not known whether the holder has the
+    // blocks.
     let hashes = |blocks: &[&[u32]]| {
         let hash = |tokens: &&[u32]| block_hash(tokens, HashSeed::default());
         QueryKey::BlockHashes(blocks.iter().map(hash).collect())
     };
     assert_eq!(scene.found(&hashes(&ahead)), (who(&[("ahead", 2, true)]), true));
     assert_eq!(scene.found(&hashes(&[&[1, 2, 3, 4]])), (who(&[plain]), false));
-    // The list is cut, and who is in doubt is counted once.
+    // The list is cut, and each holder in doubt is counted once.
     lost.status().degrade(DegradedReason::UpstreamGap);
     let long = prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9], None, None);
     let whole = scene.ask(long.clone(), None);

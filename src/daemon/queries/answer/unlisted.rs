@@ -18,8 +18,8 @@ pub(super) struct Listed<'a> {
     pub(super) is_exact: bool,
 }
 
-/// Returns the number of holders of `workers`, or of all workers, that are not `listed` and may hold more than is
-/// known. Such holders are:
+/// Returns the number of holders that may hold more than is known and are not `listed`. If `workers` is given, only
+/// their holders count. Holders of three kinds may hold more than is known:
 ///
 /// - Holders whose state has not been certain since before the search.
 /// - For a query by tokens, holders whose block size is not known for certain.
@@ -59,7 +59,7 @@ fn count_known<'a, T>(
         return 0;
     }
     if is_simple && workers.is_none() {
-        // Nothing has changed since before the search: the count from before includes the listed holders that are not exact.
+        // Nothing has changed since the count before the search. That count includes listed holders that are not exact.
         let listed = listed.filter(|listed| !listed.is_exact).count();
         return doubtful.saturating_sub(saturating_u32(listed));
     }

@@ -104,7 +104,7 @@ fn a_failing_disk_keeps_the_snapshots_before_and_takes_the_next_when_it_is_mende
         try_write(&directory, 5).unwrap().bytes
     };
     let full = (0..whole).map(|room| (DiskFault::Full(room), Failure::DiskFull, 1));
-    // A directory that cannot be synced has the whole file all the same.
+    // If only the directory cannot be synced, the file is whole nevertheless.
     let others = [
         (DiskFault::Sync, Failure::Sync, 1),
         (DiskFault::Rename, Failure::Rename, 1),
@@ -148,7 +148,7 @@ fn a_crash_before_any_operation_leaves_whole_snapshots_only() {
         let crashed = try_write(&directory, 6).and_then(|_| directory.prune());
         assert!(crashed.is_err(), "operation {at}");
         assert!(whole_snapshots(folder.path()) >= 1, "operation {at}");
-        // The next process finds its way.
+        // The next process can use the directory.
         let directory = SnapshotDirectory::open(folder.path(), 1).unwrap();
         write(&directory, 7);
         directory.prune().unwrap();

@@ -93,7 +93,7 @@ impl World {
 async fn a_holder_that_leaves_during_a_walk_is_not_taken_for_whole() {
     for comes_back in [false, true] {
         let folder = tempfile::tempdir().unwrap();
-        // What comes back in the middle of an epoch is applied at once.
+        // Batches are not held, so a holder that comes back in the middle of an epoch is applied immediately.
         let world = Arc::new(World::keeping_back(None));
         for worker in ["other", "gpu"] {
             world.tell(worker, 1, 1, vec![stored(10..18)]).await;

@@ -12,7 +12,7 @@ async fn a_batch_that_asks_for_what_many_hold_is_heavy_however_short_it_is() {
     let name = NamespaceName::new("n").unwrap();
     let query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(1)]));
     let batch = QueryRequest::Batch(vec![query.clone(); 256]);
-    // Of two holders it is not.
+    // With two holders, the batch is not heavy.
     assert!(answerer.enter_if_heavy(&name, &batch).unwrap().is_none());
     let namespace = answerer.namespace(&name).unwrap();
     for number in 0..200 {
@@ -37,10 +37,10 @@ async fn a_batch_that_asks_for_what_many_hold_is_heavy_however_short_it_is() {
         QueryResult::Error(error) => panic!("{error:?}"),
     };
     assert!(in_pieces.results.iter().all(|result| holders(result) == 202));
-    // It is bounded as any other.
+    // The length of this reply is bounded as that of any other.
     let too_long = answerer.answer_in_pieces(&name, &batch, 1 << 20, &heavy).await;
     assert_eq!(too_long.unwrap_err().code, ErrorCode::TooLarge);
-    // Few workers are little work, and so is one query.
+    // A batch about few workers is not heavy, and neither is a single query.
     let mut of_one = query.clone();
     of_one.options.workers = Some(vec![WorkerName::new("w").unwrap()]);
     let few = QueryRequest::Batch(vec![of_one; 256]);
@@ -69,7 +69,7 @@ fn a_compressed_chain_is_little_work_however_the_engine_names_its_blocks() {
         let numbers = 1 + chain * CHAIN..=(chain + 1) * CHAIN;
         let hashes = numbers.clone().map(SequenceHash).collect();
         let blocks = StoredBlocks {
-            // Under their engine's names.
+            // The blocks also have names of their engine.
             engine_hashes: Some(numbers.map(|number| number << 32).collect()),
             ..StoredBlocks::by_sequence(None, None, hashes)
         };

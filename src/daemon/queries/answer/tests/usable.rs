@@ -87,7 +87,7 @@ fn an_explanation_names_what_limits_a_holder() {
     assert_eq!(limit(12, None), Some(Limit::FullAttention));
     assert_eq!(limit(7, None), Some(Limit::WindowOrState));
     assert_eq!(limit(10, Some(160)), Some(Limit::LastToken));
-    // The last token forbids the eighth block, and the windows those before it.
+    // The last token excludes the eighth block, and the windows exclude the blocks before it.
     assert_eq!(limit(8, Some(128)), Some(Limit::WindowOrState));
     let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
     let holders = namespace
