@@ -299,7 +299,7 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
             lambda stack: engine.send_signal(signal.SIGSTOP), lambda stack: engine.send_signal(signal.SIGCONT),
             rf"holder {ENGINE}/0 of llama: .*upstream_lost.* since .*mend: .*see whether the engine lives", rf"{ENGINE}/0 .*upstream_lost.* since ",
             rf"upstream_lost {ENGINE}/0 of llama",
-            told_by="shard-0", log_of="bridge",
+            told_by="shard-0", log_of="bridge", also=frozenset({"KvatlasHoldersStale"}),
         ),
         Fault(
             "A shard is missing",

@@ -227,10 +227,15 @@ impl Inner {
             },
             chains: engine.key.model.chains(),
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
-            is_untold: engine.beside.is_untold,
+            is_untold: engine.beside.is_untold || leaves_out_groups(engine),
             ..TranslatorSettings::for_format(engine.format)
         })
     }
+}
+
+/// Whether the engine's events leave out its groups of layers and its moves between tiers, as TensorRT-LLM's frames over gRPC do.
+fn leaves_out_groups(engine: &NewEngine) -> bool {
+    engine.format == Format::TensorRt && matches!(engine.connection(), Connection::Stream)
 }
 
 /// Returns an engine's name in metrics and logs.

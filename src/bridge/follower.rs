@@ -449,7 +449,7 @@ impl Follower {
             Published::Duplicate => {
                 self.note_connection(ConnectionChange::Agreed);
                 // The replay socket may not have told the topic.
-                match self.topics.is_other(&numbered.topic) {
+                match self.topics.is_other(&numbered.topic, false) {
                     true => Ok(self.relay.refuse(Reason::OtherEngine).await?),
                     false => Ok(()),
                 }
@@ -537,7 +537,7 @@ impl Follower {
 
     async fn apply(&mut self, numbered: &Numbered, by_replay: bool) -> Result<(), FollowError> {
         let Numbered { seq, payload, topic } = numbered;
-        match self.topics.is_other(topic) {
+        match self.topics.is_other(topic, by_replay) {
             true => self.relay.refuse(Reason::OtherEngine).await?,
             false => self.relay.apply(payload).await?,
         }
@@ -545,7 +545,10 @@ impl Follower {
         match by_replay {
             // The task waits for the next message of the replay after this.
             true => self.relay.tell().await?,
-            false => self.known_at = Instant::now(),
+            false => {
+                self.relay.note_published();
+                self.known_at = Instant::now();
+            }
         }
         Ok(())
     }

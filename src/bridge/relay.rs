@@ -85,6 +85,8 @@ pub(super) struct Relay {
     untold: Option<UntoldBlocks>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
+    /// Whether a batch with this rank was published on the engine's own connection.
+    has_published_rank: bool,
     /// Reason why the translator doubts the engine's blocks; `None` if it does not doubt them.
     doubt: Option<Reason>,
     /// Doubts for some queries only, because of facts that the engine's events leave out.
@@ -133,6 +135,7 @@ impl Relay {
         let relay = Self::begin(format, name, before.blocks, way, metrics).await?;
         Ok(Self {
             rank: before.rank,
+            has_published_rank: false,
             ..relay
         })
     }
@@ -191,6 +194,7 @@ impl Relay {
             translation: Translation::default(),
             untold: None,
             rank: None,
+            has_published_rank: false,
             doubt,
             partial,
             hides_groups,
@@ -326,6 +330,12 @@ impl Relay {
         known.into_iter().for_each(learn);
         self.keep(untold);
         Ok(())
+    }
+
+    /// Notes that the last applied batch was published on the engine's own connection, and so was its rank. A replay socket may be
+    /// another engine's.
+    pub(super) fn note_published(&mut self) {
+        self.has_published_rank |= self.rank.is_some() && self.batch.rank == self.rank;
     }
 
     /// Notes that the events that were republished to routers may be wrong.
@@ -528,7 +538,9 @@ impl Relay {
         self.tell().await?;
         let mut untold = self.take_untold().await;
         reset(&mut untold.blocks.0);
-        self.rank = None;
+        if !self.has_published_rank {
+            self.rank = None;
+        }
         if let Some(reason) = doubt {
             untold.blocks.0.note_doubt(reason);
         }

@@ -1,9 +1,12 @@
 //! TensorRT-LLM: asks its server over HTTP for the events since the last question.
 //!
 //! The server removes the events that it puts into an answer. So exactly one client may ask, and a lost answer cannot
-//! be had again. The server numbers the events of each rank from 0. So numbers that continue the earlier ones prove
-//! that nothing is missing, and an answer that begins at 0 comes from another process. The first event of a process
-//! tells its attention windows.
+//! be had again. An answer ends when the engine has told no event for two seconds, so a busy engine's answer is long in coming.
+//!
+//! The server numbers the events of each rank from 0. So numbers that continue the earlier ones prove that nothing is
+//! missing, and an answer that begins at 0 comes from another process. An engine that has served no request tells no event,
+//! so an empty answer on a new connection may come from another process, too. The first event of a process tells its
+//! attention windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -11,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Method;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
@@ -22,11 +25,15 @@ use kvatlas_telemetry::log_gated;
 use super::holders::Holders;
 use super::http::{HttpError, ServerAddress, ServerConnection};
 use super::sources::{FollowedSource, FollowedSourceError, SourceTask};
+use super::stalls::StallWatch;
 
 /// Path at which the server gives its events, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
 /// Pause between two questions, whether or not the last answer had events.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Minimum time for which an answer is waited for. The server's own minimum is two seconds: it answers when the engine has told no
+/// event for so long.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Error that keeps the server from being asked.
 #[derive(Debug, thiserror::Error)]
@@ -46,14 +53,6 @@ pub(super) enum PollError {
     /// The publisher that reports to daemons failed, which ends following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
-}
-
-impl PollError {
-    /// Whether the question may have reached the server. The server has then taken out events, and the answer with them is
-    /// lost.
-    fn may_have_taken(&self) -> bool {
-        !matches!(self, Self::Http(HttpError::Connection(_)) | Self::Endpoint(_))
-    }
 }
 
 impl From<PollError> for FollowedSourceError {
@@ -78,8 +77,11 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError>
 /// Client that asks one server for its events.
 struct Poller {
     address: ServerAddress,
+    /// Maximum time to connect.
     patience: Duration,
     connection: Option<ServerConnection>,
+    /// Whether the last question went over a new connection, which may lead to another process than the one before.
+    has_connected: bool,
 }
 
 impl Poller {
@@ -88,35 +90,37 @@ impl Poller {
             address: parse_endpoint(endpoint)?,
             patience,
             connection: None,
+            has_connected: false,
         })
     }
 
     /// Asks for the events since the last question, and returns the answer's body. After an error, the next call makes a new
     /// connection.
     async fn poll(&mut self) -> Result<Bytes, PollError> {
-        let patience = self.patience;
         // The connection is taken out, so that a late answer is not read as the next one.
-        let connection = self.connection.take();
-        let answered = timeout(patience, self.exchange(connection)).await;
-        let (connection, body) = answered.map_err(|_| PollError::TimedOut(patience))??;
+        let connection = self
+            .connection
+            .take()
+            .filter(|connection| !connection.is_closed());
+        self.has_connected = connection.is_none();
+        let mut connection = match connection {
+            Some(connection) => connection,
+            None => within(self.patience, ServerConnection::open(&self.address)).await?,
+        };
+        let question = connection.ask(Method::POST, &self.address.path);
+        let (status, body) = within(self.patience.max(ANSWER_PATIENCE), question).await?;
+        if !status.is_success() {
+            return Err(PollError::Status(status.as_u16()));
+        }
         self.connection = Some(connection);
         Ok(body)
     }
+}
 
-    async fn exchange(
-        &self,
-        connection: Option<ServerConnection>,
-    ) -> Result<(ServerConnection, Bytes), PollError> {
-        let mut connection = match connection.filter(|connection| !connection.is_closed()) {
-            Some(connection) => connection,
-            None => ServerConnection::open(&self.address).await?,
-        };
-        let (status, body) = connection.ask(Method::POST, &self.address.path).await?;
-        match status.is_success() {
-            true => Ok((connection, body)),
-            false => Err(PollError::Status(status.as_u16())),
-        }
-    }
+/// Runs `work` for at most `time`.
+async fn within<T>(time: Duration, work: impl Future<Output = Result<T, HttpError>>) -> Result<T, PollError> {
+    let done = timeout(time, work).await;
+    Ok(done.map_err(|_| PollError::TimedOut(time))??)
 }
 
 /// Verdict on the numbers of an answer, for one rank.
@@ -130,6 +134,18 @@ enum Numbers {
     Restarted,
     /// The numbers begin again, and some are missing.
     RestartedWithHoles,
+}
+
+impl Numbers {
+    /// Whether the numbers are of another process than the earlier ones.
+    fn is_restarted(&self) -> bool {
+        matches!(self, Self::Restarted | Self::RestartedWithHoles)
+    }
+
+    /// Whether some numbers are missing.
+    fn has_holes(&self) -> bool {
+        matches!(self, Self::Holes | Self::RestartedWithHoles)
+    }
 }
 
 /// Judges the `numbers` of an answer's events against `last`, the last number of earlier answers. All numbers are of one
@@ -158,9 +174,10 @@ pub(super) struct ServerEvents {
     holders: Holders,
     decoder: Decoder,
     batch: EngineBatch,
+    /// Number of the last event of each rank.
     last: BTreeMap<Rank, u64>,
-    /// Ranks whose events may be missing, because an answer was lost or an earlier bridge received it. They stay out of sight,
-    /// that is, not known for certain, until the numbers of their next events have come.
+    /// Ranks whose events may be missing, because an answer was lost or went to an earlier bridge, or whose process may be another
+    /// one. They stay out of sight (not known for certain) until the numbers of their next events have come.
     unproven: BTreeSet<Rank>,
 }
 
@@ -174,16 +191,11 @@ impl FollowedSource for ServerEvents {
         let mut stalls = task.stall_watch();
         loop {
             let look = stalls.look();
-            let answer = match poller.poll().await {
-                Ok(answer) => answer,
-                Err(error) => {
-                    self.note_failure(&error);
-                    return Err(error.into());
-                }
-            };
+            let answer = self.answer(&mut poller, task, &mut stalls).await?;
             *failures = 0;
-            if stalls.has_stalled() {
-                self.holders.lost().await?;
+            if poller.has_connected {
+                // Answers may be lost with the connection before, or the process that gave them.
+                self.unproven.extend(self.last.keys());
             }
             // An answer takes the events out of the server. So it is applied even when it no longer proves that the server lives.
             let is_news = stalls.is_news(look);
@@ -220,17 +232,39 @@ impl ServerEvents {
         }
     }
 
-    /// Notes that an answer did not come. Only the numbers of the next events show whether the lost answer had events.
-    fn note_failure(&mut self, error: &PollError) {
-        if error.may_have_taken() {
-            self.unproven.insert(self.rank);
-            self.unproven.extend(self.last.keys());
+    /// Asks for the next answer and waits for it. The holders stay in sight meanwhile, unless this process stands still.
+    async fn answer(
+        &mut self,
+        poller: &mut Poller,
+        task: &SourceTask,
+        stalls: &mut StallWatch,
+    ) -> Result<Bytes, FollowedSourceError> {
+        let mut asking = Box::pin(poller.poll());
+        let mut ticks = tokio::time::interval(task.options.poll_interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let answered = tokio::select! {
+                biased;
+                answered = &mut asking => Some(answered),
+                _ = ticks.tick() => None,
+            };
+            if stalls.has_stalled() {
+                self.holders.lost().await?;
+            }
+            if let Some(answered) = answered {
+                return Ok(answered?);
+            }
+            for (_, _, relay) in self.holders.all().filter(|(_, _, relay)| relay.is_in_sight()) {
+                relay.seen(task.options.look_interval_max()).await?;
+            }
         }
     }
 
     /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does
     /// not show that.
     async fn apply(&mut self, answer: &[u8], seen_for: Option<Duration>) -> Result<(), PublisherError> {
+        // The answer may be the first one.
+        self.holders.get(&self.worker, self.rank).await;
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
             log_gated!(
                 warn "an answer of an engine's server cannot be decoded";
@@ -238,8 +272,6 @@ impl ServerEvents {
             );
             // The events in an undecodable answer are lost.
             self.batch.clear();
-            // The answer may have been the first one, so that the relay is started.
-            self.holders.get(&self.worker, self.rank).await;
             for (_, _, relay) in self.holders.all() {
                 relay.lose(Reason::Malformed).await?;
             }
@@ -247,35 +279,63 @@ impl ServerEvents {
             self.unproven.clear();
         }
         let proven = self.prove_all();
-        let is_restarted =
-            |numbers: &Numbers| matches!(numbers, Numbers::Restarted | Numbers::RestartedWithHoles);
-        if proven.values().any(is_restarted) {
+        if proven.values().any(Numbers::is_restarted) {
             // The windows of the old process no longer count.
             self.decoder = decoder();
             let _decoded_before = self.decoder.decode(answer, &mut self.batch);
         }
+        self.judge_the_silent(&proven).await?;
         let batch = std::mem::take(&mut self.batch);
         let applied = self.apply_batch(&batch, &proven, seen_for).await;
         self.batch = batch;
         applied
     }
 
-    /// Judges the numbers of the batch, by rank. The server's own rank is always among the ranks, so that an empty answer
-    /// also shows that the server lives.
+    /// Judges the numbers of the batch, by rank. All ranks of a server belong to one process, so one rank that begins again shows that
+    /// all do.
     fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
-        let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::from([(self.rank, Vec::new())]);
+        let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::new();
         for EventNumber { rank, id } in &self.batch.numbers {
             numbers.entry(rank.unwrap_or(self.rank)).or_default().push(*id);
         }
-        let mut proven = BTreeMap::new();
-        for (rank, numbers) in numbers {
-            proven.insert(rank, prove(self.last.get(&rank).copied(), &numbers));
-            if let Some(last) = numbers.last() {
-                self.last.insert(rank, *last);
-                self.unproven.remove(&rank);
+        let verdict =
+            |(rank, numbers): (&Rank, &Vec<u64>)| (*rank, prove(self.last.get(rank).copied(), numbers));
+        let mut proven: BTreeMap<Rank, Numbers> = numbers.iter().map(verdict).collect();
+        if proven.values().any(Numbers::is_restarted) {
+            for (rank, numbers) in &mut proven {
+                if !numbers.is_restarted() && self.last.contains_key(rank) {
+                    *numbers = Numbers::RestartedWithHoles;
+                }
             }
         }
+        for (rank, numbers) in numbers {
+            self.last.extend(numbers.last().map(|last| (rank, *last)));
+            self.unproven.remove(&rank);
+        }
         proven
+    }
+
+    /// Judges the ranks of which an answer tells nothing, by the numbers of the other ranks. If those begin again, the process is
+    /// another one, and has no block of the silent ranks either. If some of those are missing, events of the silent ranks may be
+    /// missing, too: all ranks share one buffer in the server.
+    async fn judge_the_silent(&mut self, proven: &BTreeMap<Rank, Numbers>) -> Result<(), PublisherError> {
+        let is_restarted = proven.values().any(Numbers::is_restarted);
+        let has_holes = proven.values().any(Numbers::has_holes);
+        let silent = self
+            .holders
+            .all()
+            .filter(|(_, rank, _)| !proven.contains_key(rank));
+        for (_, rank, relay) in silent {
+            if is_restarted {
+                relay.restart(None).await?;
+                self.last.remove(&rank);
+                self.unproven.remove(&rank);
+            }
+            if has_holes {
+                self.unproven.insert(rank);
+            }
+        }
+        Ok(())
     }
 
     async fn apply_batch(
@@ -288,7 +348,7 @@ impl ServerEvents {
             let Some(relay) = self.holders.get(&self.worker, *rank).await else {
                 continue;
             };
-            if seen_for.is_none() || self.unproven.contains(rank) {
+            if seen_for.is_none() {
                 relay.lost().await?;
             }
             match numbers {
@@ -305,12 +365,11 @@ impl ServerEvents {
                 .apply_events(batch, |event| event.rank.unwrap_or(own_rank) == *rank)
                 .await?;
         }
-        if let Some(time) = seen_for {
-            // Ranks that had nothing to say are as alive as the server.
-            for (_, rank, relay) in self.holders.all() {
-                if !self.unproven.contains(&rank) {
-                    relay.seen(time).await?;
-                }
+        // Ranks of which the answer tells nothing are as alive as the server.
+        for (_, rank, relay) in self.holders.all() {
+            match seen_for {
+                Some(time) if !self.unproven.contains(&rank) => relay.seen(time).await?,
+                _ => relay.lost().await?,
             }
         }
         Ok(())

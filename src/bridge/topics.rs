@@ -9,6 +9,9 @@ pub(super) struct Topics {
     prefix: Vec<u8>,
     /// Lasting part of the first batch's topic; `None` before that batch, or if batches have no topic.
     own: Option<Vec<u8>>,
+    /// Whether a batch with the engine's topic was published on the engine's own connection. A replay socket may be another
+    /// engine's.
+    is_published: bool,
 }
 
 /// Returns the part of a topic that has to stay the same. For `kv@POD@MODEL` the part is the model, as the pod changes with
@@ -26,12 +29,13 @@ impl Topics {
         Self {
             prefix: prefix.as_bytes().to_vec(),
             own: None,
+            is_published: false,
         }
     }
 
     /// Whether a batch with this topic is another engine's. The first batch with a topic decides the engine's topic. A batch
-    /// without a topic tells nothing.
-    pub(super) fn is_other(&mut self, topic: &Bytes) -> bool {
+    /// without a topic tells nothing. `by_replay` says that the batch came from the replay socket.
+    pub(super) fn is_other(&mut self, topic: &Bytes, by_replay: bool) -> bool {
         if topic.is_empty() {
             return false;
         }
@@ -39,13 +43,9 @@ impl Topics {
             return true;
         }
         let topic = lasting(topic);
-        match &self.own {
-            Some(own) => own != topic,
-            None => {
-                self.own = Some(topic.to_vec());
-                false
-            }
-        }
+        let is_other = self.own.get_or_insert_with(|| topic.to_vec()) != topic;
+        self.is_published |= !is_other && !by_replay;
+        is_other
     }
 
     /// Returns the lasting part of the engine's topic; `None` if it is not known.
@@ -58,9 +58,11 @@ impl Topics {
         self.own = own;
     }
 
-    /// Forgets the engine's topic, which may have been another engine's.
-    pub(super) fn forget(&mut self) {
-        self.own = None;
+    /// Forgets a topic that only the replay socket has told, because the socket may be another engine's.
+    pub(super) fn forget_replayed(&mut self) {
+        if !self.is_published {
+            self.own = None;
+        }
     }
 }
 
@@ -71,7 +73,7 @@ mod tests {
     #[test]
     fn the_first_topic_is_the_engines() {
         let mut topics = Topics::new("");
-        let mut is_other = |topic: &'static str| topics.is_other(&Bytes::from_static(topic.as_bytes()));
+        let mut is_other = |topic: &'static str| topics.is_other(&Bytes::from_static(topic.as_bytes()), true);
         let asked = [
             "",
             "kv@10.0.0.1:8000@m",
@@ -82,15 +84,18 @@ mod tests {
         ];
         let found: Vec<bool> = asked.into_iter().map(&mut is_other).collect();
         assert_eq!(found, [false, false, false, false, true, true]);
-        topics.forget();
-        assert!(!topics.is_other(&Bytes::from_static(b"kv-events")));
-        assert!(topics.is_other(&Bytes::from_static(b"kv-event")));
+        topics.forget_replayed();
+        assert!(!topics.is_other(&Bytes::from_static(b"kv-events"), false));
+        assert!(topics.is_other(&Bytes::from_static(b"kv-event"), false));
+        // The engine itself has told it.
+        topics.forget_replayed();
+        assert!(topics.is_other(&Bytes::from_static(b"kv-event"), true));
     }
 
     #[test]
     fn a_topic_that_was_not_asked_for_is_another_engines() {
         let mut topics = Topics::new("kv-a");
-        assert!(topics.is_other(&Bytes::from_static(b"kv-b")));
-        assert!(!topics.is_other(&Bytes::from_static(b"kv-a0")));
+        assert!(topics.is_other(&Bytes::from_static(b"kv-b"), false));
+        assert!(!topics.is_other(&Bytes::from_static(b"kv-a0"), false));
     }
 }

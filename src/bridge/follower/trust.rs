@@ -51,7 +51,7 @@ impl Follower {
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
         self.continuity.restart();
-        self.topics.forget();
+        self.topics.forget_replayed();
         self.note_connection(ConnectionChange::Contradicted);
         if heard.is_some() {
             self.note_connection(ConnectionChange::Continued);

@@ -212,6 +212,26 @@ async fn what_another_rank_clears_is_not_cleared_and_is_in_doubt() {
     assert_eq!(*doubt, doubted);
 }
 
+/// The rank of an engine outlives its process, if the engine itself has published it. A replay socket may be another engine's.
+#[tokio::test]
+async fn another_process_has_the_rank_that_was_published_before() {
+    let (_broker, mut relay, _batches) = heard_relay().await;
+    let tokens: Vec<u32> = (0..16).collect();
+    let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]);
+    let of_rank = |rank: u32| rmp_serde::to_vec(&json!([1.5, [stored], rank])).unwrap();
+    relay.apply(&of_rank(3)).await.unwrap();
+    relay.restart(None).await.unwrap();
+    relay.apply(&of_rank(1)).await.unwrap();
+    relay.note_published();
+    relay.tell().await.unwrap();
+    assert!(relay.is_exact());
+    relay.restart(None).await.unwrap();
+    relay.apply(&of_rank(3)).await.unwrap();
+    relay.tell().await.unwrap();
+    assert!(!relay.is_exact());
+    assert_eq!(relay.blocks.lock().await.translator().blocks(), 0);
+}
+
 #[tokio::test]
 async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
     let (_broker, mut relay, mut batches) = heard_relay().await;

@@ -116,13 +116,13 @@ impl EventStream {
         let stream = match jetstream.get_stream(&config.name).await {
             Ok(stream) => stream,
             Err(error) if is_missing(&error) && config.create => {
-                jetstream
-                    .create_stream(stream_config(config, &subject))
-                    .await
-                    .map_err(|source| StreamError::Create { name: name(), source })?;
-                // Looked up again: two replicas may create the stream at once, and only one of them succeeds.
-                let created = jetstream.get_stream(&config.name).await;
-                created.map_err(|source| StreamError::LookUp { name: name(), source })?
+                let created = jetstream.create_stream(stream_config(config, &subject)).await;
+                // A failure does not matter if another replica has just created the stream, with other limits.
+                match (jetstream.get_stream(&config.name).await, created) {
+                    (Ok(stream), _) => stream,
+                    (Err(_), Err(source)) => return Err(StreamError::Create { name: name(), source }),
+                    (Err(source), Ok(_)) => return Err(StreamError::LookUp { name: name(), source }),
+                }
             }
             Err(error) if is_missing(&error) => return Err(StreamError::Missing { name: name() }),
             Err(source) => {

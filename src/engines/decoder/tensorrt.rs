@@ -349,12 +349,15 @@ impl<'a> StoredEvent<'a> {
     ) -> Result<StoredBlock, DecodeError> {
         let mut block = StoredBlock::default();
         let objects = batch.objects.len();
-        let mut tells_salt = false;
+        let (mut tells_adapter, mut tells_salt) = (false, false);
         reader.map("a block", |reader, key| {
             match key {
                 b"block_hash" => block.name = Some(field::name("block_hash", reader.value()?)?),
                 b"cache_level" => block.level = reader.optional_unsigned("cache_level")?.unwrap_or_default(),
-                b"lora_id" => block.lora_id = reader.optional_unsigned("lora_id")?,
+                b"lora_id" => {
+                    tells_adapter = true;
+                    block.lora_id = reader.optional_unsigned("lora_id")?;
+                }
                 b"cache_salt" => {
                     tells_salt = true;
                     let salt = field::optional_text("cache_salt", reader, limits.text_bytes_max)?;
@@ -375,6 +378,7 @@ impl<'a> StoredEvent<'a> {
             .get_mut(objects..)
             .unwrap_or_default()
             .sort_unstable();
+        batch.untold.adapters |= !tells_adapter;
         batch.untold.salts |= !tells_salt;
         Ok(block)
     }

@@ -348,8 +348,18 @@ fn layer_groups_have_blocks_of_their_own() {
         json!({"type": "updated", "block_hash": name(1), "cache_level": {"old_value": 0, "new_value": 1}});
     assert_eq!(engine.hear(&[tensorrt(3, &moved, &of(1))]), None);
     assert_eq!((engine.blocks(), engine.naive.blocks(1).len()), (0, 0));
+    // A request reuses the block, although no tier has it in both groups.
+    assert!(engine.translator.hides_groups());
     engine.hear(&[tensorrt(4, &moved, &of(0))]);
     assert_eq!((engine.blocks(), engine.naive.blocks(1).len()), (0, 1));
+    assert!(!engine.translator.hides_groups());
+    let stored = tensorrt_stored(None, &blocks[..1]);
+    let removed = json!({"type": "removed", "block_hashes": [name(1)]});
+    engine.hear(&[tensorrt(5, &removed, &of(0)), tensorrt(6, &stored, &of(0))]);
+    assert!(engine.translator.hides_groups());
+    // A group without the block ends every prefix there, wherever the other group has it.
+    engine.hear(&[tensorrt(7, &removed, &of(1))]);
+    assert!(!engine.translator.hides_groups());
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! a request needs every block of a prefix. A prefix is held in a tier if all groups of main attention have it there. From
 //! sliding windows and state-space layers, a request needs only the end of the prefix: see [`super::windows`].
 
+use hashbrown::HashSet;
+
 use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
 
@@ -33,6 +35,8 @@ pub(super) struct HolderGroups {
     lanes: Vec<(Option<u32>, GroupLane)>,
     /// Numbers of groups of unknown kinds.
     others: Vec<u32>,
+    /// Blocks that all groups of main attention have, but in different tiers: no tier has them in all groups.
+    split: HashSet<ChainSlot>,
 }
 
 impl HolderGroups {
@@ -48,8 +52,8 @@ impl HolderGroups {
     /// Restores the saved state, whose blocks are in `chain`.
     pub(super) fn restore(saved: SavedGroups, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut groups = Self {
-            lanes: Vec::new(),
             others: saved.others,
+            ..Self::default()
         };
         for (index, names) in saved.lanes {
             if groups.lane_with(index).is_some() {
@@ -57,6 +61,7 @@ impl HolderGroups {
             }
             groups.lanes.push((index, GroupLane::restore(names, chain)?));
         }
+        groups.find_split();
         match groups.lanes.len() <= LANES_MAX && groups.others.len() <= OTHERS_MAX {
             true => Ok(groups),
             false => Err(SavedError::Contradiction("there are too many groups")),
@@ -92,6 +97,7 @@ impl HolderGroups {
     /// Forgets all blocks. The groups themselves stay known.
     pub(super) fn clear(&mut self) {
         self.lanes.iter_mut().for_each(|(_, lane)| lane.clear());
+        self.split.clear();
     }
 
     /// Number of extra block names, that is, of names beyond the first name of each block, in all groups of layers.
@@ -185,6 +191,7 @@ impl HolderGroups {
         };
         let (_, mut lane) = self.lanes.remove(place);
         lane.take_all(chain);
+        self.find_split();
         true
     }
 
@@ -197,6 +204,7 @@ impl HolderGroups {
         }
         let needs_more = index.is_some() && self.lanes.iter().any(|(lane, _)| lane.is_some());
         self.lanes.push((index, GroupLane::default()));
+        self.find_split();
         (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
@@ -324,12 +332,46 @@ impl HolderGroups {
         chain: &mut Chain,
     ) -> Result<AddedCopy, Reason> {
         let (_, lane) = self.lanes.get_mut(lane.0).ok_or(Reason::UnknownGroup)?;
-        lane.add(name, block, tier, chain)
+        let added = lane.add(name, block, tier, chain)?;
+        self.note_split(added.slot);
+        Ok(added)
     }
 
     pub(super) fn take(&mut self, lane: GroupLaneId, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
         let lane = self.lanes.get_mut(lane.0);
-        lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
+        let taken = lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain));
+        if let Taken::Copy(slot) | Taken::Name(slot) = taken {
+            self.note_split(slot);
+        }
+        taken
+    }
+
+    /// Whether all groups of main attention have some block, but in different tiers. A request may then reuse the block,
+    /// although no tier has it in all groups.
+    pub(super) fn has_split(&self) -> bool {
+        !self.split.is_empty()
+    }
+
+    /// Notes whether groups have the block in different tiers, after one of them has got or lost a copy.
+    fn note_split(&mut self, slot: ChainSlot) {
+        match self.is_split(slot) {
+            true => self.split.insert(slot),
+            false => self.split.remove(&slot),
+        };
+    }
+
+    fn is_split(&self, slot: ChainSlot) -> bool {
+        let numbered = || self.lanes.iter().filter(|(index, _)| index.is_some());
+        let all_have = |tier: TierIndex| numbered().all(|(_, lane)| lane.holds(slot, tier));
+        self.lanes.len() > 1
+            && numbered().all(|(_, lane)| lane.holds_anywhere(slot))
+            && !TierIndex::ALL.into_iter().any(all_have)
+    }
+
+    /// Finds the blocks that groups have in different tiers.
+    fn find_split(&mut self) {
+        let slots: HashSet<ChainSlot> = self.names_of_main().map(|(_, slot)| slot).collect();
+        self.split = slots.into_iter().filter(|slot| self.is_split(*slot)).collect();
     }
 
     /// Whether the block is held in `tier`. Either all groups of layers with a number have it there, or events without

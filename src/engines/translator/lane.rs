@@ -197,7 +197,8 @@ impl GroupLane {
         (self.find(last)? == slot).then_some(last)
     }
 
-    fn holds_anywhere(&self, slot: ChainSlot) -> bool {
+    /// Whether the group has the block in any tier, under any name.
+    pub(super) fn holds_anywhere(&self, slot: ChainSlot) -> bool {
         TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier))
     }
 

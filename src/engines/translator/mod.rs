@@ -163,7 +163,10 @@ impl Translator {
             || has_no_main
             || self.windows.has_unlisted()
             || self.windows.has_inner_states()
-            || self.settings.numbers_groups && (self.groups.are_apart() || !self.knows_first_group())
+            || match self.settings.numbers_groups {
+                true => self.groups.are_apart() || !self.knows_first_group(),
+                false => self.groups.has_split(),
+            }
     }
 
     /// Whether events have told of group 0. Also true while no group of main attention with a number is known. Until an

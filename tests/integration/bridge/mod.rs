@@ -96,11 +96,15 @@ impl Site {
     }
 
     async fn holder(&self, name: &str) -> Option<HolderStatusReply> {
-        let status = self.client.queries.status(&namespace()).await.ok()?;
-        status
-            .holders
-            .into_iter()
-            .find(|holder| holder.worker.as_str() == name)
+        self.holders(name).await.into_iter().next()
+    }
+
+    /// Returns the holders of all ranks of a worker.
+    async fn holders(&self, name: &str) -> Vec<HolderStatusReply> {
+        let status = self.client.queries.status(&namespace()).await;
+        let holders = status.map(|status| status.holders).unwrap_or_default();
+        let is_it = |holder: &HolderStatusReply| holder.worker.as_str() == name;
+        holders.into_iter().filter(is_it).collect()
     }
 
     /// Waits until the holder has so many blocks, for these reasons in doubt.

@@ -297,6 +297,26 @@ async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_bl
     }
 }
 
+/// Behind a proxy the connection stands while another engine takes the place of the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_topic_behind_a_standing_connection_is_another_engine() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.wait_for_subscriber(0);
+    publishers.publish_under(0, "first", &json!([stored(1, 0, 1)]));
+    site.settles("gpu-0", 1, &[]).await;
+    publishers.count_anew(0, usize::MAX >> 1);
+    publishers.publish_under(0, "other", &json!([stored(2, 0, 1)]));
+    eventually("batches of another model are not believed", async || {
+        let holder = site.holder("gpu-0").await?;
+        assert_eq!(site.depth(2, "gpu-0").await, 0);
+        (holder.blocks == 0 && last_error(&site) == "other_engine").then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_topic_behind_the_same_address_is_another_engine() {
     let Some(python) = python() else { return };

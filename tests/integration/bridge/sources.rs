@@ -1,6 +1,7 @@
 //! Sources that are no ZMQ publisher of one engine: TensorRT-LLM's server, Dynamo's event plane, Mooncake Store's pool.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -249,6 +250,12 @@ pub(super) fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
     json!({"event_id": id, "data": {"type": "stored", "parent_hash": parent, "blocks": blocks}, "window_size": null})
 }
 
+/// The same event, of a rank of attention data parallelism.
+fn of_rank(rank: u32, mut event: Value) -> Value {
+    event["attention_dp_rank"] = json!(rank);
+    event
+}
+
 fn trt_removed(id: u64, which: u32, place: u32) -> Value {
     json!({"event_id": id, "data": {"type": "removed", "block_hashes": [super::name_of(which, place)]}, "window_size": null})
 }
@@ -283,6 +290,98 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
         (site.depth(1, "gpu-0").await, site.depth(3, "gpu-0").await),
         (0, 1)
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_tensorrt_llm_that_answers_after_seconds_is_in_sight_meanwhile() {
+    /// Silence of the engine after which the server ends its answer, as the genuine one does, and a little more.
+    const SILENCE: std::time::Duration = std::time::Duration::from_millis(2500);
+    let site = Site::new(&[]).await;
+    let (said, asked) = (Said::default(), Arc::new(AtomicUsize::new(0)));
+    let answer = {
+        let asked = Arc::clone(&asked);
+        async move |State(said): State<Said>| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(SILENCE).await;
+            Json(std::mem::take(&mut *said.lock()))
+        }
+    };
+    said.lock().extend([trt_created(0), trt_stored(1, 1, 0, 3)]);
+    let router = Router::new()
+        .route("/kv_cache_events", post(answer))
+        .with_state(Arc::clone(&said));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    site.follow_source(&format!("gpu-0=http://{address},format=tensorrt-llm"))
+        .await;
+    site.settles("gpu-0", 3, &[]).await;
+    let asked_before = asked.load(Ordering::SeqCst);
+    eventually("the server is asked twice more", async || {
+        let holder = site.holder("gpu-0").await.unwrap();
+        assert_eq!(super::reasons(&holder), [""; 0]);
+        (asked.load(Ordering::SeqCst) >= asked_before + 2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_tensorrt_llm_that_comes_back_silent_may_be_another_process() {
+    let site = Site::new(&[]).await;
+    let (said, address, serving) = server("127.0.0.1:0").await;
+    said.lock().extend([trt_created(0), trt_stored(1, 1, 0, 3)]);
+    site.follow_source(&format!("gpu-0=http://{address},format=tensorrt-llm"))
+        .await;
+    site.settles("gpu-0", 3, &[]).await;
+    let lost = ["unverified", "upstream_lost"];
+    serving.abort();
+    site.settles("gpu-0", 3, &lost).await;
+    // The new process tells nothing before its first request.
+    let (said, _, _serving) = server(&address.to_string()).await;
+    eventually("the engine is followed again", async || {
+        (site.bridge.engines()[0].status == EngineStatus::Degraded).then_some(())
+    })
+    .await;
+    site.settles("gpu-0", 3, &lost).await;
+    said.lock().extend([trt_created(0), trt_stored(1, 3, 0, 1)]);
+    site.settles("gpu-0", 1, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_of_tensorrt_llm_share_a_process_and_its_buffer() {
+    let site = Site::new(&[]).await;
+    let (said, address, _serving) = server("127.0.0.1:0").await;
+    let both = |id: u64, event: fn(u64) -> Value| [of_rank(0, event(id)), of_rank(1, event(id))];
+    said.lock().extend(both(0, trt_created));
+    said.lock().extend(both(1, |id| trt_stored(id, 1, 0, 3)));
+    site.follow_source(&format!("gpu-0=http://{address},format=tensorrt-llm"))
+        .await;
+    let settled = async |blocks: u64, doubts: [&[&str]; 2]| {
+        eventually("both ranks have settled", async || {
+            let mut holders = site.holders("gpu-0").await;
+            holders.sort_by_key(|holder| holder.rank);
+            let found: Vec<_> = holders
+                .iter()
+                .map(|holder| (holder.blocks, super::reasons(holder)))
+                .collect();
+            let due = [(3, doubts[0].to_vec()), (blocks, doubts[1].to_vec())];
+            (found == due).then_some(())
+        })
+        .await;
+    };
+    settled(3, [&[], &[]]).await;
+    // An event of rank 0 is missing, so one of rank 1 may be missing, too.
+    said.lock().push(of_rank(0, trt_stored(3, 1, 0, 3)));
+    settled(3, [&["upstream_gap"], &["unverified", "upstream_lost"]]).await;
+    said.lock().push(of_rank(1, trt_removed(2, 1, 2)));
+    settled(2, [&["upstream_gap"], &[]]).await;
+    // Another process behind the same connection has no rank 1 yet.
+    let begun = [trt_created(0), trt_stored(1, 1, 0, 3)].map(|event| of_rank(0, event));
+    said.lock().extend(begun);
+    settled(0, [&[], &[]]).await;
+    said.lock()
+        .extend([trt_created(0), trt_stored(1, 1, 0, 1)].map(|event| of_rank(1, event)));
+    settled(1, [&[], &[]]).await;
 }
 
 /// Answer that a server gives once; without anything, that nothing has happened.
