@@ -1,4 +1,4 @@
-//! Wall clock: the time in the contract's unit, and in a form for people.
+//! Wall clock: the time in microseconds since the Unix epoch, as messages have it, and as a text for people.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -39,7 +39,7 @@ pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
     messages
 }
 
-/// Cuts an event into pieces. Each piece takes at most `bytes_max`, or has a single block.
+/// Cuts an event into pieces. A piece takes at most `bytes_max` bytes, unless it has only one block.
 fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     let bytes = event_bytes(&event);
     if bytes <= bytes_max {
@@ -122,7 +122,7 @@ fn text_bytes(stored: &StoredBlocks) -> usize {
     }
 }
 
-/// Iterator over the pieces of stored blocks. The last block of a piece is the parent of the next piece.
+/// Iterator that cuts stored blocks into pieces. The last block of a piece is the parent of the next piece.
 struct StoredPieces {
     rest: Option<StoredBlocks>,
     blocks: usize,

@@ -188,8 +188,8 @@ impl Outbox {
     }
 
     /// Returns the time at which the open batch (events that wait to share a batch) must be sent, in microseconds on
-    /// the monotonic clock; `None` if no batch is open. The time is one delay after the previous batch. After a pause
-    /// it has already passed, so an event waits for further events only if events come in quick succession.
+    /// the monotonic clock; `None` if no batch is open. The time is one `batch_delay` after the previous batch. After a
+    /// longer pause, it has already passed, so the open batch is sent immediately.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
@@ -486,14 +486,14 @@ mod tests {
         assert!(!risen.rise_above(15, at(20)), "a younger process has begun");
         assert!(risen.rise_above(500, at(20)));
         assert_eq!(risen.cursor, BatchCursor { epoch: 501, seq: 1 });
-        // What waited goes into the new epoch, of which number 1 cannot be given.
+        // Events that waited go into the new epoch. The epoch's number 1 is skipped.
         let next = decoded(&risen.seal(at(30)).unwrap());
         assert_eq!((next.epoch, next.seq, next.events.len()), (501, 2, 1));
         assert!(risen.ring.after(0).is_none() && risen.ring.after(1).is_some());
         assert_eq!(risen.table.as_mut().unwrap().state().unwrap().count(), 1);
         assert!(!risen.rise_above(600, at(40)), "the other one lives");
         assert!(risen.rise_above(MINUTE * 2, at(40 + MINUTE)));
-        // A younger process has replaced one that is not new any more.
+        // A publisher that is no longer new may have been replaced by a younger process.
         let mut old = outbox(PublisherOptions::default());
         assert!(!old.rise_above(2 * MINUTE, at(3 * MINUTE)));
         assert!(!old.rise_above(3 * MINUTE + SKEW_US, at(3 * MINUTE)));
@@ -527,7 +527,7 @@ mod tests {
             (cursor(91, 2), vec![doubted])
         );
         assert!(outbox.seal(at(5)).is_none(), "it is part of the full state");
-        // The clock is ahead of both, and the ring has nothing of before.
+        // The clock is ahead of both epochs, and the ring has no batch of an earlier epoch.
         assert!(decoded(&outbox.take_turn(5, at(1000))).events.len() == 1);
         assert_eq!(outbox.cursor, cursor(1000, 2));
         assert!(outbox.ring.after(0).is_none() && outbox.ring.after(1).is_some());
