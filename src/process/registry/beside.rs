@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// Word for a property by which an engine tells blocks apart but that its events leave out.
+/// Word in a flag or a file for a property by which the engine tells blocks apart, but which is missing in its events.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.
