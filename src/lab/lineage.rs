@@ -15,7 +15,7 @@ use super::pool::SharedIndex;
 use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 
 /// Design 7: the daemon's own [`PositionalIndexer`], keyed by lineage hashes. It is made for a
-/// [`ThreadPool`](super::ThreadPool), whose threads have the role of the daemon's lanes.
+/// [`ThreadPool`](super::ThreadPool), whose threads apply the events, as the lanes of the daemon do.
 ///
 /// # Promise
 ///

@@ -35,7 +35,7 @@ pub struct Tally {
     pub requests: usize,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Blocks of the requests that the serving worker held already when each request arrived.
+    /// Blocks of all requests that the serving workers already held when the requests arrived.
     pub hit_blocks: usize,
     /// Batches of events that the workers have published.
     pub batches: usize,

@@ -3,11 +3,12 @@
 use fastrand::Rng;
 use kvatlas_core::worded;
 
-/// Number of leading blocks by which policies of affinity choose a worker, so that equal beginnings go to the same
-/// worker. They reach beyond the system prompt, which most prompts share.
+/// Number of a prompt's first blocks by which some policies choose its worker, so that prompts with equal beginnings go
+/// to the same worker. These blocks reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
-/// Divisor for [`Policy::ExactWithHome`]. The tolerance is the prompt's own cost divided by this number. If some of the prompt is
-/// cached, every worker within the tolerance of the least cost counts as equally cheap.
+/// Divisor for the tolerance of [`Policy::ExactWithHome`] if some of the prompt is cached. The tolerance is the
+/// prompt's own cost divided by this number. Workers whose cost exceeds the least cost by at most the tolerance count as
+/// equally cheap.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 /// Greatest load at which [`Policy::AffinityWithLoad`] still sends a prompt to a worker, in hundredths of the mean
 /// load. A prompt's *home* is the worker that its first blocks hash to. If the home has more load, the next worker is
