@@ -68,7 +68,7 @@ pub(crate) struct DemoArguments {
     /// Seed of the conversations.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Go on with a fleet of its own afterwards, with the page to look at, until told to stop.
+    /// Afterwards, keep a second fleet running, so that there is something to see on the page, until told to stop.
     #[arg(long, conflicts_with = "json")]
     stay: bool,
     /// Print one JSON object.

@@ -48,7 +48,7 @@ pub(crate) struct FleetArguments {
     /// How events travel.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
-    /// Log what happened this often.
+    /// Seconds between two log lines that sum up what happened.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     summary_seconds: u64,
     #[command(flatten)]

@@ -188,7 +188,7 @@ pub(crate) struct StopSignals {
     last: LastSignal,
 }
 
-/// Time of the last signal that was not an echo, that is, the same signal sent again at once.
+/// Time of the last signal that was not an echo. An echo is the same signal, sent again immediately.
 #[derive(Debug, Default)]
 struct LastSignal(Option<Instant>);
 

@@ -110,8 +110,8 @@ struct Metadata {
     admin: Option<String>,
 }
 
-/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each process that
-/// cannot be reached from here.
+/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each
+/// process whose admin listener this machine cannot reach.
 pub(super) async fn find(
     connected: &DoctorConnection,
     prefix: &str,
