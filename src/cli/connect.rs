@@ -91,7 +91,7 @@ pub(super) fn with_context(
     Ok((environment, settings))
 }
 
-/// How to reach a daemon, and for how long to try.
+/// Connection to a daemon, and the longest wait for it.
 #[derive(Debug, Args)]
 pub(super) struct ConnectionArguments {
     #[command(flatten)]

@@ -28,7 +28,7 @@ const STATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Name under which a bridge lists the engines from flags and from `--engines-file`.
 const SOURCE: &str = "flags";
 
-/// Which engines to follow.
+/// Engines to follow, and the ways in which a bridge follows them.
 #[derive(Debug, Args)]
 pub(super) struct EngineArguments {
     /// Follow an engine. Give http://HOST:PORT or grpc://HOST:PORT of its server, which is asked for the rest. Or give

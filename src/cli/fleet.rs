@@ -27,7 +27,7 @@ const LOG_FILTER: &str = "info,async_nats=warn";
 /// Greatest value of `--rate`, in requests a second.
 const RATE_MAX: i64 = 10_000;
 
-/// Which fleet to simulate.
+/// Arguments of `kvatlas fleet`: the fleet to simulate.
 #[derive(Debug, Args)]
 pub(crate) struct FleetArguments {
     /// Simulate so many workers.

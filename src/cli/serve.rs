@@ -24,7 +24,7 @@ Examples:
   kvatlas serve --gateway
   kvatlas serve --config /etc/kvatlas.toml --check-config";
 
-/// How to serve.
+/// Arguments of `kvatlas serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
     /// TOML file with settings [environment: KVATLAS_CONFIG].

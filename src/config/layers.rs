@@ -64,7 +64,7 @@ impl Layers {
         );
     }
 
-    /// Whether any source sets this setting, whether to an allowed value, to a wrong value, or to the default.
+    /// Whether any source sets this setting. The value may be allowed, wrong, or equal to the default.
     pub(super) fn is_said(&self, key: &str) -> bool {
         let entry = self.effective.entry(key);
         self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)

@@ -22,7 +22,7 @@ pub struct AppliedBatch {
     pub blocks_removed: u64,
     /// Number of times that the batch dropped all blocks of its holder.
     pub clears: u64,
-    /// Time that the lane took to decode and apply the batch.
+    /// Time that the lane (a thread that applies events) took to decode and apply the batch.
     pub elapsed: Duration,
     /// Age of the batch when queries saw it, by its publisher's clock; `None` if the batch has no time.
     pub lag: Option<Duration>,

@@ -27,7 +27,7 @@ pub struct AnsweredPrompt {
     pub matched_blocks: u32,
     /// Largest number of leading blocks of the prompt that a request can reuse at one holder.
     pub usable_blocks: u32,
-    /// How certain the answer is.
+    /// Certainty of the answer.
     pub state: AnswerState,
 }
 

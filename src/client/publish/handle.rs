@@ -82,8 +82,8 @@ pub(super) struct PublisherShared {
 
 /// Publishes the events of one holder, and answers daemons that miss batches or blocks. See the [module](super).
 ///
-/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep the
-/// blocks until the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
+/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep
+/// the blocks until the holder counts as gone. To leave in good order, call [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]
 pub struct HolderPublisher {
     commands: mpsc::Sender<PublisherCommand>,

@@ -68,7 +68,7 @@ pub(super) struct Outbox {
     server_bytes_max: usize,
 }
 
-/// Maximum number of bytes of a message beside its batches: headers, and the frame of a chunk.
+/// Maximum number of bytes that a message has in addition to its batches: its headers, and the fields of a chunk.
 const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
@@ -110,7 +110,7 @@ impl Outbox {
         })
     }
 
-    /// Notes the server's limit on messages. No batch and no chunk that is made from now on is larger.
+    /// Notes the server's limit on messages. Batches and chunks that are made from now on stay within this limit.
     pub(super) fn note_server_limit(&mut self, message_bytes_max: usize) {
         self.server_bytes_max = message_bytes_max;
     }

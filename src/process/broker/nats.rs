@@ -206,7 +206,7 @@ pub async fn connect(
     connect_with(config, role, buffer, patience, notice).await
 }
 
-/// Returns the servers of a configuration for use in messages: hosts and ports, without passwords in URLs.
+/// Returns the servers of a configuration as text for people: hosts and ports, without the passwords in URLs.
 pub fn places_of(config: &NatsConfig) -> String {
     let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
     config.urls.iter().map(name).collect::<Vec<_>>().join(", ")

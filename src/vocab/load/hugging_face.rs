@@ -1,7 +1,7 @@
 //! Hugging Face's `tokenizer.json`.
 //!
-//! The file's decoder turns the text of a token, also of an added one, into its bytes. A file without a decoder is read in one
-//! of two ways:
+//! The file's decoder turns the text of a token into the token's bytes. This is also true of added tokens. A file
+//! without a decoder is read in one of two ways:
 //!
 //! - If its pre-tokeniser is `ByteLevel`, its texts are in the alphabet of GPT-2.
 //! - Otherwise `▁` is a blank, as in SentencePiece, and a text such as `<0x0A>` is a byte if the model falls back to bytes.
