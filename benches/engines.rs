@@ -56,8 +56,9 @@ const LONG_BLOCKS: usize = 64;
 const LONG_EVENTS: usize = 4;
 const SINGLE_EVENTS: usize = 64;
 const ROUNDS: usize = 15;
-/// Number of tokens of a window. The next constant is the number of window blocks that a request needs.
+/// Number of tokens of a window.
 const WINDOW: u32 = 128;
+/// Number of window blocks that a request needs.
 const WINDOW_BLOCKS: usize = 8;
 /// Number of events of one payload.
 const BATCH: usize = 8;

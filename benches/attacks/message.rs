@@ -2,7 +2,7 @@
 
 use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
-/// Encodes a batch of these events.
+/// Encodes `events` as one batch.
 pub(crate) fn encode(tier: Tier, events: &[Event]) -> Vec<u8> {
     let mut out = Vec::new();
     map(&mut out, 4);

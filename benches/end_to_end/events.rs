@@ -36,7 +36,7 @@ fn events_of(number: u64, blocks: u64) -> Vec<Event> {
     }
 }
 
-/// Measurements of the daemon, or of the counter.
+/// Measurements of the daemon, or of the counter (the subscriber that only counts messages).
 #[derive(Default)]
 struct Rounds {
     rates: Vec<f64>,

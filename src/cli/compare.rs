@@ -42,7 +42,7 @@ pub(crate) struct CompareArguments {
     #[arg(long, value_name = "KIND", default_value = "full", value_parser = parse_attention)]
     attention: Vec<Attention>,
     /// Places where caches keep blocks of windows and states, in addition to the ends of prompts and the places where
-    /// prompts part: a number of blocks that lie between two such places, 0 for none, or all. Like vLLM's
+    /// prompts part: one place in every so many blocks, 0 for none, or all. Like vLLM's
     /// prefix_cache_retention_interval.
     #[arg(long, value_name = "BLOCKS", default_value = "0", value_parser = parse_retention)]
     retention: Retention,

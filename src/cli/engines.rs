@@ -104,10 +104,10 @@ pub(super) struct EngineArguments {
     /// them in [default: any free ports].
     #[arg(long, value_name = "PORT[-PORT]")]
     answer_ports: Option<AnswerPorts>,
-    /// Silence after which another process at an engine's sockets is in doubt until it clears: 600, 2.5s or 500ms. The
-    /// process is not in doubt if the engine's name is the address of its server, or if its source recognises the
-    /// engine by more than the address. The time should equal namespace_defaults.remove_after_ms, after which daemons
-    /// remove silent holders [default: 600s; with `up` that setting].
+    /// Silence of an engine after which another process at its sockets is in doubt until it clears all blocks: 600,
+    /// 2.5s or 500ms. The process is not in doubt if the engine's name is the address of its server, or if its source
+    /// recognises the engine by more than the address. The time should equal namespace_defaults.remove_after_ms, after
+    /// which daemons remove silent holders [default: 600s; with `up` that setting].
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     give_up_after: Option<Duration>,
     /// Silence after which the daemon of this process removes a holder.

@@ -113,8 +113,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the daemon until it is told to stop.
     ///
-    /// It takes in the events of all workers, answers queries, and serves metrics and probes over HTTP. SIGTERM or
-    /// SIGINT stops it in good order; a second signal ends it at once.
+    /// The daemon takes in the events of all workers, answers queries, and serves metrics and probes over HTTP. SIGTERM
+    /// or SIGINT stops it in good order; a second signal ends it at once.
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<ServeArguments>),
     #[cfg(feature = "bridge")]
@@ -148,7 +148,7 @@ pub(crate) enum Command {
     /// For tests, for repairs by hand, and as a model for publishers in other languages.
     #[command(after_help = publish::EXAMPLES)]
     Publish(Box<PublishArguments>),
-    /// Show what the daemon is for: a simulated fleet, on a daemon and a NATS server of its own.
+    /// Show a daemon at work: with a simulated fleet, and a NATS server that the command starts.
     #[command(after_help = demo::EXAMPLES)]
     Demo(DemoArguments),
     /// Replay a trace of requests through a simulated fleet, and check every reply.

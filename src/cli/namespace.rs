@@ -20,7 +20,7 @@ pub(super) struct CacheArguments {
     /// Tenant or routing group of the model.
     #[arg(long, value_name = "NAME", requires = "model", conflicts_with = "namespace")]
     tenant: Option<String>,
-    /// Scheme of the hashes in the namespace, such as llm-d-xxh64; the contract's unless given.
+    /// Scheme of the hashes in the namespace, such as llm-d-xxh64; by default, the scheme of the wire contract.
     #[arg(long, value_name = "SCHEME", requires = "model", conflicts_with = "namespace")]
     scheme: Option<Scheme>,
 }

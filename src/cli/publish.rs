@@ -72,13 +72,13 @@ pub(crate) struct PublishArguments {
     /// Label of the worker, such as its role, zone or model. May be given several times.
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
-    /// How batches travel: with jetstream, each waits until the events stream has kept the one before.
+    /// How batches travel: with jetstream, a batch waits until the events stream has kept the batch before it.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
     /// Pass over bad lines, after reporting them, and publish the others.
     #[arg(long)]
     keep_going: bool,
-    /// Wait until the daemon's status shows that the last batch is applied, as long as --timeout says.
+    /// Wait until the daemon's status shows that the last batch is applied, at most for the time of --timeout.
     #[arg(long)]
     wait: bool,
     /// Check the lines, also against the default limits of a daemon, and print the batches; connect to nothing.

@@ -24,7 +24,7 @@ pub(super) struct DaemonWatch {
     worker: WorkerName,
     rank: Rank,
     patience: Duration,
-    /// Reasons for doubt that do not mean that a batch of this command was lost: see [`earlier_doubts`].
+    /// Reasons for doubt that are no sign of a lost batch of this command: see [`earlier_doubts`].
     earlier: DegradedReasons,
 }
 

@@ -61,11 +61,12 @@ pub(crate) struct QueryArguments {
     /// Ask for lineage hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
-    /// Send only the first hash, every COUNT-th after it, and the last; the answer then says at least and at most how many blocks match.
+    /// Send only the first hash, every COUNT-th after it, and the last; the answer then gives bounds on the number of
+    /// matching blocks.
     #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS, value_parser = parse_stride)]
     every: Option<NonZeroUsize>,
-    /// Positions of the hashes, joined by commas, if they are not the whole chain; the answer then says at least and at
-    /// most how many blocks match.
+    /// Positions of the hashes, joined by commas, if they are not the whole chain; the answer then gives bounds on the
+    /// number of matching blocks.
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS,
         conflicts_with = "every", value_parser = parse_position)]
     positions: Option<Vec<Position>>,
@@ -87,7 +88,7 @@ pub(crate) struct QueryArguments {
     /// Show at most so many workers, the best first.
     #[arg(long, value_name = "COUNT")]
     limit: Option<u32>,
-    /// Leave out workers that hold fewer blocks.
+    /// Leave out workers that hold fewer leading blocks than this.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     min_blocks: u32,
     /// Say at which block each worker drops out, and how many other workers have that block.

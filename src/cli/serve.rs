@@ -41,8 +41,8 @@ pub(crate) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// Loads the configuration, and returns it with its source. If it is only to be checked or printed, does so and returns
-    /// `None`. A failure names every mistake in the configuration.
+    /// Loads the configuration, and returns it with its source. With `--check-config` or `--print-config`, only checks
+    /// or prints it, and returns `None`. A failure names every mistake in the configuration.
     pub(crate) fn load(self) -> Result<Option<(Config, ConfigSource)>, Failure> {
         let Self {
             config: file,

@@ -15,12 +15,12 @@ pub enum Refused {
     Message(String),
 }
 
-/// A refusal, with the server's words.
+/// A refusal, with the text of the server's error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The subscription or the message that was refused.
     pub refused: Refused,
-    /// The server's words.
+    /// Text of the server's error.
     pub words: String,
 }
 

@@ -1,5 +1,5 @@
-//! The values of the sources that have been read so far. A source that is read later overrides earlier ones, and every mistake is
-//! kept.
+//! Values of the sources that have been read so far, and all mistakes in them. A source that is read later overrides
+//! earlier ones.
 
 use std::collections::BTreeSet;
 

@@ -193,8 +193,8 @@ tables! {
         max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
         /// NATS connections that serve queries.
         connections: usize = "1", integer(1, 16);
-        /// Depth in the answers of dialects other than the contract's: the blocks that a request can reuse, or those that full
-        /// attention has.
+        /// Depth (number of leading blocks) in the answers of dialects other than the contract's: the blocks that a request can
+        /// reuse, or the blocks of full attention.
         dialect_depth: Depth = "usable", choice();
         /// Answer the questions of NATS's micro services ($SRV.PING, INFO, STATS), so that `nats micro` finds the daemon.
         discovery: bool = "true", boolean();
@@ -295,7 +295,8 @@ tables! {
     pub AdminConfig in [admin] {
         /// Address of the HTTP listener for metrics and probes; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "127.0.0.1:9464", listen_address();
-        /// Carry out commands that operators send over NATS (kvatlas admin); whoever may publish on their subjects is an operator.
+        /// Carry out commands that operators send over NATS (kvatlas admin); all clients that may publish on the subjects of
+        /// these commands count as operators.
         commands: bool = "true", boolean();
     }
 

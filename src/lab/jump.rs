@@ -63,7 +63,8 @@ struct HeldBlock {
 #[derive(Debug, Default)]
 struct HeldBlocks {
     blocks: HashMap<SequenceHash, HeldBlock>,
-    /// Number of held children of each parent, by the parent's name, whether or not the parent is held.
+    /// Number of children that the holder has of each block, by the block's name. The holder need not have the block
+    /// itself.
     children: HashMap<SequenceHash, usize>,
     /// Number of blocks above position 0 whose parent is not held.
     orphans: usize,

@@ -28,7 +28,8 @@ pub enum Attention {
 /// the end of the prompt, and where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
-    /// Only the two places where blocks are always kept. This is vLLM's default, `prefix_cache_retention_interval` 0.
+    /// Only at the end of the prompt, and where two prompts were found to differ. This is vLLM's default,
+    /// `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
     /// One place in each interval of this many blocks.

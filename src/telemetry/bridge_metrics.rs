@@ -217,8 +217,8 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge tells daemons of the engine's blocks. Bridges that follow the same engines form a
-    /// group, of which one does.
+    /// Records whether this bridge tells daemons of the engine's blocks. Of all bridges that follow the engine (a
+    /// group), one tells daemons.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }

@@ -160,8 +160,8 @@ label_values! {
         OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
-        /// More live batches came during the resync than the lane may hold back, or something other than this resync replaced the
-        /// holder's state.
+        /// More new batches came during the resync than the lane (the thread that applies events) may hold back. Or
+        /// something other than this resync replaced the holder's state.
         Superseded => "superseded",
         /// The answer was applied, but the holder is not exact.
         Incomplete => "incomplete",
@@ -327,8 +327,8 @@ label_values! {
     AnswerState: "state" {
         /// Every holder in the answer is exact, and no other holder may have more blocks than is known.
         Exact => "exact",
-        /// Some holder in the answer is degraded. Or a holder that is not in the answer may have more blocks than is known, or
-        /// cannot be found by the form of the query.
+        /// A holder in the answer is degraded. Or a holder that is not in the answer is in doubt: it may have more
+        /// blocks than is known, or this form of query cannot find it.
         Degraded => "degraded",
         /// Certainly no holder has any block of the prompt.
         Empty => "empty",

@@ -24,7 +24,7 @@ metric_group! {
         pub workers: Gauge = "kvatlas_workers", Count;
         /// Pairs of a holder and a block that it has.
         pub held_blocks: Gauge = "kvatlas_held_blocks", Count;
-        /// Different blocks that at least one holder has, and missing blocks in holes before them.
+        /// Different blocks in the index: the blocks that at least one holder has, and the missing blocks (holes) before them.
         pub distinct_blocks: Gauge = "kvatlas_distinct_blocks", Count;
         /// Different blocks that the index has forgotten because there were too many.
         evicted_blocks: Counter = "kvatlas_blocks_evicted_total", Count;

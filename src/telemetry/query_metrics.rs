@@ -62,8 +62,8 @@ impl QueryMetrics {
         self.duration.record(elapsed);
     }
 
-    /// Counts the answer about one prompt, and records its numbers of blocks. A share of a number that is zero is not
-    /// recorded.
+    /// Counts the answer about one prompt, and records its numbers of blocks. A share is not recorded if the number
+    /// that it is a share of is zero.
     pub fn found(&self, prompt: AnsweredPrompt) {
         self.answers.get(prompt.state).increment(1);
         self.matched_blocks.record(f64::from(prompt.matched_blocks));

@@ -87,7 +87,7 @@ pub(super) async fn check_round_trip(
     }
 }
 
-/// Returns the failed check for a probe event that no answer had within `timeout`. `last` is the last of these answers.
+/// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer.
 fn unknown_probe(last: &LackingAnswer, timeout: Duration) -> Check {
     let unknown = format!("a daemon answers, and does not know the probe event within {timeout:?}");
     match last {

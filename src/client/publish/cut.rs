@@ -101,7 +101,7 @@ fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = Rem
     by_sequence.chain(by_lineage).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns how many blocks fit into `room` bytes, at least one. `blocks` blocks together take `bytes` bytes.
+/// Returns how many blocks fit into `room` bytes, at least one. `bytes` is the size of `blocks` blocks together.
 fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
     let of_one = bytes.div_ceil(blocks.max(1)).max(1);
     (room / of_one).max(1)

@@ -298,8 +298,9 @@ impl HolderPublisher {
         self.heartbeat_until((!are_sent).then(Instant::now)).await
     }
 
-    /// Lets heartbeats end after `time`. A further call replaces the end; without any call, heartbeats do not end. This is for a
-    /// relay that checks again and again whether its engine lives: if the relay itself hangs, the heartbeats end.
+    /// Sends heartbeats only until `time` has passed from now. The next call sets a new end. Without a call, heartbeats
+    /// have no end. A relay calls this method each time it finds its engine alive: if the relay itself hangs, the
+    /// heartbeats end.
     ///
     /// # Errors
     ///

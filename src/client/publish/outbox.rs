@@ -171,7 +171,7 @@ impl Outbox {
         sealed
     }
 
-    /// Returns the block size that batches tell; `None` if they tell none.
+    /// Returns the block size that batches carry; `None` if they carry none.
     pub(super) fn told_block_size(&self) -> Option<BlockSize> {
         let block_size = self.options.settings.block_size;
         self.options.tells_block_size.then_some(block_size)

@@ -80,7 +80,7 @@ struct RefusalWatch {
     told: watch::Sender<RefusalTally>,
 }
 
-/// Number of refusals of one watched subject or subscription, and the server's words at the last refusal.
+/// Number of refusals of one watched subject or subscription, and the text of the server's last error about it.
 #[derive(Debug, Clone, Default)]
 struct RefusalTally {
     times: u64,
@@ -164,7 +164,7 @@ impl Watch {
         self.told.borrow().times
     }
 
-    /// Returns the server's words if there was a refusal since the last call; `None` otherwise.
+    /// Returns the text of the server's error if there was a refusal since the last call; `None` otherwise.
     fn report(&self) -> Option<String> {
         let told = self.told.borrow();
         let reported = self.reported.swap(told.times, Ordering::AcqRel);

@@ -116,7 +116,7 @@ pub enum Connection {
     Plane,
     /// A stream over gRPC from the engine's server.
     Stream,
-    /// Questions over HTTP to the engine's server, which gives each event away once.
+    /// Questions over HTTP to the engine's server. The server returns each event only once.
     Drain,
 }
 

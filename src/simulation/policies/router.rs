@@ -26,9 +26,9 @@ worded! {
         ExactWithHome => "exact answers, load, home",
         /// The worker with the most blocks to reuse, by the index.
         Exact => "exact answers",
-        /// As `ExactWithLoad`, but all blocks that full attention has count as reusable.
+        /// As `ExactWithLoad`, but every matched block of full attention counts as reusable.
         MatchedWithLoad => "matched only, with load",
-        /// As `Exact`, but all blocks that full attention has count as reusable.
+        /// As `Exact`, but every matched block of full attention counts as reusable.
         Matched => "matched only",
         /// The worker with the least cost, as `ExactWithLoad`, but by the router's guesses instead of the index.
         GuessWithLoad => "own guesses, with load",
@@ -54,8 +54,8 @@ impl Policy {
         matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()
     }
 
-    /// Whether the policy treats every block that full attention has as reusable. In a model without windows and states, this is
-    /// right.
+    /// Whether the policy counts every matched block of full attention as reusable. In a model without windows and
+    /// states, this is right.
     pub(super) fn goes_by_matched(self) -> bool {
         matches!(self, Self::Matched | Self::MatchedWithLoad)
     }

@@ -31,8 +31,9 @@ struct TokenizerModel {
     vocab: Vocab,
     #[serde(default)]
     byte_fallback: bool,
-    /// Suffix of tokens that end a word. The next field is the prefix of tokens that continue a word.
+    /// Suffix of tokens that end a word.
     end_of_word_suffix: Option<String>,
+    /// Prefix of tokens that continue a word.
     continuing_subword_prefix: Option<String>,
 }
 

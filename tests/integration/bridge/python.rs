@@ -67,7 +67,7 @@ pub struct Spec {
     pub framing: u8,
     /// Number of batches that the replay socket keeps.
     pub buffer: usize,
-    /// Size of the groups of batches of which each answer of the replay socket leaves out every second one; 0 leaves out none.
+    /// Number of batches in a group: each answer of the replay socket leaves out every second group. 0 leaves out none.
     pub torn: usize,
 }
 

@@ -85,7 +85,8 @@ async fn batches_that_only_the_replay_socket_has_are_not_believed_for_long() {
     .await;
 }
 
-/// As with two ports that were swapped, and are corrected without a new connection to the engine's publisher.
+/// Another process takes over both sockets of an engine, and the connection stays open. The engine is exact when the
+/// published batches and the replay socket agree again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
     let Some(python) = python() else { return };

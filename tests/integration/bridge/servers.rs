@@ -233,7 +233,8 @@ async fn a_server_that_is_not_there_yet_is_asked_again() {
     site.settles("gpu-0", 3, &[]).await;
 }
 
-/// After another engine has taken the address, its blocks are never attributed to the old engine.
+/// When another engine has taken the address of an old one, the new engine's blocks are never attributed to the old
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_tells_something_else_behind_a_new_connection_is_another_engine() {
     let Some(python) = python() else { return };

@@ -80,7 +80,7 @@ pub trait Floors {
     async fn raise(&self, client: &Client, truth: &Truth);
 }
 
-/// Floors of a single daemon, from its status.
+/// The floors (the newest states that a daemon has certainly seen) of a single daemon, from its status.
 pub struct OneDaemon;
 
 impl Floors for OneDaemon {
@@ -166,7 +166,8 @@ impl Fleet {
 
     /// Publishes and queries while `faults` happen. Returns the tally of the replies.
     ///
-    /// There is one query for each batch. In the long form, routers query as often as the machine can.
+    /// In the short form of a scenario, there is one query for each batch. In the long form, there are as many as the
+    /// machine can answer.
     pub async fn under_load(&mut self, floors: &impl Floors, faults: impl Future<Output = ()>) -> Tally {
         let stop = CancellationToken::new();
         // There is a permit for each query. Queries that a fault delays are made when it is over.

@@ -241,8 +241,8 @@ impl Truth {
         }
     }
 
-    /// Raises the floors to the state that a daemon has applied. If there are several daemons, `status` must be that of
-    /// the slowest.
+    /// Raises every floor (the oldest state that an exact answer may show) to the state that a daemon has applied. If
+    /// there are several daemons, `status` must be that of the slowest.
     pub fn raise_floors(&self, status: &StatusReply) {
         for holder in &status.holders {
             let cursor = BatchCursor {

@@ -68,7 +68,7 @@ enum Part {
     All,
     /// A: searches, stores and removals in indexes that are filled in a known way.
     Latency,
-    /// A, the longest pause: a reader while another thread writes.
+    /// A, the longest pause: the slowest query of a reader while another thread writes.
     Pauses,
     /// F: many conversations that differ in their first block.
     FanOut,

@@ -11,7 +11,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Reads both clocks; the second is a system call.
+    /// Reads the wall clock, then the thread's processor time. The second reading is a system call.
     pub fn now() -> Self {
         Self {
             wall: Instant::now(),

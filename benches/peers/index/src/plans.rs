@@ -5,7 +5,7 @@ use crate::scenario::Effort;
 use crate::scenario::latency::Plan;
 use crate::workload::{Kind, Layout, Sharing};
 
-/// One million blocks, as a power of two.
+/// Number that the tables call one million: 2^20.
 const MILLION: u32 = 1 << 20;
 
 /// Number of workers in both scenarios.

@@ -7,15 +7,15 @@ use kvatlas_core::hash::{BlockHash, HashSeed, block_hash, sequence_hashes};
 /// Number of tokens in a block.
 pub const BLOCK_TOKENS: usize = 16;
 
-/// First source that no layout stores. Each number from here on makes content of its own.
+/// Number of the first content that no layout stores. Each number from here on stands for content of its own.
 pub const FRESH: u64 = 1 << 40;
 
-/// Stretch of blocks of one source. Two prompts with the same stretch have the same tokens there.
+/// Stretch of blocks of one content. Two prompts with the same stretch have the same tokens there.
 #[derive(Debug, Clone)]
 pub struct Segment {
     /// Number of the content.
     pub source: u64,
-    /// Blocks of that content.
+    /// Range of blocks within the content.
     pub blocks: Range<u32>,
 }
 
@@ -84,7 +84,7 @@ impl Prompt {
         }
     }
 
-    /// Returns a prompt of the first half, followed by content that no worker holds.
+    /// Returns a prompt with the first half of this prompt, followed by the content `source`, which no worker holds.
     pub fn with_fresh_half(&self, source: u64) -> Self {
         let half = self.len() / 2;
         let mut segments = self.prefix(half).segments;

@@ -42,8 +42,9 @@ const EXPRESSIONS: [(&str, &str); 10] = [
     ),
 ];
 
-/// Number of texts that are generated for each expression. The next constant is their maximum number of tokens.
+/// Number of texts that are generated for each expression.
 const TEXTS: u64 = 40;
+/// Maximum number of tokens of a generated text.
 const TEXT_TOKENS_MAX: usize = 12;
 
 /// Tries of both sides for one vocabulary.

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use kvatlas_vocab::{State, TransitionTable};
 use toktrie::recognizer::{FunctionalRecognizer, StackRecognizer};
 
-/// Rows of a table, of 256 places each. Place 0 rejects.
+/// Rows of a transition table, with an entry for each of the 256 bytes. An entry is the place of the next state's row;
+/// 0 rejects the byte.
 pub struct Rows {
     places: Vec<u32>,
     start: u32,
@@ -44,7 +45,7 @@ impl Rows {
         }
     }
 
-    /// Returns toktrie's own adapter.
+    /// Returns a recogniser that toktrie's own adapter makes from the table.
     pub fn adapter(&self) -> StackRecognizer<u32, Transitions<'_>> {
         StackRecognizer::from(Transitions {
             places: &self.places,

@@ -19,8 +19,8 @@ pub trait Mode {
     /// Hashes by which the index is keyed: the engine's own, or hashes that the index computes.
     const HASHING: Hashing;
 
-    /// Type of the events of one change. It needs no allocation if each change has the same number of events, because a
-    /// real lane makes none either.
+    /// Type of the events of one change. It is an array if each change has the same number of events. So the events
+    /// need no allocation of their own, as in a real lane.
     type Events: IntoIterator<Item = (Tier, Event)> + Send;
 
     /// Returns the events that store one run.

@@ -19,9 +19,9 @@ use crate::workload::shuffled;
 
 use super::{Effort, progress, rotated};
 
-/// Number of different queries of a measurement, so few that they fit the processor's caches. The next constant is the
-/// number of times that each is made.
+/// Number of different queries of a measurement. They are so few that they fit the processor's caches.
 const QUESTIONS: u32 = 128;
+/// Number of times that each query is made.
 const ROUNDS: usize = 256;
 
 type Measure = fn(&mut Ledger);

@@ -1,8 +1,8 @@
 //! Scenario C: resident bytes for each held block, each figure from a fresh process.
 //!
 //! The process fills an index sequence by sequence, so that hardly anything but the index is resident. Then it removes
-//! everything, and fills the index again. Before each reading, the allocator returns free memory to the system. A
-//! removed index is also read before that.
+//! everything, and fills the index again. Before each reading, the allocator returns free memory to the system. After
+//! the removal, there is also a reading before that.
 
 use std::process::{Command, Stdio};
 
