@@ -243,7 +243,7 @@ fn subjects() -> Subjects {
     Subjects::new("kvatlas").unwrap()
 }
 
-/// Returns the subjects of messages that are only counted. They are as long as the daemon's subjects.
+/// Returns the subjects of messages that are only counted. These subjects are as long as the daemon's subjects.
 fn counted_subjects() -> Subjects {
     Subjects::new("counter").unwrap()
 }

@@ -61,7 +61,7 @@ enum AdminSubcommand {
     /// Make an engine drop its prefix cache, which ends every doubt about it. The bridges that follow the engine ask
     /// its server to do so.
     ///
-    /// vLLM's server does so only in development mode (VLLM_SERVER_DEV_MODE=1), and not while requests run.
+    /// vLLM's server drops its cache only in development mode (VLLM_SERVER_DEV_MODE=1), and not while requests run.
     Reset {
         /// Name that the bridge has for the engine, or name of its worker.
         engine: String,

@@ -33,8 +33,8 @@ impl Layers {
         layers
     }
 
-    /// Sets the value of a setting, which overrides the value of an earlier source. `None` stands for a value that is not
-    /// allowed. It is reported as an error, in which `found` describes the value.
+    /// Sets the value of a setting, which overrides the value of an earlier source. `None` stands for a value that is
+    /// not allowed. Such a value is reported as an error, in which `found` describes the value.
     pub(super) fn give(
         &mut self,
         setting: &'static Setting,

@@ -98,8 +98,8 @@ impl Said<'_> {
     }
 }
 
-/// Adds default values that the caller presumes for some settings. They override the declared defaults, and every
-/// source overrides them.
+/// Adds default values that the caller presumes for some settings. The presumed values override the declared defaults,
+/// and every source overrides the presumed values.
 fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     for (key, text) in presumed {
         if let Some(setting) = Setting::find(key)

@@ -355,8 +355,8 @@ impl Drop for Waiting {
     }
 }
 
-/// A service that notes when its connection waits for the client. The connection does so at all times except while a request is
-/// being answered.
+/// A service that notes when its connection waits for the client. The connection waits for the client at all times
+/// except while a request is being answered.
 struct WatchedService<S> {
     service: S,
     waits: Arc<AtomicBool>,

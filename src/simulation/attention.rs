@@ -53,8 +53,8 @@ impl CacheModel {
         self.tail_blocks() > 0
     }
 
-    /// Returns how many blocks of windows or states a request needs just before the boundary of blocks at which it
-    /// resumes from the cache.
+    /// Returns how many blocks of windows or states a request needs just before the place (boundary between two blocks)
+    /// where the request resumes from the cache.
     fn tail_blocks(self) -> usize {
         match self.attention {
             Attention::Full => 0,

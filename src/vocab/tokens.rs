@@ -21,8 +21,8 @@ impl Vocabulary {
         self.ends.len()
     }
 
-    /// Returns the bytes of a token. They are empty for special tokens and unused numbers. `None` for a number outside
-    /// of the vocabulary.
+    /// Returns the bytes of a token; empty for special tokens and unused numbers. `None` for a number outside of the
+    /// vocabulary.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> Option<&[u8]> {
         let end = *self.ends.get(token.index())?;

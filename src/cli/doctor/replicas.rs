@@ -1,5 +1,5 @@
-//! Checks of the replicas. They are found on NATS, or named on the command line. Each replica should be ready, have the right
-//! time, and know as many holders as the other replicas of its group.
+//! Checks of the replicas. Replicas are found on NATS, or named on the command line. Each replica should be ready, have
+//! the right time, and know as many holders as the other replicas of its group.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

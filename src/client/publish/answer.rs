@@ -18,8 +18,8 @@ pub(super) struct ResyncAnswerChunks {
 }
 
 impl Outbox {
-    /// Whether the answer to the request must be the full state. This is so if the daemon asks for the full state or
-    /// knows another epoch, or if the publisher can no longer send all batches that the daemon lacks.
+    /// Whether the answer must be the full state: the daemon asks for the full state or knows another epoch, or the
+    /// publisher can no longer send all batches that the daemon lacks.
     pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
         self.missing(request).is_none()
     }

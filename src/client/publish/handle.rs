@@ -42,9 +42,9 @@ pub struct PublisherCounters {
     pub heartbeats_sent: u64,
     /// Batches that could not be sent. Daemons notice the gap and ask for these batches.
     pub batches_failed: u64,
-    /// Batches, including heartbeats, that were sent but that the server refused because the client has no right to publish them.
-    /// They are counted only with a [`PublishConnection`]. Publishers of several ranks of one worker on one connection share the
-    /// number.
+    /// Batches, including heartbeats, that were sent but that the server refused because the client has no right to
+    /// publish them. Counted only with a [`PublishConnection`]. Publishers of several ranks of one worker on one
+    /// connection share the number.
     pub batches_refused: u64,
     /// Calls of [`HolderPublisher::publish`] that had to wait for room in the queue.
     pub queue_waits: u64,

@@ -73,7 +73,7 @@ impl From<Client> for PublishConnection {
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
-/// Message subject or subscription that publishers watch. They are told when the server refuses it.
+/// Message subject or subscription for whose refusal publishers watch.
 #[derive(Debug)]
 struct RefusalWatch {
     watchers: usize,
@@ -236,8 +236,8 @@ impl Watches {
         Some(())
     }
 
-    /// Returns the subject of questions if the caller should subscribe to it again. This is so if the server has
-    /// refused the subscription since the last retry, and that retry is at least `pause` ago.
+    /// Returns the subject of questions if the caller should subscribe to it again: the server has refused the
+    /// subscription since the last retry, and the last retry is at least `pause` ago.
     pub(super) fn refused_questions(&self, pause: Duration) -> Option<String> {
         let watch = self.questions.as_ref()?;
         let times = watch.times();

@@ -293,8 +293,8 @@ impl Task {
         }
     }
 
-    /// Answers a daemon. All chunks of the answer are made before the first is sent, so that they belong to one state. They are
-    /// sent while later batches are published.
+    /// Answers a daemon. All chunks of the answer are made before the first is sent, so that they belong to one state.
+    /// The chunks are sent while later batches are published.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<PublisherCommand>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;

@@ -52,8 +52,8 @@ pub struct PageRequest<'a> {
 /// The answer to a [`PageRequest`].
 pub struct PageAnswer(pub Answering);
 
-/// The source of the admin listener's answers. All methods run on the admin thread. They must be quick, and must not
-/// wait for another thread that can be saturated.
+/// The source of the admin listener's answers. All methods run on the admin thread. A method must be quick, and must
+/// not wait for another thread that can be saturated.
 pub trait AdminSource: Send + Sync {
     /// Returns all metrics in Prometheus' text format.
     fn metrics(&self) -> String;

@@ -96,8 +96,8 @@ impl Readiness {
     }
 
     /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection
-    /// stands. The trouble is shown as a reason why the daemon is not ready. It does not make the daemon ready or
-    /// unready.
+    /// stands. The trouble is shown as a reason why the daemon is not ready. The trouble does not change whether the
+    /// daemon is ready.
     pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
         self.troubles.lock()[latch as usize] = trouble;
     }

@@ -14,8 +14,8 @@ const UNTOLD: &str = "untold";
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines whose events tell only the numbers.
     pub adapters: BTreeMap<u64, String>,
-    /// Whether the engine tells blocks apart by adapters, salts or looked-ahead tokens that its events leave out. If so, the
-    /// blocks of the engine are in doubt.
+    /// Whether the engine tells blocks apart by adapters, salts or tokens beyond the block that its events leave out.
+    /// If so, the blocks of the engine are in doubt.
     pub is_untold: bool,
 }
 

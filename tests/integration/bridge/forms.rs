@@ -99,7 +99,7 @@ async fn adapters_have_the_names_that_the_configuration_gives_them() {
     assert_eq!(reply.doubtful_holders, 1, "an adapter of the other has no name");
 }
 
-/// vLLM hashes in this way with EAGLE and MTP.
+/// With EAGLE and MTP, a block hash of vLLM also covers the token after the block.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_is_found_where_the_engine_hashes_a_token_ahead() {
     let Some(python) = python() else { return };

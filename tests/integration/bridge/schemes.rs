@@ -60,7 +60,7 @@ async fn an_engine_is_known_by_the_hashes_of_each_scheme() {
     .await;
 }
 
-/// Returns the tokens 1, 2, 3, … and the names that vLLM 0.33.0 gives their blocks with this salt. They are test
+/// Returns the tokens 1, 2, 3, … and the names that vLLM 0.33.0 gives their blocks with this salt. The names are test
 /// vectors without a seed.
 fn blocks_of_vllm(salt: &str) -> (Vec<u32>, Vec<u64>) {
     let vectors: Value = serde_json::from_str(include_str!("../../../deploy/test-vectors.json")).unwrap();

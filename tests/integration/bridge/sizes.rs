@@ -237,7 +237,7 @@ async fn a_namespace_of_the_configuration_keeps_its_block_size() {
     assert!(text.contains("namespaces.m.block_size"), "{text}");
 }
 
-/// A daemon in another process learns the block size from the batches. So do its replicas.
+/// A daemon in another process learns the block size from the batches, and so do the replicas of that daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_elsewhere_take_the_block_size_from_the_bridge() {
     let Some(python) = python() else { return };

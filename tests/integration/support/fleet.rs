@@ -1,8 +1,8 @@
 //! Workers that publish and routers that query, while faults happen.
 //!
 //! The workers are [`HolderPublisher`]s, as engines have them, so daemons can ask them for batches that a fault has
-//! lost. They send no heartbeats by themselves. The fleet sends the heartbeats, so that it knows the number of every
-//! batch.
+//! lost. The workers send no heartbeats by themselves. The fleet sends the heartbeats, so that it knows the number of
+//! every batch.
 
 use std::time::{Duration, Instant};
 

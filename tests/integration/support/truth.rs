@@ -35,7 +35,8 @@ use kvatlas_core::wire::{
 
 use super::{Client, PATIENCE};
 
-/// Prefix of the names of hostile workers. They may claim anything, so replies are judged without them.
+/// Prefix of the names of hostile workers. A hostile worker may claim anything, so replies are judged without these
+/// workers.
 pub const HOSTILE: &str = "hostile-";
 
 /// Names a holder by its worker and rank.
@@ -175,7 +176,7 @@ fn held_spans(changes: &[Change], floor: usize, end: usize) -> impl Iterator<Ite
     })
 }
 
-/// Returns the overlap of `spans` and `others` in as few spans as possible. Both must be ascending.
+/// Returns the overlap of `spans` and `others` in as few spans as possible. Both arguments must be ascending.
 fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut both: Vec<Range<usize>> = Vec::new();
     let mut rest = spans;

@@ -150,8 +150,8 @@ fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(events)
 }
 
-/// Returns the traits of an event for which the sides are known to differ. They come from kvatlas's decoder, and from
-/// the bytes.
+/// Returns the traits of an event for which the sides are known to differ. The traits come from kvatlas's decoder, and
+/// from the bytes.
 fn traits_of(event: &[u8]) -> meaning::Traits {
     ours::traits(event)
 }

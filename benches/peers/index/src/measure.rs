@@ -112,7 +112,7 @@ pub fn apply_here<E>(events: Vec<E>, timing: Timing, mut apply: impl FnMut(E) ->
     applied
 }
 
-/// Returns the nanoseconds between two readings of the wall clock with nothing in between. They are subtracted from
+/// Returns the nanoseconds between two readings of the wall clock with nothing in between. This time is subtracted from
 /// measurements.
 pub fn timer_cost_ns() -> f64 {
     static COST: OnceLock<f64> = OnceLock::new();

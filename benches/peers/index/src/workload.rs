@@ -1,4 +1,5 @@
-//! Sequences of blocks that are stored and queried. They are made from numbers alone, so that every run has the same.
+//! Sequences of blocks that are stored and queried. All sequences are made from numbers alone, so every run has the
+//! same sequences.
 
 use std::ops::Range;
 
