@@ -182,8 +182,8 @@ fn shapes() -> Vec<Attack> {
 /// Number of levels of the deep tree in one message. Each level stores two blocks.
 const LEVELS: u64 = 16_000;
 
-/// Stores two blocks under each block of a chain, so that each block is a run of its own, and then removes all except
-/// the last block. The final message removes that block, too.
+/// Stores two blocks under each block of a chain, so that each block is a run of its own. Then removes all except the
+/// last block. The final message removes the last block, too.
 fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     let (trunk, side) = (|level: u64| mix(level), |level: u64| mix(1 << 40 | level));
     if number == 16 {

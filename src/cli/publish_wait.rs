@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(found, waiting);
     }
 
-    /// Tests that a dropped batch does not count as applied, even if a heartbeat after it makes the daemon's last number equal to
-    /// the batch's number.
+    /// Tests that a dropped batch does not count as applied. A later heartbeat can still make the daemon's last number
+    /// equal to the batch's number.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {

@@ -112,8 +112,8 @@ impl BridgeMetrics {
         log_gated!(warn "a payload of an engine cannot be decoded"; %engine, %error);
     }
 
-    /// Counts and logs a connection to an engine that was ended because a frame, message or command that the engine announced on
-    /// it exceeded a limit.
+    /// Counts and logs a connection to an engine that the bridge has ended. The engine had announced a frame, message
+    /// or command that exceeds a limit.
     pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
         self.cut.get(fault).increment(1);
         log_gated!(warn "a connection to an engine was ended"; %endpoint, reason = %fault);

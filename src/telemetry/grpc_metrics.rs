@@ -74,8 +74,8 @@ metric_group! {
 }
 
 impl GrpcReportMetrics {
-    /// Sets the number of workers whose blocks are all known (`told`), the number of workers that have to send a snapshot
-    /// (`awaited`), and the memory of all reported blocks, in bytes.
+    /// Sets the numbers of workers whose blocks are all known (`told`) and of workers that have to send a snapshot
+    /// (`awaited`). Also sets the memory of all reported blocks, in bytes.
     pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
         self.workers.get(ReportState::Told).set(told as f64);
         self.workers.get(ReportState::Awaited).set(awaited as f64);

@@ -1,6 +1,6 @@
-//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon, and all faults of the
-//! questions and answers that follow. After every scenario, every reply equals the truth. In no scenario is a reply
-//! wrong that is marked exact.
+//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon. All faults of the
+//! questions and answers that follow are tested, too. After every scenario, every reply equals the truth. In no
+//! scenario is a reply wrong that is marked exact.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! Metrics of every transition that an operator wants to see. These are gaps, resyncs that start, succeed and fail,
-//! holders that become silent and are removed, evicted blocks, the age of the newest snapshot, and the lag of the
-//! events.
+//! Metrics of every transition that an operator wants to see: gaps, resyncs, silent and removed holders, evicted
+//! blocks, the age of the newest snapshot, and the lag of the events.
 //!
 //! The test is alone in its binary, because the metrics belong to the process.
 

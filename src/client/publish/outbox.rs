@@ -177,9 +177,9 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile (address and labels), and returns the batches to send immediately. These are the open batch
-    /// (events that wait to share a batch), which has no room for the profile, and a heartbeat that tells the profile.
-    /// Adds no heartbeat if the profile has not changed, or if the holder has left.
+    /// Sets the profile (address and labels), and returns the batches to send immediately. The open batch (events that
+    /// wait to share a batch) comes first, if there is one; it has no room for the profile. Then comes a heartbeat that
+    /// tells the profile. Adds no heartbeat if the profile has not changed, or if the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);

@@ -54,8 +54,7 @@ const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
 
 type LatchTroubles = [Option<String>; Latch::ALL.len()];
 
-/// The latches (flags for the preconditions of serving), shared by the parts of the daemon that set them and by the
-/// probe that reads them.
+/// The latches (flags for the preconditions of serving). Parts of the daemon set them, and the probe reads them.
 ///
 /// The daemon is ready while every latch is set and it is not draining. A latch may be cleared again, for example when
 /// the server withdraws a right. Draining never ends.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// Word in a flag or a file for a property by which the engine tells blocks apart, but which is missing in its events.
+/// Word in a flag or a file which says that the engine tells blocks apart by a property that its events leave out.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.

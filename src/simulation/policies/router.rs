@@ -168,9 +168,9 @@ impl PolicyRouter {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Returns the worker with the highest score for the first blocks, among the workers whose cost exceeds the least cost by no
-    /// more than a tolerance. This is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for
-    /// a prompt, in the same order, without talking to each other.
+    /// Returns the worker with the highest score for the first blocks. Only workers whose cost exceeds the least cost
+    /// by no more than a tolerance are considered. This is rendezvous hashing (Thaler and Ravishankar, 1998): all
+    /// routers prefer the same workers for a prompt, in the same order, without talking to each other.
     ///
     /// If some of the prompt is known to be cached, the tolerance is a tenth of the prompt's own cost. If nothing is known, the
     /// preferred worker probably has the prompt. So the tolerance is the prompt's whole cost.
