@@ -1,12 +1,13 @@
-//! The seven designs of a prefix index over the same work, side by side in one process.
+//! The seven designs of a prefix index, measured with the same work in one process.
 //!
 //! ```sh
 //! cargo bench --bench baselines -- [BLOCKS] [DEPTH] [HOLDERS]
 //! ```
 //!
-//! BLOCKS blocks (131072) in prompts of DEPTH (512), on HOLDERS holders (32) in turn; every fourth prompt is held by four holders.
-//! Each figure is the median of five rounds, with the least and the greatest; a store or removal is over when it is applied.
-//! Queries run on this thread. Those of designs 1 to 6 start from block hashes, those of design 7 from sequence hashes.
+//! BLOCKS blocks (131072) are stored in prompts of DEPTH blocks (512), on HOLDERS holders (32) in turn. Every fourth
+//! prompt is held by four holders. Each figure is the median of five rounds, with the least and the greatest. A store
+//! or removal ends when it is applied. Queries run on this thread. They are block hashes for designs 1 to 6, and
+//! sequence hashes for design 7.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
@@ -18,10 +19,10 @@ use kvatlas_lab::{Design, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSiz
 
 const ROUNDS: usize = 5;
 const QUERIES: usize = 200;
-/// Holders of every fourth prompt.
+/// Number of holders of every fourth prompt.
 const SHARERS: u32 = 4;
 
-/// Prompts to store, and queries to ask.
+/// Prompts to store, and queries.
 struct Work {
     depth: usize,
     prompts: Vec<(HolderNumber, Vec<PrefixBlock>)>,
@@ -31,7 +32,7 @@ struct Work {
 }
 
 fn main() {
-    // Cargo passes --bench.
+    // Cargo adds the argument `--bench`.
     let numbers: Vec<usize> = std::env::args()
         .skip(1)
         .filter_map(|text| text.parse().ok())
@@ -95,7 +96,7 @@ impl Work {
     }
 }
 
-/// The block hashes of one prompt; no two prompts have one in common.
+/// Returns the block hashes of a prompt. Different prompts have no hash in common.
 fn contents(prompt: u64, depth: usize) -> Vec<BlockHash> {
     let content = |block: u64| {
         let mixed = ((prompt << 24 | block) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -113,7 +114,7 @@ fn named(path: &[BlockHash]) -> Vec<PrefixBlock> {
     path.iter().zip(names).map(block).collect()
 }
 
-/// Store, remove, hit, half way and miss.
+/// Measures a design. Returns the figures of a store, a removal, a full hit, a half hit and a miss.
 fn measure(design: Design, work: &Work) -> [String; 5] {
     let mut index = design.build(2).unwrap();
     let (mut stores, mut removals) = (Vec::new(), Vec::new());
@@ -140,7 +141,7 @@ fn measure(design: Design, work: &Work) -> [String; 5] {
     [summary(stores), summary(removals), hit, half, miss]
 }
 
-/// Deepest blocks first, as engines evict.
+/// Removes all blocks, the deepest first, as engines evict.
 fn remove(index: &mut dyn PrefixIndex, work: &Work) -> f64 {
     let removals: Vec<_> = work
         .prompts
@@ -160,7 +161,7 @@ fn remove(index: &mut dyn PrefixIndex, work: &Work) -> f64 {
     })
 }
 
-/// A bench of wrong answers would say nothing.
+/// Checks the depths of all answers, because a bench of wrong answers would be worthless.
 fn check(index: &dyn PrefixIndex, queries: &[PrefixQuery], depth: Option<u32>) {
     for query in queries {
         let found = index.find_matches(query);

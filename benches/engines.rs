@@ -1,4 +1,4 @@
-//! From engines' bytes to the contract's events: what a block costs, by format.
+//! Cost of a block on the way from an engine's bytes to the contract's events, by format.
 //!
 //! ```sh
 //! cargo bench --package kvatlas-engines --bench engines
@@ -7,16 +7,22 @@
 //!
 //! | row | work |
 //! |---|---|
-//! | walk | passing over every value of the payloads: the least that a decoder can do |
-//! | serde | `rmp-serde`, or `serde_json`, into owned structs |
-//! | decode | the decoder of `kvatlas-engines` |
-//! | and translate | then the contract's hashes, names and copies, to events |
-//! | and send | then the contract's bytes |
+//! | walk | pass over every value of the payloads, which is the least that a decoder can do |
+//! | serde | decode with `rmp-serde` or `serde_json` into owned structs |
+//! | decode | decode with the decoder of `kvatlas-engines` |
+//! | and translate | decode, and translate to events: hashes of the contract, names, copies |
+//! | and send | decode, translate, and encode as the contract's bytes |
 //!
-//! Each figure is the median of the rounds in nanoseconds a block, with the least and the greatest. Blocks have 16 tokens. `long` is events
-//! of 64 blocks, `single` is events of one block, `removed` is the removal of both, an event a block, as vLLM writes them. `gpt-oss` has the same
-//! with windows of 128 tokens, of which vLLM keeps the last of each long event; blocks are those of main attention. All is done again
-//! and again with the same decoder and translator. The last column counts allocations in one more round.
+//! Each figure is the median of the rounds in nanoseconds for each block, with the least and the greatest. Blocks have
+//! 16 tokens.
+//!
+//! - `long` has events that store 64 blocks.
+//! - `single` has events that store one block.
+//! - `removed` has the removals of both, one block in each event, as vLLM writes them.
+//! - `gpt-oss` has the same for a model with windows of 128 tokens. vLLM keeps only the last window of each long event.
+//!   The figures count blocks of main attention.
+//!
+//! All rounds use the same decoder and translator. The last column counts the allocations in one further round.
 
 #![allow(
     clippy::unwrap_used,
@@ -50,13 +56,14 @@ const LONG_BLOCKS: usize = 64;
 const LONG_EVENTS: usize = 4;
 const SINGLE_EVENTS: usize = 64;
 const ROUNDS: usize = 15;
-/// Tokens of a window, and the blocks that a request needs of it.
+/// Number of tokens of a window.
 const WINDOW: u32 = 128;
+/// Number of window blocks that a request needs.
 const WINDOW_BLOCKS: usize = 8;
-/// Events of one payload.
+/// Number of events of one payload.
 const BATCH: usize = 8;
 
-/// Payloads of one kind, and how many blocks they name.
+/// Payloads of one kind, and the number of blocks that they name.
 struct Part {
     name: &'static str,
     payloads: Vec<Vec<u8>>,
@@ -103,7 +110,7 @@ fn main() {
     );
 }
 
-/// Changes that an engine makes, by kind.
+/// Changes of an engine, by kind.
 struct Changes {
     long: Vec<Change>,
     single: Vec<Change>,
@@ -144,7 +151,8 @@ impl Changes {
         }
     }
 
-    /// The same of a model with windows. Their events come right before those of main attention.
+    /// Returns the same changes for a model with windows. The events of windows come directly before those of main
+    /// attention.
     fn with_windows(&self) -> Self {
         let kept = |names: &[u64]| names[names.len().saturating_sub(WINDOW_BLOCKS)..].to_vec();
         let grouped = |change: &Change, has_window: bool| match change {
@@ -221,7 +229,7 @@ impl Changes {
 
 type Serde = fn(&[u8]);
 
-/// A decoder and a translator with all that they reuse.
+/// Decoder and translator, with all buffers that they reuse.
 struct Pipeline {
     decoder: Decoder,
     batch: EngineBatch,
@@ -289,7 +297,8 @@ fn measure(name: &str, format: Format, parts: &[Part; 3], serde: Option<Serde>) 
             note(2, &mut |payload| pipeline.decode(payload));
             note(3, &mut |payload| pipeline.translate(payload));
         }
-        // A second time over, as what is stored and removed again would only change copies.
+        // All payloads are applied once more, because payloads that are stored and removed again would only change
+        // copies.
         for (part, figures) in parts.iter().zip(&mut figures) {
             let begin = Instant::now();
             part.payloads.iter().for_each(|payload| pipeline.send(payload));

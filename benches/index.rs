@@ -1,12 +1,12 @@
-//! The index alone, in one process without a broker: what a search, a stored and a removed block cost.
+//! The index alone, in one process without a broker: the cost of a search, and of storing and removing a block.
 //!
 //! ```sh
 //! cargo bench --bench index
 //! ```
 //!
-//! Each figure is the median of the rounds, with the least and the greatest. Work: 1M blocks in chains of 1024, on 128 holders in
-//! turn; queries by sequence hashes over random chains. Then the same for engines with windows or states: a request can resume behind one block in
-//! 32 only.
+//! Each figure is the median of the rounds, with the least and the greatest. The work is 1M blocks in chains of 1024,
+//! on 128 holders in turn. Queries give random chains by their sequence hashes. All is repeated for engines with
+//! windows or states, where a request can resume only after one block in 32.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
@@ -83,7 +83,7 @@ fn main() {
     with_groups();
 }
 
-/// The same for holders of which one block in 32 is resumable.
+/// Measures holders of which one block in 32 is resumable.
 fn with_groups() {
     let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
     let mut holders: Vec<HolderWriter> = (0..HOLDERS).map(|number| register(&index, number)).collect();
@@ -115,7 +115,7 @@ fn with_groups() {
     });
 }
 
-/// Returns the bytes that the process has in memory, where the system tells.
+/// Returns the bytes of the process that are in memory; `None` if the system does not tell.
 fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -128,7 +128,7 @@ fn register(index: &PositionalIndexer, number: u64) -> HolderWriter {
     index.register(&HolderId { worker, rank: 0 }).unwrap()
 }
 
-/// 256 chains of 64 blocks that eight holders hold to eight different depths.
+/// Stores 256 chains of 64 blocks. Eight holders hold each chain, to eight different depths.
 fn share_prefixes(holders: &mut [HolderWriter]) {
     for chain in 0..256 {
         for (number, holder) in holders.iter_mut().take(8).enumerate() {

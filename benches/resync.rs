@@ -1,14 +1,15 @@
-//! Resynchronisation: how long a daemon that knows nothing takes until thousands of holders are exact, and what it costs.
+//! Resynchronisation: the time until a daemon without any state has thousands of holders exact, and its cost.
 //!
 //! ```sh
 //! cargo bench --bench resync                                    # 10,000 holders of 200 blocks
 //! cargo bench --bench resync -- --holders 1000 --blocks 1000 --concurrency 64
 //! ```
 //!
-//! All holders' publishers are in this process: each stores its blocks while nobody listens. Then `kvatlas serve` is started, as a
-//! process of its own on a broker of its own. Every holder's next heartbeat shows it that something is missing; it asks
-//! for it, `resync.concurrency` at a time, and is given the full state. Meanwhile a router asks about one holder after the other.
-//! Measured from the start of the process until every holder is exact with all its blocks. Needs a `nats-server`.
+//! The publishers of all holders are in this process. Each stores its blocks while no daemon runs. Then `kvatlas serve`
+//! is started, as a process of its own with a broker of its own. Every holder's next heartbeat shows the daemon that
+//! batches are missing. The daemon asks `resync.concurrency` publishers at a time, and gets the full states. Meanwhile
+//! a router queries one holder after another. The time is measured from the start of the process until every holder is
+//! exact with all its blocks. Needs a `nats-server`.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,11 +34,11 @@ use kvatlas_core::wire::{
 };
 use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 
-/// Connections that the publishers share.
+/// Number of connections that the publishers share.
 const CONNECTIONS: usize = 8;
-/// How often the status is asked for.
+/// Interval at which the status is asked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long it may take.
+/// Longest time that the whole resynchronisation may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +61,7 @@ impl Scale {
                 "--holders" => &mut scale.holders,
                 "--blocks" => &mut scale.blocks,
                 "--concurrency" => &mut scale.concurrency,
-                // What cargo adds.
+                // Cargo adds this argument.
                 "--bench" => continue,
                 _ => panic!("{name}: give --holders, --blocks or --concurrency and a number"),
             };
@@ -147,7 +148,7 @@ fn is_complete(status: &StatusReply, scale: Scale) -> bool {
             .all(|holder| holder.exact && holder.blocks == scale.blocks)
 }
 
-/// Publishers that have stored their blocks.
+/// Starts publishers, each of which has stored its blocks.
 async fn publishers(url: &str, scale: Scale) -> Vec<HolderPublisher> {
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -174,7 +175,8 @@ async fn publishers(url: &str, scale: Scale) -> Vec<HolderPublisher> {
     publishers
 }
 
-/// Asks about one holder's blocks after the other, until it is over; how long answers took, and how many did not come.
+/// Queries the blocks of one holder after another, until `is_over`. Returns the latencies, and the number of queries
+/// without an answer.
 async fn route(url: String, scale: Scale, is_over: Arc<AtomicBool>) -> (Histogram<u64>, u64) {
     let nats = async_nats::connect(url).await.unwrap();
     let client = QueryClient::new(nats, subjects()).with_patience(Duration::from_secs(5));
@@ -204,14 +206,14 @@ fn namespace() -> NamespaceName {
     NamespaceName::new("bench").unwrap()
 }
 
-/// The blocks of one holder: hashes that look like hashes.
+/// Returns the blocks of one holder, as numbers that look like hashes.
 fn chain(holder: u64, scale: Scale) -> Vec<SequenceHash> {
     (0..scale.blocks)
         .map(|position| SequenceHash(mix(holder * scale.blocks + position)))
         .collect()
 }
 
-/// Returns the most memory that a process has had, as Linux says.
+/// Returns the peak memory of a process as text, from Linux's `/proc`.
 fn memory_high_water(process: u32) -> String {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

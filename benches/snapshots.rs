@@ -1,4 +1,4 @@
-//! Snapshots: how long a warm start takes, how large a snapshot is, and what queries notice of one being written.
+//! Snapshots: the time of a start from a snapshot, the size of a snapshot, and the effect of writing one on queries.
 //!
 //! ```sh
 //! cargo bench --bench snapshots                                        # 5M blocks on 128 holders
@@ -6,12 +6,13 @@
 //! cargo bench --bench snapshots -- --sharing 8 --tail 50000
 //! ```
 //!
-//! - *save*: a snapshot of all holders while nothing else runs; bytes a block, by held blocks.
-//! - *warm start*: a daemon with JetStream and that snapshot, from its start until it is ready: load the snapshot (read twice: checked,
-//!   then applied), read the `--tail` batches that the stream has behind it, answer queries. Beside it, the time that reading the
-//!   file alone takes, cached as it is for the daemon.
-//! - *query*: searches of 64 blocks by sequence hashes on the index itself, one after the other on one thread, without a snapshot and
-//!   while snapshots are written all the time. *lane* is how long a message then waits for its lane.
+//! - *save*: writing a snapshot of all holders while nothing else runs. Also the snapshot's bytes for each held block.
+//! - *warm start*: a daemon with JetStream and that snapshot, from its start until it is ready. It reads the snapshot
+//!   twice (to check it, then to apply it), reads the later `--tail` batches of the stream, and answers queries. For
+//!   comparison, the time that reading the file alone takes, from the same cache.
+//! - *query*: searches of 64 blocks by sequence hashes in the index itself, one after another on one thread. They run
+//!   without a snapshot, and while snapshots are written all the time. *lane* is the time that a message then waits for
+//!   its lane.
 //!
 //! Blocks lie in chains of 1024; every chain is held by `--sharing` holders. Needs a `nats-server`.
 
@@ -53,7 +54,7 @@ use tokio::runtime::Handle;
 const DEPTH: u64 = 1024;
 const QUERY_BLOCKS: u64 = 64;
 const STREAM: &str = "KVATLAS_EVENTS";
-/// How long each query measurement lasts.
+/// Duration of each measurement of queries.
 const QUERY_DURATION: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +80,7 @@ impl Scale {
                 "--holders" => &mut scale.holders,
                 "--sharing" => &mut scale.sharing,
                 "--tail" => &mut scale.tail,
-                // What cargo adds.
+                // Cargo adds this argument.
                 "--bench" => continue,
                 _ => panic!("{name}: give --blocks, --holders, --sharing or --tail and a number"),
             };
@@ -95,7 +96,7 @@ impl Scale {
         scale
     }
 
-    /// How many different chains there are.
+    /// Returns the number of different chains.
     fn chains(self) -> u64 {
         (self.blocks / DEPTH / self.sharing).max(1)
     }
@@ -157,7 +158,7 @@ async fn broker() -> EmbeddedBroker {
         .unwrap()
 }
 
-/// Makes the events stream; the position before its first message.
+/// Makes the events stream. Returns the position before its first message.
 async fn create_stream(nats: &async_nats::Client) -> StreamCursor {
     let config = jetstream::stream::Config {
         name: STREAM.to_owned(),
@@ -215,14 +216,14 @@ fn pool(namespaces: &Arc<Namespaces>) -> LanePool {
     LanePool::start(&settings, Arc::clone(namespaces)).unwrap()
 }
 
-/// Hashes that look like hashes.
+/// Returns numbers that look like hashes, as the blocks of a chain.
 fn hashes(chain: u64, depth: u64) -> Vec<SequenceHash> {
     (0..depth)
         .map(|position| SequenceHash(mix(chain * DEPTH + position)))
         .collect()
 }
 
-/// Gives every holder its chains; returns how many batches each has had.
+/// Stores every holder's chains. Returns the number of batches of each holder.
 async fn fill(pool: &LanePool, scale: Scale) -> Vec<u64> {
     let generation = StreamTrust::default().generation();
     let mut batches = vec![0_u64; usize::try_from(scale.holders).unwrap()];
@@ -261,7 +262,7 @@ async fn save(snapshotter: &Arc<Snapshotter>) -> Saved {
         .unwrap()
 }
 
-/// Measurements of one stretch of time.
+/// Measurements of one period.
 struct Measured {
     query_ns: Histogram<u64>,
     lane_us: Histogram<u64>,
@@ -283,8 +284,8 @@ impl Measured {
     }
 }
 
-/// Searches and waits for the lanes for a while; with a snapshotter, while it writes. `query` gives queries by number, and how many
-/// holders each must find.
+/// Searches and waits for the lanes during one period. With a snapshotter, snapshots are written meanwhile. `query`
+/// returns a query by its number, and the number of holders that it must find.
 async fn measure(
     pool: &Arc<LanePool>,
     namespaces: &Arc<Namespaces>,
@@ -348,7 +349,7 @@ fn search(
     query_ns
 }
 
-/// Starts a daemon on the snapshot and a tail of batches in the stream, until it is ready.
+/// Starts a daemon with the snapshot and the later batches in the stream, and waits until it is ready.
 async fn warm_start(
     broker: &EmbeddedBroker,
     nats: &async_nats::Client,
@@ -424,7 +425,7 @@ async fn publish_tail(nats: &async_nats::Client, scale: Scale, batches: &[u64]) 
     }
 }
 
-/// All holders must be there, with all blocks, and exact.
+/// Checks that all holders are there, with all blocks, and exact.
 async fn check(nats: &async_nats::Client, scale: Scale) {
     let client = QueryClient::new(nats.clone(), subjects()).with_patience(Duration::from_secs(30));
     let status = client.status(&namespace()).await.unwrap();
@@ -436,7 +437,7 @@ async fn check(nats: &async_nats::Client, scale: Scale) {
     );
 }
 
-/// Returns the most memory that this process has had, as Linux says.
+/// Returns the peak memory of this process as text, from Linux's `/proc`.
 fn memory_high_water() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,10 +1,11 @@
-//! Token tries, without a file: what a node costs in each of the walks.
+//! Token tries without a vocabulary file: the time for each node in each of the walks.
 //!
 //! ```sh
 //! cargo bench --bench vocabulary
 //! ```
 //!
-//! The vocabulary is made up: 100,000 words of made-up syllables. Figures are the median of the rounds, with the least and the greatest.
+//! The vocabulary is made up: 100,000 words of made-up syllables. Figures are the median of the rounds, with the least
+//! and the greatest.
 //! `benches/peers/tokens/run.sh` measures on a real vocabulary, beside toktrie.
 
 #![allow(
@@ -36,7 +37,7 @@ fn main() {
     }
 }
 
-/// Bytes, and words of one to five syllables, some with a blank before them.
+/// Returns a vocabulary of all bytes, and of words of one to five syllables, some of which begin with a blank.
 fn vocabulary() -> Vocabulary {
     const SYLLABLES: [&str; 16] = [
         "ka", "to", "mi", "ren", "sol", "u", "ba", "lin", "da", "ex", "or", "ti", "qua", "ph", "en", "ar",
@@ -57,7 +58,7 @@ fn vocabulary() -> Vocabulary {
     builder.build().unwrap()
 }
 
-/// Counts what a walk visits.
+/// Recogniser that counts the nodes that a walk visits.
 struct Counting<R>(R, usize);
 
 impl<R: Recognizer> Recognizer for Counting<R> {

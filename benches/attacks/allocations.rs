@@ -1,4 +1,4 @@
-//! An allocator that counts what the process holds.
+//! Allocator that counts the bytes that the process has allocated.
 
 #![allow(
     unsafe_code,
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the bytes that are held now.
+/// Returns the number of bytes that are allocated now.
 pub(crate) fn held() -> usize {
     HELD.load(Ordering::Relaxed)
 }
 
-/// Counts, and leaves the work to the system's allocator.
+/// Allocator that counts bytes. The system's allocator does the work.
 pub(crate) struct Counting;
 
 // SAFETY: every call goes to the system's allocator with the same arguments.

@@ -1,31 +1,31 @@
-//! The kinds of attacks: what each sends, a message of at most 1 MiB after the other.
+//! Kinds of attacks. Each sends its messages, of at most 1 MiB, one after another.
 
 use kvatlas_core::hash::{Position, PositionalLineageHash, SequenceHash};
 use kvatlas_core::index::{Capacity, Hashing, IndexLimits};
 use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, Resumable, StoredBlocks, Tier};
 
-/// Most blocks of an event.
+/// Maximum number of blocks of an event.
 const EVENT: u64 = 65_536;
-/// Most events of a batch.
+/// Maximum number of events of a batch.
 const BATCH: u64 = 4096;
 
-/// A kind of attack.
+/// Kind of attack.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) messages: u64,
     pub(crate) hashing: Hashing,
     pub(crate) limits: IndexLimits,
-    /// The tier and events of the message of this number.
+    /// Returns the tier and the events of message number `n`.
     pub(crate) events: fn(u64) -> (Tier, Vec<Event>),
 }
 
-/// A number that looks like a hash.
+/// Returns a number that looks like a hash.
 pub(crate) fn mix(number: u64) -> u64 {
     let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 29)
 }
 
-/// A number that takes 5 bytes, and 3 as long as there are such.
+/// Returns a number with a short encoding: 3 bytes if possible, else 5.
 fn short(number: u64) -> u64 {
     number + 256
 }
@@ -106,7 +106,7 @@ pub(crate) fn all() -> Vec<Attack> {
     all
 }
 
-/// Blocks whose places are awkward.
+/// Returns attacks by blocks at costly places.
 fn shapes() -> Vec<Attack> {
     vec![
         attack("one chain", 16, |number| {
@@ -179,11 +179,11 @@ fn shapes() -> Vec<Attack> {
     ]
 }
 
-/// Levels of the deep tree in a message: each stores two blocks.
+/// Number of levels of the deep tree in one message. Each level stores two blocks.
 const LEVELS: u64 = 16_000;
 
-/// Each block follows a block that another one followed before, so that each is a run of its own. In the end the holder has the last one
-/// alone, and loses that.
+/// Stores two blocks under each block of a chain, so that each block is a run of its own. Then removes all except the
+/// last block. The final message removes the last block, too.
 fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     let (trunk, side) = (|level: u64| mix(level), |level: u64| mix(1 << 40 | level));
     if number == 16 {
@@ -221,7 +221,7 @@ fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     on_device(events)
 }
 
-/// Blocks whose names are awkward.
+/// Returns attacks by costly block names.
 fn names() -> Vec<Attack> {
     vec![
         attack("own names", 8, |number| {
@@ -268,7 +268,7 @@ fn names() -> Vec<Attack> {
     ]
 }
 
-/// Blocks whose parents are absent.
+/// Returns attacks by blocks whose parents are absent.
 fn absent_parents() -> Vec<Attack> {
     vec![
         attack("blocks without a parent", 8, |number| {
@@ -296,7 +296,7 @@ fn absent_parents() -> Vec<Attack> {
                 return on_device(vec![stored(None, [short(0)])]);
             }
             let from = 1 + number * EVENT;
-            // Later ones come first.
+            // Later blocks are sent first.
             let from = 1 + (7 * EVENT) - (from - 1);
             let chain = sequence(
                 Some(short(from - 1)),
@@ -338,7 +338,7 @@ fn absent_parents() -> Vec<Attack> {
     ]
 }
 
-/// Each event of a message waits for the one after it, and the last one's parent comes in the end.
+/// Makes a message in which each event waits for the next one. The parent of the last event comes at the end.
 fn waiting(number: u64) -> (Tier, Vec<Event>) {
     let block = |event: u64, block: u64| 1 + (number * 64 + event) * 1024 + block;
     let mut events: Vec<Event> = (1..64)
@@ -354,7 +354,7 @@ fn waiting(number: u64) -> (Tier, Vec<Event>) {
     on_device(events)
 }
 
-/// Removals and clears.
+/// Returns attacks by removals and clears.
 fn removals() -> Vec<Attack> {
     vec![
         attack("each second block removed", 16, |number| {
@@ -432,7 +432,7 @@ fn removals() -> Vec<Attack> {
     ]
 }
 
-/// At a bound of 200,000 blocks and 64 MiB.
+/// Returns attacks on an index with limits of 200,000 blocks and 64 MiB.
 fn bounds() -> Vec<Attack> {
     vec![
         bounded(

@@ -1,4 +1,5 @@
-//! Damage that a publisher can do to an index that may send any messages of 1 MiB: the worst time and memory, by kind of attack.
+//! Damage that a publisher can do to an index if it may send any messages of up to 1 MiB: the worst time and memory for
+//! each kind of attack.
 //!
 //! ```sh
 //! cargo bench --package kvatlas-core --bench attacks
@@ -6,15 +7,16 @@
 //!
 //! | column | what |
 //! |---|---|
-//! | MiB | what is sent, in messages of 1 MiB at most |
-//! | longest message | what applying one takes, with nobody beside it |
-//! | ns a byte | of all messages |
-//! | longest turn | the longest that a holder beside it waits to store or remove one block: the least of the rounds |
-//! | longest query | and that a query for blocks of that holder takes |
-//! | kept, counted | bytes kept for a byte sent, by the allocator and by the index's own count, at most after a message |
-//! | left | bytes left of each MiB sent after the holder is gone |
+//! | MiB | size of all messages, each of at most 1 MiB |
+//! | longest message | longest time to apply one message, while no other holder is active |
+//! | ns a byte | time to apply all messages, for each byte |
+//! | longest turn | longest time that another holder waits to store or remove one block: the least of the rounds |
+//! | longest query | longest time of a query for blocks of that other holder |
+//! | kept, counted | bytes kept for each byte sent, at most after a message: by the allocator, and by the index's own
+//! count |
+//! | left | bytes that are left for each MiB sent, after the holder is gone |
 //!
-//! An argument runs those kinds alone whose names contain it.
+//! With an argument, only the kinds whose names contain it are run.
 
 #![allow(
     clippy::unwrap_used,
@@ -42,10 +44,10 @@ use kinds::Attack;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Rounds with another holder beside the attack.
+/// Number of rounds with another holder beside the attack.
 const ROUNDS: usize = 5;
 
-/// Figures of an attack alone.
+/// Figures of an attack without another holder.
 #[derive(Default)]
 struct Alone {
     sent: usize,
@@ -56,7 +58,7 @@ struct Alone {
     left: usize,
 }
 
-/// Figures of another holder beside an attack: the longest that a store and a query take.
+/// Figures of another holder beside an attack: the longest times of a store and of a query.
 #[derive(Clone, Copy)]
 struct Beside {
     store: Duration,
@@ -127,7 +129,7 @@ fn apply(writer: &mut HolderWriter, payload: &[u8], number: u64) -> Duration {
     started.elapsed()
 }
 
-/// The attack alone, for what it takes and keeps.
+/// Runs the attack without another holder, and measures its time and memory.
 fn alone(attack: &Attack) -> Alone {
     let index = new_index(attack);
     let mut writer = register(&index, "attacker");
@@ -155,7 +157,7 @@ fn alone(attack: &Attack) -> Alone {
     figures
 }
 
-/// The attack beside another holder.
+/// Runs the attack beside another holder.
 fn beside(attack: &Attack) -> Beside {
     let index = new_index(attack);
     let mut writer = register(&index, "attacker");
@@ -172,7 +174,7 @@ fn beside(attack: &Attack) -> Beside {
     watcher.join().unwrap()
 }
 
-/// Stores and removes blocks of its own, and asks for them.
+/// Stores and removes blocks of a holder, and queries them, until the attack is over. Returns the longest times.
 fn watch(index: &PositionalIndexer, over: &AtomicBool) -> Beside {
     let mut writer = register(index, "bystander");
     let chain: Vec<SequenceHash> = (0..64)

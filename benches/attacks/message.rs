@@ -1,8 +1,8 @@
-//! Messages in their shortest form: lists as arrays of numbers where that is shorter than a blob.
+//! Messages in their shortest form: a list is an array of numbers if that is shorter than a blob.
 
 use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
-/// The bytes of a batch of these events.
+/// Encodes `events` as one batch.
 pub(crate) fn encode(tier: Tier, events: &[Event]) -> Vec<u8> {
     let mut out = Vec::new();
     map(&mut out, 4);

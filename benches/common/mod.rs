@@ -1,4 +1,4 @@
-//! Parts that several benches need.
+//! Functions that several benches use.
 
 #![allow(
     dead_code,
@@ -13,7 +13,7 @@ pub(crate) mod publisher;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A number that looks like a hash (SplitMix64).
+/// Returns a number that looks like a hash (SplitMix64).
 pub(crate) fn mix(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,7 +21,7 @@ pub(crate) fn mix(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// A child process that ends with the bench.
+/// Child process that is killed when the value is dropped.
 pub(crate) struct KilledOnDrop(pub Child);
 
 impl Drop for KilledOnDrop {
@@ -31,7 +31,7 @@ impl Drop for KilledOnDrop {
     }
 }
 
-/// `kvatlas serve` with these further arguments.
+/// Starts `kvatlas serve` with these further arguments.
 pub(crate) fn start_daemon(url: &str, arguments: &[&str]) -> KilledOnDrop {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
     serve.args(["serve", "--nats-url", url, "--admin-listen", "off"]);
@@ -39,7 +39,7 @@ pub(crate) fn start_daemon(url: &str, arguments: &[&str]) -> KilledOnDrop {
     KilledOnDrop(serve.stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// Processor time that a process has taken so far, all threads together; 0 where the system does not tell.
+/// Returns the processor time of all threads of a process so far; 0 if the system does not tell.
 pub(crate) fn processor_time(process: &KilledOnDrop) -> Duration {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.0.id()));
     let nanos = tasks.into_iter().flatten().flatten().filter_map(|task| {

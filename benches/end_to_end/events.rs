@@ -1,4 +1,4 @@
-//! Events: how fast they are taken in, and a load of them beside queries.
+//! Events: the rate at which a daemon applies them, and a load of events beside queries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use crate::{Scale, counted_subjects, median, namespace, start_child, subjects, w
 use crate::common::publisher::Publisher;
 use crate::common::{KilledOnDrop, processor_time};
 
-/// Blocks in every batch of the load beside queries.
+/// Number of blocks in each batch of the load beside queries.
 const LOAD_BLOCKS: u64 = 64;
 
-/// Batches of one worker: stores of a chain, each followed later by its removal, so that the index does not grow for ever.
+/// Returns the events of batch `number` of a worker. A batch stores a chain, and a later batch removes it, so that the
+/// index does not grow without end.
 fn events_of(number: u64, blocks: u64) -> Vec<Event> {
     let chain = |number: u64| -> Vec<SequenceHash> {
         let first = (1 << 40) | (number * blocks);
@@ -35,11 +36,11 @@ fn events_of(number: u64, blocks: u64) -> Vec<Event> {
     }
 }
 
-/// Measurements of one side.
+/// Measurements of the daemon, or of the counter (the subscriber that only counts messages).
 #[derive(Default)]
 struct Rounds {
     rates: Vec<f64>,
-    /// Microseconds of a core that a message takes in the process that receives it.
+    /// Processor time for each message in the process that receives it, in microseconds.
     of_a_core: Vec<f64>,
 }
 
@@ -64,8 +65,8 @@ impl fmt::Display for Rounds {
     }
 }
 
-/// Batches a second, from the first publish to the last one applied; and the same for a bare counter. Returns the rate of the largest
-/// batches.
+/// Measures batches a second, from the first publish until the last batch is applied. Measures messages a second of a
+/// bare counter in the same way. Returns the daemon's rate for the largest batches.
 pub(crate) async fn bench_events(
     broker: &EmbeddedBroker,
     client: &async_nats::Client,
@@ -101,7 +102,7 @@ pub(crate) async fn bench_events(
     applied_of_last
 }
 
-/// The batches of one worker, on subjects with this prefix. The daemon and the counter are sent the same messages.
+/// Publishes the batches of one worker on the subjects of `subjects`. The daemon and the counter get the same messages.
 async fn publish_all(
     client: &async_nats::Client,
     subjects: &Subjects,
@@ -155,13 +156,14 @@ async fn events_counted(
     (rate, processor_time(&counter))
 }
 
-/// Tells a load when to end.
+/// Signal that ends a load.
 #[derive(Default)]
 pub(crate) struct Pace {
     pub(crate) stop: AtomicBool,
 }
 
-/// Publishes `rate` batches a second on a connection of its own until told to stop; returns the rate reached.
+/// Publishes `rate` batches a second, on a connection of its own, until the signal of `pace`. Returns the rate that was
+/// reached.
 pub(crate) async fn publish_at(url: String, rate: f64, pace: Arc<Pace>) -> f64 {
     let client = async_nats::connect(url).await.unwrap();
     let worker = WorkerName::new("paced").unwrap();

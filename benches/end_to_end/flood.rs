@@ -1,11 +1,12 @@
-//! Small queries beside a flood of large ones: what does one client's flood cost the others?
+//! Small queries beside a flood of large ones: the cost of one client's flood for other clients.
 //!
-//! The flood comes from a process and a connection of its own. Beside each form of it, small queries go to the daemon and, as a control, to
-//! the bare responder while that gets the same flood.
+//! The flood comes from a process and a connection of its own. Beside each form of it, small queries go to the daemon.
+//! As a control, the bare responder gets small queries beside the same flood.
 //!
-//! Floods enter by one of two doors: in the daemon's own account, where messages may be as large as the server takes, or in an account for
-//! routers with the limit of `deploy/nats/accounts.conf`. There the server refuses a larger message at its first line, and ends the
-//! connection. The flood then comes without the client library, which would refuse by itself, and connects again at once.
+//! A flood enters by one of two accounts. In the daemon's own account, messages may be as large as the server accepts.
+//! The account for routers has the limit of `deploy/nats/accounts.conf`. There the server refuses a larger message at
+//! its first line, and ends the connection. Such a flood does not use the client library, which would refuse by itself,
+//! and connects again at once.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -22,10 +23,11 @@ use kvatlas_core::wire::{ERROR_CODE_HEADER, QueryKey, QueryRequest, SingleQuery}
 use crate::queries::{Round, Target, round};
 use crate::{Scale, median};
 
-/// Blocks in each query of a large request.
+/// Number of blocks in each query of a large request.
 const BLOCKS: u64 = 16_000;
 
-/// The server's configuration. Whoever says nothing is in the account of the daemon; a flood may be in the one of routers.
+/// Configuration of the server. A client without credentials is in the daemon's account. A flood may be in the account
+/// for routers.
 pub(crate) const ACCOUNTS: &str = r#"
 no_auth_user: core
 accounts {
@@ -44,23 +46,23 @@ accounts {
 }
 "#;
 
-/// Account in which a flood enters, and whether it is allowed there.
+/// Account by which a flood enters, and whether its messages are allowed there.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
-    /// In the daemon's account.
+    /// The daemon's account.
     Open,
-    /// In the account of routers, with messages that it allows.
+    /// The account for routers, with messages within its limit.
     Limited,
-    /// In the account of routers, with messages that it does not allow.
+    /// The account for routers, with messages beyond its limit.
     Shut,
 }
 
-/// Requests of a flood: their rate, their payload and the door that they enter by.
+/// Requests of a flood: their rate, their payload, and the account by which they enter.
 #[derive(Clone, Copy)]
 struct Form {
     name: &'static str,
     door: Door,
-    /// Requests a second.
+    /// Number of requests in a second.
     rate: u32,
     payload: fn() -> Bytes,
 }
@@ -90,18 +92,18 @@ fn chain(blocks: u64) -> SingleQuery {
     SingleQuery::new(QueryKey::SequenceHashes((1..=blocks).map(SequenceHash).collect()))
 }
 
-/// A request of so many queries, 128 kB each.
+/// Encodes a request with this number of queries, of 128 kB each.
 fn batch(queries: usize) -> Bytes {
     QueryRequest::Batch(vec![chain(BLOCKS); queries]).encode().into()
 }
 
-/// A query for more blocks than the daemon takes.
+/// Encodes a query for more blocks than the daemon allows.
 fn too_deep() -> Bytes {
     QueryRequest::Single(chain(8 * BLOCKS)).encode().into()
 }
 
-/// Sends a flood to `subject` until the standard input ends. Then says how long it lasted in milliseconds, and how many requests were
-/// sent, answered and refused, the last two by the daemon or the server.
+/// Sends a flood to `subject` until the standard input ends. Then prints its duration in milliseconds, and the numbers
+/// of requests that were sent, answered, and refused (by the daemon or the server).
 pub(crate) async fn flood(url: &str, subject: &str, form: usize) {
     let form = FORMS[form];
     let stop = Arc::new(AtomicBool::new(false));
@@ -145,7 +147,7 @@ async fn flood_with_library(url: &str, subject: &str, form: Form, stop: &AtomicB
     [sent, answered, refused]
 }
 
-/// Each request is on a connection of its own: the server ends it.
+/// Sends each request on a connection of its own, because the server ends the connection.
 #[allow(clippy::disallowed_methods, reason = "the rate of the flood is by the clock")]
 fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool) -> [u64; 3] {
     let payload = (form.payload)();
@@ -167,7 +169,7 @@ fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool
             .write_all(first.as_bytes())
             .and_then(|()| (&connection).write_all(&payload));
         sent += 1;
-        // An error, or the end of the connection.
+        // The server sends an error or ends the connection.
         let mut said = String::new();
         let _ = words.read_line(&mut said);
         refused += u64::from(said.is_empty() || said.starts_with("-ERR"));
@@ -175,7 +177,7 @@ fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool
     [sent, 0, refused]
 }
 
-/// Sums over floods: how long they lasted, and how many requests were sent, answered and refused.
+/// Sums over floods: the duration, and the numbers of requests that were sent, answered and refused.
 #[derive(Default)]
 struct Flooded {
     milliseconds: u64,
@@ -199,7 +201,7 @@ impl Flooded {
     }
 }
 
-/// One round of small queries beside a flood.
+/// Runs one round of small queries beside a flood.
 async fn beside(
     url: &str,
     client: &async_nats::Client,
@@ -214,7 +216,7 @@ async fn beside(
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // The flood is there, and those queues are full that will be.
+    // After this pause, the flood is running and has filled the queues that it can fill.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let beside = round(client, target, 1, requests).await;
     drop(flooding.stdin.take());

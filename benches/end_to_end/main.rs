@@ -1,4 +1,4 @@
-//! End to end over a real broker: what does the daemon cost beside NATS itself?
+//! End to end over a real broker: the cost of the daemon in comparison with NATS itself.
 //!
 //! ```sh
 //! cargo bench --profile dist --bench end_to_end            # about two minutes, behind a build of some minutes
@@ -8,16 +8,18 @@
 //! cargo bench --profile dist --bench end_to_end -- --flood # the flood alone
 //! ```
 //!
-//! The profile is that of what is given away. The daemon, the echo and the counter are all built with it.
+//! The profile `dist` is that of the released binaries. The daemon, the echo and the counter are all built with it.
 //!
-//! Queries: client → broker → responder → broker → client, 64 blocks by sequence hash, against a responder that answers every
-//! request with an empty payload, written with the same client. Half of the prompts are *whole*: one worker holds all of it. The
-//! others are *mixed*: eight workers hold it to eight different depths, the worst case for the search and for the reply's size.
+//! Queries: client → broker → responder → broker → client, with 64 blocks by sequence hash. The daemon is compared with
+//! an echo: a responder that uses the same client library and answers every request with an empty payload. Half of the
+//! prompts are *whole*: one worker holds the whole prompt. The others are *mixed*: eight workers hold the prompt to
+//! eight different depths. That is the worst case for the search and for the reply's size.
 //!
-//! Flood: small queries one after the other, alone and beside large requests on another connection.
+//! Flood: small queries one after another, alone and beside large requests on another connection.
 //!
-//! Events: published to applied (the daemon's own cursor says when), against a subscriber that only counts. The daemon, the
-//! echo and the counter are each a process of their own with the same runtime; their rounds alternate within one run.
+//! Events: the time from publishing until the daemon's cursor shows that the events are applied. The daemon is compared
+//! with a subscriber that only counts messages. The daemon, the echo and the counter each have a process of their own,
+//! with the same runtime. Their rounds alternate within one run.
 
 #![allow(
     clippy::unwrap_used,
@@ -47,8 +49,8 @@ use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use queries::{Asked, bench_queries, load_prompts, wait_for_echo};
 
-/// A daemon that loses nothing while a publisher sends as fast as it can: nobody paces it. Holders whose publishers send no heartbeats
-/// stay certain, as they do where engines run.
+/// Settings with which a daemon loses no events of a publisher that sends as fast as it can. Holders whose publishers
+/// send no heartbeats stay exact, like the holders of real engines.
 const PATIENT: [&str; 8] = [
     "--logging-level",
     "warn",
@@ -111,7 +113,7 @@ enum Part {
     Flood,
 }
 
-/// A broker with what is measured.
+/// A broker, and the processes that are measured.
 struct Scene {
     client: async_nats::Client,
     queries: QueryClient,
@@ -121,7 +123,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// With these lines in the broker's configuration.
+    /// Starts a broker with these lines in its configuration, and the processes.
     async fn start(config_lines: &[&str]) -> Self {
         let options = BrokerOptions {
             config_lines: config_lines.iter().map(|line| (*line).to_owned()).collect(),
@@ -213,7 +215,7 @@ async fn echo(url: &str) {
     }
 }
 
-/// Counts messages on the events subjects, and says when it has them all.
+/// Counts messages on the events subjects, and publishes a message when all have come.
 async fn count_messages(url: &str, count: u64) -> Infallible {
     let options = async_nats::ConnectOptions::new().subscription_capacity(1 << 20);
     let client = options.connect(url).await.unwrap();
@@ -231,7 +233,7 @@ async fn count_messages(url: &str, count: u64) -> Infallible {
         .await
         .unwrap();
     client.flush().await.unwrap();
-    // What it has taken is looked at before it is killed.
+    // The bench reads the processor time of this process before it kills the process.
     std::future::pending().await
 }
 
@@ -241,7 +243,7 @@ fn subjects() -> Subjects {
     Subjects::new("kvatlas").unwrap()
 }
 
-/// Returns the subjects of the messages that are only counted, as long as those for the daemon.
+/// Returns the subjects of messages that are only counted. These subjects are as long as the daemon's subjects.
 fn counted_subjects() -> Subjects {
     Subjects::new("counter").unwrap()
 }
@@ -263,7 +265,7 @@ async fn wait_until(mut look: impl AsyncFnMut() -> bool) {
 
 async fn wait_for_cursor(queries: &QueryClient, worker: &WorkerName, cursor: BatchCursor) {
     wait_until(async || {
-        // The namespace exists only once its first event has been applied.
+        // The namespace exists only after its first event has been applied.
         let Ok(status) = queries.status(&namespace()).await else {
             return false;
         };

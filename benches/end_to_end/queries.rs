@@ -1,4 +1,4 @@
-//! Queries: what is asked, and how fast answers come back.
+//! Queries, and the rates and latencies of their answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,28 +14,28 @@ use crate::{Scale, median, namespace, subjects, wait_for_cursor, wait_until};
 use crate::common::publisher::Publisher;
 use crate::common::{KilledOnDrop, processor_time};
 
-/// Blocks of every query.
+/// Number of blocks of every query.
 const QUERY_BLOCKS: u64 = 64;
-/// Workers that hold a mixed prompt, to as many different depths.
+/// Number of workers that hold a mixed prompt, each to another depth.
 const MIXED_HOLDERS: u64 = 8;
-/// Different prompts of each kind.
+/// Number of different prompts of each kind.
 const PROMPTS: u64 = 256;
 
 fn prompt(number: u64) -> Vec<SequenceHash> {
-    // Spread like real hashes.
+    // The hashes are spread like real ones.
     (0..QUERY_BLOCKS)
         .map(|block| SequenceHash(((number << 8) | block).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
         .collect()
 }
 
-/// Prompts that are asked for, or the bare responder.
+/// Target of queries: prompts of one kind, or the bare responder (echo).
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Target {
     /// Prompts that one worker holds as a whole.
     Whole,
     /// Prompts that eight workers hold to eight different depths.
     Mixed,
-    /// Nothing: the bare responder.
+    /// The bare responder, which looks up nothing.
     Echo,
 }
 
@@ -57,7 +57,7 @@ impl Target {
         }
     }
 
-    /// The requests, encoded; the echo gets those of the first kind.
+    /// Returns the encoded requests. The echo gets those for whole prompts.
     fn payloads(self) -> Vec<bytes::Bytes> {
         let first = if self == Self::Mixed { PROMPTS } else { 0 };
         let encode = |number| {
@@ -99,10 +99,10 @@ pub(crate) async fn wait_for_echo(client: &async_nats::Client) {
     wait_until(async || client.request("bench.echo", bytes::Bytes::new()).await.is_ok()).await;
 }
 
-/// Requests a second, and the latencies in nanoseconds.
+/// Figures of one round: requests a second, and latencies in nanoseconds.
 pub(crate) struct Round {
     rate: f64,
-    /// Microseconds of a core that a request takes in the process that answers it, where that is known.
+    /// Processor time for each request in the process that answers it, in microseconds; 0 if it is not known.
     of_a_core: f64,
     pub(crate) latency: Histogram<u64>,
 }
@@ -154,7 +154,7 @@ pub(crate) async fn round(
     }
 }
 
-/// Processes that are asked, and the connection.
+/// Processes that answer, and the connection to them.
 pub(crate) struct Asked<'a> {
     pub(crate) client: &'a async_nats::Client,
     pub(crate) daemon: &'a KilledOnDrop,
@@ -193,7 +193,7 @@ pub(crate) async fn bench_queries(load: &str, asked: &Asked<'_>, scale: Scale) {
         let mut rounds: [Vec<Round>; 3] = Default::default();
         for repetition in 0..scale.repetitions {
             for turn in 0..3 {
-                // Whoever goes first changes from round to round.
+                // The order changes from round to round.
                 let number = (repetition + turn) % 3;
                 rounds[number].push(asked.round(Target::ALL[number], in_flight, requests).await);
             }

@@ -12,6 +12,8 @@ pub(super) struct Topics {
     /// Whether a batch with the engine's topic was published on the engine's own connection. A replay socket may be another
     /// engine's.
     is_published: bool,
+    /// Whether the last batch that was published has another engine's topic.
+    hears_other: bool,
 }
 
 /// Returns the part of a topic that has to stay the same. For `kv@POD@MODEL` the part is the model, as the pod changes with
@@ -30,6 +32,7 @@ impl Topics {
             prefix: prefix.as_bytes().to_vec(),
             own: None,
             is_published: false,
+            hears_other: false,
         }
     }
 
@@ -39,13 +42,21 @@ impl Topics {
         if topic.is_empty() {
             return false;
         }
-        if !topic.starts_with(&self.prefix) {
-            return true;
+        let is_other = !topic.starts_with(&self.prefix) || {
+            let topic = lasting(topic);
+            self.own.get_or_insert_with(|| topic.to_vec()) != topic
+        };
+        if !by_replay {
+            self.is_published |= !is_other;
+            self.hears_other = is_other;
         }
-        let topic = lasting(topic);
-        let is_other = self.own.get_or_insert_with(|| topic.to_vec()) != topic;
-        self.is_published |= !is_other && !by_replay;
         is_other
+    }
+
+    /// Whether the last batch that was published is another engine's, by its topic. Replayed batches have no topic, so the
+    /// replay socket of the same process cannot be believed either.
+    pub(super) fn hears_other(&self) -> bool {
+        self.hears_other
     }
 
     /// Returns the lasting part of the engine's topic; `None` if it is not known.

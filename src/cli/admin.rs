@@ -41,7 +41,7 @@ pub(crate) struct AdminArguments {
 struct CommonArguments {
     #[command(flatten)]
     connection: ConnectionArguments,
-    /// Only this daemon or bridge, by the name that it has in replies.
+    /// Name of the only daemon or bridge that is to act, as replies show it.
     #[arg(long, value_name = "NAME")]
     instance: Option<String>,
     /// Print one JSON object.
@@ -51,18 +51,19 @@ struct CommonArguments {
 
 #[derive(Debug, Subcommand)]
 enum AdminSubcommand {
-    /// Forget a worker or one of its ranks, epoch and numbers included; its next batch begins anew.
+    /// Forget a worker or one of its ranks, with its epoch and batch numbers; its next batch counts as its first.
     ///
-    /// For a holder whose publisher is locked out by a wrong epoch or number. Follow it with `kvatlas admin snapshot`, or a restart brings
-    /// the holder back.
+    /// This is for a holder whose publisher is locked out by a wrong epoch or number. Run `kvatlas admin snapshot`
+    /// afterwards, because a restart would bring the holder back.
     Forget(HolderArguments),
-    /// Doubt a worker or one of its ranks: its publisher is asked for the full state.
+    /// Call a worker or one of its ranks doubtful, so that the daemon asks its publisher for the full state.
     Resync(HolderArguments),
-    /// Have an engine drop its prefix cache, which ends every doubt about it. The bridges that follow it ask its server.
+    /// Make an engine drop its prefix cache, which ends every doubt about it. The bridges that follow the engine ask
+    /// its server to do so.
     ///
-    /// vLLM serves that in its development mode only (VLLM_SERVER_DEV_MODE=1). The cache stays while requests run.
+    /// vLLM's server drops its cache only in development mode (VLLM_SERVER_DEV_MODE=1), and not while requests run.
     Reset {
-        /// The engine, by the name that the bridge has for it, or its worker.
+        /// Name that the bridge has for the engine, or name of its worker.
         engine: String,
         #[command(flatten)]
         common: CommonArguments,
@@ -85,7 +86,7 @@ struct HolderArguments {
     namespace: NamespaceName,
     /// The worker.
     worker: WorkerName,
-    /// One data-parallel rank; all where it is not given.
+    /// Data-parallel rank; without it, all ranks of the worker.
     rank: Option<Rank>,
     #[command(flatten)]
     common: CommonArguments,

@@ -41,8 +41,9 @@ pub(crate) struct CompareArguments {
     /// Attention of the model: full, or full beside a window of so many blocks (window:2), or beside states. May be given several times.
     #[arg(long, value_name = "KIND", default_value = "full", value_parser = parse_attention)]
     attention: Vec<Attention>,
-    /// Places where caches keep blocks of windows and states, beside the prompts' ends and where prompts part: once in so many blocks, 0 for
-    /// nowhere, or all. As vLLM's prefix_cache_retention_interval.
+    /// Places where caches keep blocks of windows and states, in addition to the ends of prompts and the places where
+    /// prompts part: one place in every so many blocks, 0 for none, or all. Like vLLM's
+    /// prefix_cache_retention_interval.
     #[arg(long, value_name = "BLOCKS", default_value = "0", value_parser = parse_retention)]
     retention: Retention,
     /// Let requests arrive so many times as fast as recorded.
@@ -57,7 +58,7 @@ pub(crate) struct CompareArguments {
     /// Time from a change of a cache until the index knows it, in microseconds.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().event_delay_us)]
     event_delay_us: u64,
-    /// Weight of a block that must be computed; a block in flight weighs 1. For the policies that weigh load.
+    /// Weight of a block that must be computed, for policies that weigh load. A block in flight weighs 1.
     #[arg(long, value_name = "WEIGHT", default_value_t = ServiceModel::default().overlap_weight)]
     overlap_weight: u64,
     /// Seed of the random numbers.

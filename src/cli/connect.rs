@@ -24,7 +24,7 @@ const SUBSCRIPTION_CAPACITY: usize = 1024;
 pub(super) struct DaemonArguments {
     /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
     ///
-    /// How to authenticate and whom to trust is taken from the same KVATLAS_NATS_… variables as the daemon's.
+    /// Authentication and trusted certificates come from the same KVATLAS_NATS_… variables that the daemon reads.
     #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
     urls: Option<String>,
     /// Prefix of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
@@ -91,7 +91,7 @@ pub(super) fn with_context(
     Ok((environment, settings))
 }
 
-/// How to reach a daemon, and for how long to try.
+/// Connection to a daemon, and the longest wait for it.
 #[derive(Debug, Args)]
 pub(super) struct ConnectionArguments {
     #[command(flatten)]
@@ -250,13 +250,13 @@ mod tests {
         };
         let token = [("KVATLAS_NATS_TOKEN", "t"), ("KVATLAS_NATS_URL", "nats://env")];
         assert_eq!(host(&arguments(None), &[]), "127.0.0.1");
-        // By flag, it goes over the environment.
+        // A context that the flag names overrides the environment.
         let named = DaemonArguments {
             context: Some("site".to_owned()),
             ..arguments(None)
         };
         assert_eq!(host(&named, &token), "site");
-        // Chosen, it goes under.
+        // A context that was only chosen does not override the environment.
         std::fs::write(home.path().join(".config/nats/context.txt"), "site").unwrap();
         assert_eq!(host(&arguments(None), &[]), "site");
         assert_eq!(

@@ -68,7 +68,7 @@ pub(crate) struct DemoArguments {
     /// Seed of the conversations.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Go on with a fleet of its own afterwards, with the page to look at, until told to stop.
+    /// Afterwards, keep a second fleet running, so that there is something to see on the page, until told to stop.
     #[arg(long, conflicts_with = "json")]
     stay: bool,
     /// Print one JSON object.
@@ -256,8 +256,8 @@ fn what_to_try(session: &Session) -> String {
     )
 }
 
-/// Returns one of the last [`SAMPLE_REQUESTS`] requests as sample prompt. It is the request for which the holders' numbers of
-/// leading blocks take the most distinct values. Among equals, the longest prompt is chosen.
+/// Returns one of the last [`SAMPLE_REQUESTS`] requests as sample prompt: the request for which the holders have the
+/// largest number of distinct depths (numbers of leading blocks). Among equals, the longest prompt is chosen.
 fn sample_prompt(replay: &Replay<'_>, requests: &[Request]) -> Option<Request> {
     let variety = |request: &&Request| {
         let mut depths: Vec<_> = replay

@@ -28,83 +28,92 @@ const STATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Name under which a bridge lists the engines from flags and from `--engines-file`.
 const SOURCE: &str = "flags";
 
-/// Which engines to follow.
+/// Engines to follow, and the ways in which a bridge follows them.
 #[derive(Debug, Args)]
 pub(super) struct EngineArguments {
-    /// Follow an engine: http://HOST:PORT or grpc://HOST:PORT of its server, which is asked for the rest. Or NAME=tcp://HOST:PORT and, joined by commas,
-    /// replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND,
-    /// hybrid=true, eagle=true, divergent_hits=true; of dynamo discovery=PLACE. May be given many times.
+    /// Follow an engine. Give http://HOST:PORT or grpc://HOST:PORT of its server, which is asked for the rest. Or give
+    /// NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME,
+    /// tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true; for
+    /// dynamo also discovery=PLACE. May be given many times.
     #[arg(long = "engine", value_name = "ENGINE")]
     engines: Vec<String>,
-    /// TOML file with a list of tables [[engine]], with the same keys beside name and endpoint. Read again at SIGHUP.
+    /// TOML file with a list of tables [[engine]]. A table has name, endpoint, and the keys of --engine. Read again at
+    /// SIGHUP.
     #[arg(long = "engines-file", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Find engines, and follow those that are there: dns:NAME[:PORT], file:PATH (as --engines-file, or a folder of such files; read again
-    /// when it changes), kubernetes:SELECTOR[@NAMESPACE][:PORT], the pods with these labels,
-    /// inferencepool:[NAMESPACE/]NAME, the pods of a pool, endpointslices:[NAMESPACE/]SERVICE[:PORT], or dynamo:etcd:http://HOST:PORT, the
-    /// publishers in Dynamo's records. May be given many times.
+    /// Follow the engines that are found in a source: dns:NAME[:PORT]; file:PATH (like --engines-file, or a folder of
+    /// such files; read again when it changes); kubernetes:SELECTOR[@NAMESPACE][:PORT] for the pods with these labels;
+    /// inferencepool:[NAMESPACE/]NAME for the pods of a pool; endpointslices:[NAMESPACE/]SERVICE[:PORT]; or
+    /// dynamo:etcd:http://HOST:PORT for the publishers in Dynamo's records. May be given many times.
     #[arg(long = "discover", value_name = "SOURCE")]
     sources: Vec<Discover>,
-    /// Labels of pods that become labels of their engines, which answers give to routers: KEY,KEY. Of kubernetes: and inferencepool:.
+    /// Keys of pods' labels that become labels of the engines, so that answers give them to routers: KEY,KEY. For the
+    /// sources kubernetes: and inferencepool:.
     #[arg(long, value_name = "KEYS")]
     pod_labels: Option<PodLabels>,
-    /// The model that engines serve, unless they say. An engine's server has to serve it.
+    /// Model of engines that name no model. An engine's server must serve this model.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The tenant or routing group that engines serve, unless they say.
+    /// Tenant or routing group of engines that name none.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Tokens in a block of engines that do not say [default: as the server or the first block of an engine says; where no server is
-    /// asked 16, or with `up` what namespace_defaults.block_size is].
+    /// Tokens in a block, for engines that name no block size [default: the size that the engine's server or first
+    /// block tells; if there is no server to ask, 16, or with `up` the value of namespace_defaults.block_size].
     #[arg(long, value_name = "TOKENS")]
     pub(super) block_size: Option<u32>,
-    /// Tokens in a block of engines that nobody says it of, and that cannot be asked.
+    /// Tokens in a block, for engines that cannot be asked and for which no block size is given.
     #[arg(skip)]
     pub(super) untold_block_size: Option<u32>,
-    /// Format of the payloads of engines that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
+    /// Format of the payloads, for engines that name none: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
-    /// Hashes that name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with :SEED behind it
-    /// where there is one [default: the contract's].
+    /// Scheme of the hashes that name blocks, for engines that name none: llm-d-xxh64, llm-d-cbor-fnv, sglang or
+    /// vllm-sha256-cbor, followed by :SEED if there is a seed [default: the contract's].
     #[arg(long, value_name = "SCHEME", value_parser = read_scheme)]
     scheme: Option<Scheme>,
-    /// Follow so many engines at most, with those that are registered over HTTP.
+    /// Follow at most so many engines, including those that are registered over HTTP.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     max_engines: usize,
     /// Hosts whose engines may be registered over HTTP: NAME, *.SUFFIX, ADDRESS, ADDRESS/BITS or any, joined by commas. This machine, the
     /// client's own address and the hosts of given engines are always allowed.
     #[arg(long, value_name = "HOSTS", default_value = "")]
     register_hosts: AllowedHosts,
-    /// Directory of this bridge alone, in which what it knows of engines is kept, and which are registered: the next one goes on from there.
-    /// Or nats:BUCKET[/NAME], the same in JetStream, for a bridge without a disk. Bridges with one --lease share it, and registrations.
+    /// Directory of this bridge alone, in which it keeps its knowledge of engines, and the registered engines; the next
+    /// process continues from there. Or nats:BUCKET[/NAME], which keeps the same in JetStream, for a bridge without a
+    /// disk. Bridges with the same --lease share that place, and registrations.
     #[arg(long, value_name = "PLACE")]
     state: Option<StatePlace>,
-    /// Name that all bridges have which follow the same engines: one of them tells daemons of an engine, and another does when it dies.
+    /// Name of the group of bridges that follow the same engines: one bridge of the group tells daemons about an
+    /// engine, and another takes over when it dies.
     #[arg(long, value_name = "NAME", value_parser = parse_group)]
     lease: Option<String>,
-    /// Publish engines' events once more, for routers with an index of their own, at two ports for each engine, events and replays:
-    /// tcp://HOST:PORT-PORT, of which each engine gets two when it comes; tcp://HOST:PORT, for the engines of flags and file in their order; or
-    /// NAME=tcp://HOST:PORT for one engine. May be given many times.
+    /// Republish engines' events, for routers with an index of their own, at two ports for each engine: events and
+    /// replays. Give tcp://HOST:PORT-PORT, a range from which each engine gets two ports when it comes;
+    /// tcp://HOST:PORT, for the engines of flags and file in their order; or NAME=tcp://HOST:PORT for one engine. May
+    /// be given many times.
     #[arg(long = "republish", value_name = "ADDRESS")]
     republish: Vec<RepublishAddress>,
-    /// Publish blocks with a salt, an adapter or an image, too. vLLM's router credits them to prompts without.
+    /// Also republish blocks with a salt, an adapter or an image. vLLM's router credits them to prompts without these.
     #[arg(long)]
     republish_everything: bool,
-    /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 100.
+    /// Keep at most so many bytes of one engine's blocks with their tokens, for --republish; a block of 16 tokens takes
+    /// 100 bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 134_217_728)]
     republish_max_bytes: usize,
-    /// Ports at which Dynamo's workers answer, such as 7300-7315, for a firewall that lets them in [default: any that are free].
+    /// Ports on which the bridge receives answers of Dynamo's workers, such as 7300-7315, so that a firewall can let
+    /// them in [default: any free ports].
     #[arg(long, value_name = "PORT[-PORT]")]
     answer_ports: Option<AnswerPorts>,
-    /// Silence after which another process at an engine's sockets is in doubt until it clears, unless its name is the address of its server,
-    /// or its source knows it by more than that: 600, 2.5s or 500ms. As daemons' namespace_defaults.remove_after_ms, after which they remove
-    /// who is silent [default: 600s; with `up` that setting].
+    /// Silence of an engine after which another process at its sockets is in doubt until it clears all blocks: 600,
+    /// 2.5s or 500ms. The process is not in doubt if the engine's name is the address of its server, or if its source
+    /// recognises the engine by more than the address. The time should equal namespace_defaults.remove_after_ms, after
+    /// which daemons remove silent holders [default: 600s; with `up` that setting].
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     give_up_after: Option<Duration>,
     /// Silence after which the daemon of this process removes a holder.
     #[arg(skip)]
     pub(super) remove_after: Option<Duration>,
-    /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
+    /// Keep at most so many block names of one engine; a name takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
 }
@@ -139,7 +148,7 @@ impl EngineArguments {
         !self.sources.is_empty()
     }
 
-    /// Reads the file again, and returns the engines that flags and the file name.
+    /// Reads the file of `--engines-file` again, and returns the engines that flags and the file name.
     pub(super) fn load(&self) -> Result<Vec<GivenEngine>, SpecError> {
         let defaults = self.defaults();
         let mut engines = Vec::new();
@@ -152,7 +161,7 @@ impl EngineArguments {
         Ok(engines)
     }
 
-    /// Returns the default properties of engines, for specifications that leave properties out.
+    /// Returns the properties that engines get if their specifications leave them out.
     fn defaults(&self) -> EngineDefaults {
         let unsaid = EngineDefaults::default();
         EngineDefaults {
@@ -205,8 +214,8 @@ impl EngineArguments {
         Ok((!options.addresses.is_empty()).then_some(options))
     }
 
-    /// Creates a bridge that will follow `engines`. With a `register_token`, clients elsewhere need that token to register
-    /// further engines.
+    /// Creates a bridge that will follow `engines`. If there is a `register_token`, clients on other machines need it
+    /// to register further engines.
     pub(super) fn bridge(
         &self,
         subjects: Subjects,

@@ -27,7 +27,7 @@ const LOG_FILTER: &str = "info,async_nats=warn";
 /// Greatest value of `--rate`, in requests a second.
 const RATE_MAX: i64 = 10_000;
 
-/// Which fleet to simulate.
+/// Arguments of `kvatlas fleet`: the fleet to simulate.
 #[derive(Debug, Args)]
 pub(crate) struct FleetArguments {
     /// Simulate so many workers.
@@ -48,7 +48,7 @@ pub(crate) struct FleetArguments {
     /// How events travel.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
-    /// Log what happened this often.
+    /// Seconds between two log lines that sum up what happened.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     summary_seconds: u64,
     #[command(flatten)]

@@ -41,7 +41,7 @@ impl From<ShellName> for Shell {
     }
 }
 
-/// For which shell.
+/// Shell for which the completions are.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArguments {
     /// The shell.

@@ -113,21 +113,21 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the daemon until it is told to stop.
     ///
-    /// It takes in the events of all workers, answers queries, and serves metrics and probes over HTTP. SIGTERM or
-    /// SIGINT stops it in good order; a second signal ends it at once.
+    /// The daemon takes in the events of all workers, answers queries, and serves metrics and probes over HTTP. SIGTERM
+    /// or SIGINT stops it in good order; a second signal ends it at once.
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<ServeArguments>),
     #[cfg(feature = "bridge")]
     /// Run all that one machine needs: a NATS server, the daemon, a bridge to engines, and queries over HTTP.
     ///
-    /// The NATS server is a process of its own, and is not started where --nats-url names one. The rest is one process.
+    /// The NATS server is a process of its own; it is not started if --nats-url names one. The rest is one process.
     #[command(after_help = up::EXAMPLES)]
     Up(Box<UpArguments>),
     #[cfg(feature = "bridge")]
-    /// Follow engines' ZMQ publishers, and tell daemons over NATS what they say.
+    /// Follow engines' ZMQ publishers, and publish their events to daemons over NATS.
     #[command(after_help = bridge::EXAMPLES)]
     Bridge(Box<BridgeArguments>),
-    /// Ask which workers hold how long a prefix, or how far the daemon has followed them.
+    /// Ask which workers hold leading blocks of a prompt, or how far the daemon has followed each worker.
     #[command(after_help = query::EXAMPLES)]
     Query(Box<QueryArguments>),
     /// Show all namespaces of a daemon on one screen; the exit code says whether all is well.
@@ -148,13 +148,13 @@ pub(crate) enum Command {
     /// For tests, for repairs by hand, and as a model for publishers in other languages.
     #[command(after_help = publish::EXAMPLES)]
     Publish(Box<PublishArguments>),
-    /// Show what the daemon is for: a simulated fleet, on a daemon and a NATS server of its own.
+    /// Show a daemon at work: with a simulated fleet, and a NATS server that the command starts.
     #[command(after_help = demo::EXAMPLES)]
     Demo(DemoArguments),
     /// Replay a trace of requests through a simulated fleet, and check every reply.
     #[command(after_help = replay::EXAMPLES)]
     Replay(Box<ReplayArguments>),
-    /// Simulate a fleet of workers and its router on a daemon that runs, until told to stop.
+    /// Simulate a fleet of workers and its router, with a daemon that runs already, until told to stop.
     #[command(after_help = fleet::EXAMPLES)]
     Fleet(FleetArguments),
     #[cfg(feature = "compare")]
@@ -164,7 +164,7 @@ pub(crate) enum Command {
     /// Ask the daemon's admin listener whether it is ready: the health check of containers.
     #[command(after_help = probe::EXAMPLES)]
     Probe(ProbeArguments),
-    /// Have daemons forget or resynchronise a worker, write a snapshot, or stop.
+    /// Make daemons forget or resynchronise a worker, write a snapshot, or stop.
     #[command(after_help = admin::EXAMPLES)]
     Admin(Box<AdminArguments>),
     /// Look into snapshot files.

@@ -6,21 +6,21 @@ use kvatlas_core::wire::{ModelKey, NamespaceName};
 
 use super::failure::Failure;
 
-/// A cache, by the namespace's own name or by the model's.
+/// A cache, named by its namespace or by its model.
 #[derive(Debug, Args)]
 #[group(skip)]
 #[command(group = ArgGroup::new("cache").required(true))]
 pub(super) struct CacheArguments {
-    /// Namespace that is meant.
+    /// Name of the namespace.
     #[arg(long, group = "cache", value_name = "NAME")]
     namespace: Option<NamespaceName>,
-    /// Model that is meant, in place of its namespace.
+    /// Model of the namespace, in place of the namespace's name.
     #[arg(long, group = "cache", value_name = "NAME")]
     model: Option<String>,
     /// Tenant or routing group of the model.
     #[arg(long, value_name = "NAME", requires = "model", conflicts_with = "namespace")]
     tenant: Option<String>,
-    /// Scheme whose hashes the namespace speaks, such as llm-d-xxh64; the contract's unless given.
+    /// Scheme of the hashes in the namespace, such as llm-d-xxh64; by default, the scheme of the wire contract.
     #[arg(long, value_name = "SCHEME", requires = "model", conflicts_with = "namespace")]
     scheme: Option<Scheme>,
 }

@@ -108,8 +108,8 @@ impl Surroundings {
         }
     }
 
-    /// Returns the settings of a context. It is the context that `flag` names, else the context that the environment names, else
-    /// the chosen context. If there is none of the three, the settings are empty.
+    /// Returns the settings of a context: of the first that is named by `flag`, by the environment, or by `nats context
+    /// select`. Empty if no context is named.
     ///
     /// # Errors
     ///

@@ -56,7 +56,7 @@ pub(crate) struct PublishArguments {
     /// Data-parallel rank of the worker.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     rank: Rank,
-    /// Incarnation of the publisher [default: the time in microseconds, which is new].
+    /// Epoch (incarnation) of the publisher [default: the time in microseconds, which is a new epoch].
     #[arg(long, value_name = "NUMBER")]
     epoch: Option<u64>,
     /// Number of the first batch in its epoch.
@@ -72,13 +72,13 @@ pub(crate) struct PublishArguments {
     /// Label of the worker, such as its role, zone or model. May be given several times.
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
-    /// How batches travel: with jetstream, each waits until the events stream has kept the one before.
+    /// How batches travel: with jetstream, a batch waits until the events stream has kept the batch before it.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
     /// Pass over bad lines, after reporting them, and publish the others.
     #[arg(long)]
     keep_going: bool,
-    /// Wait until the daemon's status shows that the last batch is applied, as long as --timeout says.
+    /// Wait until the daemon's status shows that the last batch is applied, at most for the time of --timeout.
     #[arg(long)]
     wait: bool,
     /// Check the lines, also against the default limits of a daemon, and print the batches; connect to nothing.
@@ -345,7 +345,7 @@ impl<'a> Sending<'a> {
         if self.is_refused {
             return sent;
         }
-        // Also what came before a bad line has to leave, and is told about.
+        // The batches before a bad line must be confirmed, too, so that the output can count them.
         let confirmed = self.confirm().await;
         sent.and(confirmed)
     }
@@ -363,7 +363,7 @@ impl<'a> Sending<'a> {
             let sent = self.publisher.publish(batch.tier, batch.events).await;
             sent.map_err(|error| Failure::unavailable(format_args!("line {number}: {error}")))?;
             self.handed_over = with_this;
-            // The stream answers for each: what is not kept is not to be counted.
+            // The stream confirms each batch, so that only batches that it keeps are counted.
             if self.arguments.transport == TransportName::Jetstream {
                 self.confirm().await?;
             }
@@ -399,7 +399,7 @@ fn read(
                 Err(fault) => Failure::failed(format_args!("line {number}: {fault}")),
             }
         }
-        // There is nothing to go on with.
+        // No line can be read after this error.
         Err(error) if !error.is_of_one_line() => return Err(error.into()),
         Err(error) => error.into(),
     };
@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(read(not_text, true, &mut published, Ok), Ok(None));
         assert_eq!(published.bad_lines, 2);
         assert!(published.check().is_err());
-        // Behind it there is nothing to go on with.
+        // No line can be read after this error.
         let endless = Err(LineError::TooLong { number: 10 });
         assert!(read(endless, true, &mut published, Ok).is_err());
     }

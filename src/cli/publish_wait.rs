@@ -24,7 +24,7 @@ pub(super) struct DaemonWatch {
     worker: WorkerName,
     rank: Rank,
     patience: Duration,
-    /// Reasons for doubt that do not mean that a batch of this command was lost: see [`earlier_doubts`].
+    /// Reasons for doubt that are no sign of a lost batch of this command: see [`earlier_doubts`].
     earlier: DegradedReasons,
 }
 
@@ -68,7 +68,7 @@ impl DaemonWatch {
                 DaemonProgress::Ignored(text) => return Err(Failure::failed(text)),
                 DaemonProgress::Waiting(state) if is_late => return Err(self.not_applied(cursor, &state)),
                 DaemonProgress::Dropped(state) if is_late => return Err(dropped(&state)),
-                // What was dropped may be mended: the daemon asks the publisher for it.
+                // Dropped batches may still be applied, because the daemon asks the publisher for them.
                 DaemonProgress::Waiting(_) | DaemonProgress::Dropped(_) => {
                     tokio::time::sleep(POLL_INTERVAL).await
                 }
@@ -143,7 +143,7 @@ fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> Deg
     let continued = before.filter(|holder| holder.epoch == first.epoch);
     let earlier = match continued {
         Some(_) => degraded,
-        // A new epoch replaces what was lost, but a message that nobody could read may have been of any.
+        // A new epoch replaces lost batches. But an unreadable message may have been of any epoch.
         None => degraded.without(DegradedReason::Gap),
     };
     let next = continued.map_or(1, |holder| holder.seq.saturating_add(1));
@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(found, waiting);
     }
 
-    /// Tests that a dropped batch does not count as applied, even if a heartbeat after it makes the daemon's last number equal to
-    /// the batch's number.
+    /// Tests that a dropped batch does not count as applied. A later heartbeat can still make the daemon's last number
+    /// equal to the batch's number.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {

@@ -61,14 +61,16 @@ pub(crate) struct QueryArguments {
     /// Ask for lineage hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
-    /// Send only the first hash, every COUNT-th after it, and the last; the answer then says at least and at most how many blocks match.
+    /// Send only the first hash, every COUNT-th after it, and the last; the answer then gives bounds on the number of
+    /// matching blocks.
     #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS, value_parser = parse_stride)]
     every: Option<NonZeroUsize>,
-    /// The position of each hash, joined by commas, where these are not the whole chain; the answer then has both numbers, too.
+    /// Positions of the hashes, joined by commas, if they are not the whole chain; the answer then gives bounds on the
+    /// number of matching blocks.
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS,
         conflicts_with = "every", value_parser = parse_position)]
     positions: Option<Vec<Position>>,
-    /// Ask the queries in a file, one JSON object a line, all at once; - is standard input.
+    /// Ask all queries in a file at once, one JSON object a line; - is standard input.
     #[arg(long, group = "asked", value_name = "FILE")]
     file: Option<PathBuf>,
     /// LoRA adapter that the tokens are for.
@@ -77,28 +79,28 @@ pub(crate) struct QueryArguments {
     /// Salt of the cache that the tokens are for.
     #[arg(long, value_name = "TEXT", conflicts_with_all = HASH_FORMS)]
     cache_salt: Option<String>,
-    /// How many tokens the prompt has that the hashes are of: the block with its last token is not usable.
+    /// Number of tokens of the prompt whose hashes are given; the block with its last token is not usable.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["tokens", "file"])]
     token_count: Option<u64>,
     /// Answer only for these workers, joined by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     workers: Option<Vec<WorkerName>>,
-    /// Show at most so many, the best first.
+    /// Show at most so many workers, the best first.
     #[arg(long, value_name = "COUNT")]
     limit: Option<u32>,
-    /// Leave out those that hold fewer blocks.
+    /// Leave out workers that hold fewer leading blocks than this.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     min_blocks: u32,
-    /// Say at which block each drops out, and how many others have that block.
+    /// Say at which block each worker drops out, and how many other workers have that block.
     #[arg(long)]
     explain: bool,
-    /// Say how many of its blocks each has on the device, and on device and host.
+    /// Say how many of its blocks each worker has on the device, and how many on device and host together.
     #[arg(long)]
     tiers: bool,
-    /// List, apart, who will have more of the prompt soon, by what routers have hinted.
+    /// Also list the workers that will have more of the prompt soon, according to routers' hints.
     #[arg(long)]
     predicted: bool,
-    /// Ask all shards, and put their answers together; without, one daemon or a gateway is asked.
+    /// Ask all shards, and merge their answers; without this flag, one daemon or gateway is asked.
     #[arg(long)]
     gather: bool,
     /// Print one JSON object, with the keys of the wire contract and hashes in hexadecimal.

@@ -46,7 +46,7 @@ pub(crate) struct ReplayArguments {
     /// Trace in the Mooncake format: one JSON object a line, with timestamp (ms) and hash_ids.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Read at most so many requests of it.
+    /// Read at most so many requests of the trace.
     #[arg(long, value_name = "COUNT")]
     limit_requests: Option<NonZeroUsize>,
     /// Simulate so many workers.

@@ -24,7 +24,7 @@ Examples:
   kvatlas serve --gateway
   kvatlas serve --config /etc/kvatlas.toml --check-config";
 
-/// How to serve.
+/// Arguments of `kvatlas serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
     /// TOML file with settings [environment: KVATLAS_CONFIG].
@@ -41,8 +41,8 @@ pub(crate) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// Loads the configuration, and returns it with its source. If it is only to be checked or printed, does so and returns
-    /// `None`. A failure names every mistake in the configuration.
+    /// Loads the configuration, and returns it with its source. With `--check-config` or `--print-config`, only checks
+    /// or prints it, and returns `None`. A failure names every mistake in the configuration.
     pub(crate) fn load(self) -> Result<Option<(Config, ConfigSource)>, Failure> {
         let Self {
             config: file,
@@ -188,7 +188,7 @@ pub(crate) struct StopSignals {
     last: LastSignal,
 }
 
-/// Time of the last signal that was not an echo, that is, the same signal sent again at once.
+/// Time of the last signal that was not an echo. An echo is the same signal, sent again immediately.
 #[derive(Debug, Default)]
 struct LastSignal(Option<Instant>);
 

@@ -9,7 +9,7 @@ pub(super) enum TransportName {
     /// As messages of core NATS.
     #[default]
     Core,
-    /// Through a JetStream stream; each batch waits until the stream has the one before.
+    /// Through a JetStream stream; a batch waits until the stream has the batch before it.
     Jetstream,
 }
 

@@ -236,7 +236,7 @@ async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
         .any(|holder| holder.worker == worker && holder.rank == key.rank && holder.exact)
 }
 
-/// Makes a token of 128 random bits. Clients on other machines must show it to register engines over HTTP.
+/// Makes a token of 128 random bits. Clients on other machines must show the token to register engines over HTTP.
 fn made_token() -> std::io::Result<Secret> {
     let mut bits = [0; 16];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bits)?;
@@ -276,7 +276,7 @@ fn curl_line(address: SocketAddr, model: &str) -> String {
 }
 
 async fn stop(daemon: Daemon, bridge: Bridge, nats: &async_nats::Client) -> Result<(), Failure> {
-    // Whoever reads the daemon's last snapshot finds the engines out of sight.
+    // The daemon's last snapshot must show that the engines are out of sight.
     let is_connected = nats.connection_state() == async_nats::connection::State::Connected;
     let stopping = tokio::time::timeout(stop_patience(is_connected), bridge.stop(false)).await;
     if stopping.is_err() {

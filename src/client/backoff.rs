@@ -12,8 +12,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the pause after `failures` failed attempts in a row. Up to half of the pause is taken off at random, so that
-    /// clients that failed together do not come back together.
+    /// Returns the pause after `failures` failed attempts in a row. The pause is shortened at random, by up to half. So
+    /// clients that failed together do not all try again together.
     pub fn pause(&self, failures: u32) -> Duration {
         self.pause_with(failures, fastrand::u64(..))
     }

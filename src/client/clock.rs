@@ -1,4 +1,4 @@
-//! Wall clock: the time in the contract's unit, and in a form for people.
+//! Wall clock: the time in microseconds since the Unix epoch, as messages have it, and as a text for people.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -27,8 +27,8 @@ pub fn rfc3339(time_us: u64) -> String {
 
 /// Returns year, month and day of the Gregorian calendar, from days since 1970-01-01.
 ///
-/// Howard Hinnant's `civil_from_days`, <https://howardhinnant.github.io/date_algorithms.html>, without days before 1970.
-/// Years begin in March, so that a leap day is the last of its year; 400 of them are an era.
+/// The algorithm is Howard Hinnant's `civil_from_days`, <https://howardhinnant.github.io/date_algorithms.html>, without
+/// days before 1970. Years begin in March, so that a leap day is the last day of its year. An era has 400 years.
 fn civil_date(days_since_1970: u64) -> (u64, u64, u64) {
     const DAYS_PER_ERA: u64 = 146_097;
     const DAYS_FROM_ERA_0_TO_1970: u64 = 719_468;

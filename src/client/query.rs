@@ -23,8 +23,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
 /// because of the request itself.
 const CONNECTIONS_MAX: usize = 8;
-/// Divisor of the longest time that a request waits. While no daemon listens, the request is sent again until the
-/// resulting part of that time has passed.
+/// Divisor of the patience of a request, which is the longest time that it waits. While no daemon listens, the request
+/// is sent again for a twentieth of its patience.
 const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.
@@ -134,7 +134,7 @@ impl QueryClient {
         Ok(BatchReply::decode(&reply.payload)?.results)
     }
 
-    /// Asks for the status of a namespace, which tells how far a daemon has followed each holder.
+    /// Asks for the status of a namespace. The status tells how far a daemon has followed each holder.
     pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
         if let Some(gatherer) = &self.gatherer {
             return Ok(gatherer
@@ -236,8 +236,8 @@ impl QueryClient {
         }
     }
 
-    /// Sends the request, and sends it again each time that the connection was made anew. Also repeats it for a short time while
-    /// no daemon listens.
+    /// Sends the request, and sends it again on each new connection. Also sends it again, for a short time, while no
+    /// daemon listens.
     async fn ask_on_each_connection(&self, subject: String, payload: Bytes) -> Result<Message, RequestError> {
         let statistics = self.nats.statistics();
         let asked = Instant::now();

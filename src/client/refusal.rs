@@ -1,26 +1,26 @@
 //! A refusal by a NATS server: of a subscription, or of a message.
 //!
-//! The server reports a refusal in an error on the connection. The error comes when the client subscribes or publishes. It also
-//! comes later, if the server reloads its configuration and the client has lost the right. The client library ignores the error,
-//! so only its text shows the refusal.
+//! The server reports a refusal in an error on the connection. The error comes when the client subscribes or publishes.
+//! It also comes later, if the server reloads its configuration and the client has lost the right. The client library
+//! only passes on the error's text, so that text is all that shows the refusal.
 
 use std::fmt;
 
 /// The subscription or the message that the server refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Refused {
-    /// A subscription to this subject. `None` means any subscription: the server has as many as it allows.
+    /// A subscription to this subject. `None` means any subscription: the client has as many as the server allows.
     Subscription(Option<String>),
     /// A message on this subject.
     Message(String),
 }
 
-/// A refusal, with the server's words.
+/// A refusal, with the text of the server's error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The subscription or the message that was refused.
     pub refused: Refused,
-    /// The server's words.
+    /// Text of the server's error.
     pub words: String,
 }
 

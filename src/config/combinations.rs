@@ -225,8 +225,8 @@ fn check_resync(layers: &Layers) -> Vec<ConfigError> {
     })
 }
 
-/// Reports a broken rule about two settings. Reports nothing if `is_right`, or if the value of one of them is not
-/// reliable (another source gives a wrong value). The error has the origin of the first of `keys` that is given.
+/// Reports a broken rule about two settings. Reports nothing if the rule holds (`is_right`), or if a value is not
+/// [settled](Layers::are_settled). The error has the origin of the first of `keys` that is given.
 fn check_pair(
     layers: &Layers,
     keys: [&str; 2],

@@ -49,7 +49,7 @@ pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: 
     }
 }
 
-/// Whether a variable with the prefix of the settings is not meant for a setting.
+/// Whether a variable has the settings' prefix but is for another purpose.
 ///
 /// Kubernetes gives every container variables about the services of its namespace. The daemon must start even if a
 /// service is named `kvatlas` or `kvatlas-admin`.
@@ -66,8 +66,8 @@ fn is_of_others(name: &str) -> bool {
         || is_service_port
 }
 
-/// Returns the names of the variables in the section with whose prefix `name` begins, joined by commas. If there is no such
-/// section, returns the prefixes of all sections.
+/// Returns the names of the variables of one section, joined by commas: the section whose prefix `name` begins with. If
+/// there is none, returns the prefixes of all sections.
 fn neighbours(name: &str) -> String {
     let section = |setting: &Setting| setting.variable.len() - setting.name().len();
     let near: Vec<_> = SETTINGS

@@ -158,8 +158,8 @@ impl ConfigErrors {
         }
     }
 
-    /// Returns the errors. Those of the file come first, sorted by line. Then come those of the environment, of the flags, and of
-    /// combinations.
+    /// Returns the errors. Errors of the file come first, sorted by line. Then come errors of the environment, of the
+    /// flags, and of combinations.
     pub fn as_slice(&self) -> &[ConfigError] {
         &self.0
     }

@@ -1,5 +1,5 @@
-//! The values of the sources that have been read so far. A source that is read later overrides earlier ones, and every mistake is
-//! kept.
+//! Values of the sources that have been read so far, and all mistakes in them. A source that is read later overrides
+//! earlier ones.
 
 use std::collections::BTreeSet;
 
@@ -33,8 +33,8 @@ impl Layers {
         layers
     }
 
-    /// Sets the value of a setting, which overrides the value of an earlier source. `None` stands for a value that is not
-    /// allowed. It is reported as an error, in which `found` describes the value.
+    /// Sets the value of a setting, which overrides the value of an earlier source. `None` stands for a value that is
+    /// not allowed. Such a value is reported as an error, in which `found` describes the value.
     pub(super) fn give(
         &mut self,
         setting: &'static Setting,
@@ -64,7 +64,7 @@ impl Layers {
         );
     }
 
-    /// Whether any source sets this setting, whether to an allowed value, to a wrong value, or to the default.
+    /// Whether any source sets this setting. The value may be allowed, wrong, or equal to the default.
     pub(super) fn is_said(&self, key: &str) -> bool {
         let entry = self.effective.entry(key);
         self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)

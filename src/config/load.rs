@@ -98,8 +98,8 @@ impl Said<'_> {
     }
 }
 
-/// Adds default values that the caller presumes for some settings. They override the declared defaults, and every
-/// source overrides them.
+/// Adds default values that the caller presumes for some settings. The presumed values override the declared defaults,
+/// and every source overrides the presumed values.
 fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     for (key, text) in presumed {
         if let Some(setting) = Setting::find(key)
@@ -110,7 +110,8 @@ fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     }
 }
 
-/// Whether a variable belongs to a setting that tells a client how to reach a daemon. Settings of the embedded server do not.
+/// Whether a variable belongs to a setting that tells a client how to reach a daemon. Settings of the embedded server
+/// are not among these.
 fn is_for_clients(variable: &str) -> bool {
     SETTINGS.iter().any(|setting| {
         setting.variable == variable

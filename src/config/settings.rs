@@ -67,7 +67,7 @@ tables! {
         authentication: SharedAuthentication;
         /// Refuse a connection to NATS without TLS.
         tls_required: bool = "false", boolean();
-        /// Begin with TLS before the server says anything; it must expect that (handshake_first).
+        /// Begin TLS before the server sends anything; the server must be configured for that (handshake_first).
         tls_first: bool = "false", boolean();
         /// PEM file of certificate authorities to trust for NATS, in place of the system's; read anew for every connection.
         tls_ca_file: Option<PathBuf> = "", path(Kind::OptionalFile);
@@ -77,11 +77,12 @@ tables! {
         tls_key_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Name of the connections in NATS's own monitoring.
         connection_name: String = "kvatlas", text(Kind::Name);
-        /// The beginning of the subjects on which NATS brings replies to us; with permissions, each role has one of its own.
+        /// Beginning of the subjects on which NATS delivers replies; with permissions, each role has a beginning of its own.
         inbox_prefix: String = "_INBOX", text(Kind::SubjectPrefix);
         /// Start a NATS server of our own on a free local port, for development.
         embedded: bool = "false", boolean(), flag "embedded";
-        /// The nats-server binary of the embedded server; unset, NATS_SERVER_BIN, PATH and what deploy/setup.sh has fetched (.tools/) are searched.
+        /// The nats-server binary of the embedded server; if unset, kvatlas looks for one in NATS_SERVER_BIN, in PATH, beside
+        /// itself, and in .tools/ (where deploy/setup.sh puts it).
         server_binary: Option<PathBuf> = "", path(Kind::OptionalFile);
     }
 
@@ -109,13 +110,18 @@ tables! {
     pub EventsConfig in [events] {
         /// Threads that apply events; 0 is half the cores, at least 1.
         lanes: usize = "0", integer(0, 256);
-        /// Events waiting for one lane, at most; beyond it messages of core NATS are dropped, and messages of JetStream wait in the stream.
+        /// Bytes of events that wait for one lane, at most. Beyond it, messages of core NATS are dropped, and messages of
+        /// JetStream wait in the stream.
         lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
-        /// Messages in the NATS client's buffer in front of the lanes' queues, at most; it is emptied without waiting.
+        /// Messages in the NATS client's buffer in front of the lanes' queues, at most; the daemon empties the buffer without
+        /// waiting.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
-        /// Bytes that one connection may have received and not handed on, about. This bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it the connection ends; a new one is made once half of the bytes are handed on.
+        /// Approximate bytes that one connection may have received and the daemon has not taken yet. This bounds each connection
+        /// for events of core NATS, for queries, and for answers of publishers. Beyond it the connection ends; a new one is made
+        /// when at most half of the bytes wait.
         subscription_bytes: usize = "64 MiB", bytes(4 * MIB, 4 * GIB);
-        /// Age of the oldest event that waits, in milliseconds, beyond which the holders concerned are degraded as behind; 0 is never.
+        /// Age of the oldest waiting event, in milliseconds, beyond which the holders whose events wait are degraded as behind; 0
+        /// is never.
         behind_after as behind_after_ms: Option<Duration> = "250", milliseconds_or_never(3_600_000);
         /// Size of one event message, at most.
         max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB) => live;
@@ -123,10 +129,10 @@ tables! {
         max_blocks_per_event: usize = "65536", integer(1, 16_777_216) => live;
         /// Events in one batch, at most.
         max_events_per_batch: usize = "4096", integer(1, 1_048_576) => live;
-        /// Events of one holder that wait for the block before theirs, at most; 0 parks none.
+        /// Events of one holder that wait until their parent block is stored (parked events), at most; 0 parks none.
         parked_events_max: usize = "64", integer(0, 65_536);
-        /// Bytes of all events that wait for the block before theirs, at most; one holder may take a fourth of what the others leave. Events beyond
-        /// it are dropped, and their holder is in doubt.
+        /// Bytes of all parked events (events that wait for their parent block), at most; one holder may take a fourth of the
+        /// bytes that the other holders leave. Further events are dropped, and their holders are in doubt.
         parked_bytes_max: usize = "256 MiB", bytes(MIB, 64 * GIB);
         /// Blocks in the parked events of one holder, at most.
         parked_blocks_max: usize = "65536", integer(0, 16_777_216);
@@ -156,15 +162,15 @@ tables! {
         replicas as stream_replicas: usize = "1", integer(1, 5);
     }
 
-    /// How publishers are asked for what is missing.
+    /// How publishers are asked for missing batches and blocks.
     pub ResyncConfig in [resync] {
-        /// Publishers asked at once for what is missing, at most; 0 asks none.
+        /// Publishers that are asked for missing batches or blocks at the same time, at most; 0 asks none.
         concurrency: usize = "16", integer(0, 1024);
         /// How long a publisher's answer may take, in milliseconds.
         timeout as timeout_ms: Duration = "5000", milliseconds(10, 600_000);
         /// Size of one publisher's whole answer, at most.
         max_answer_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
-        /// Batches of one holder kept back while its publisher is asked, at most; one is kept however long it is.
+        /// Bytes of batches of one holder that wait while its publisher is asked, at most; a single batch may be larger.
         max_held_bytes: usize = "1 MiB", bytes(KIB, GIB);
         /// Pause after the first failed resync of a holder, in milliseconds; it doubles with every further one.
         retry_min as retry_min_ms: Duration = "200", milliseconds(1, 3_600_000);
@@ -180,19 +186,21 @@ tables! {
         max_depth_blocks: usize = "65536", integer(1, 16_777_216) => live;
         /// Prompts in one query message, at most.
         max_batch: usize = "256", integer(1, 65_536) => live;
-        /// NATS queue group that shares the queries out.
+        /// NATS queue group of the daemons; each query goes to one member.
         queue_group: String = "kvatlas", text(Kind::Name);
-        /// Large query messages, and requests for a status whose reply is large (above 32 KiB), that wait for their turn on one connection, at most; more are refused with error 429.
+        /// Bytes of large requests that wait for their turn on one connection, at most; further ones are refused with error 429.
+        /// A request is large if the query message, or the reply to a status request, is above 32 KiB.
         max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
         /// NATS connections that serve queries.
         connections: usize = "1", integer(1, 16);
-        /// The depth that other dialects than the contract's answer: what a request can reuse, or what full attention has.
+        /// Depth (number of leading blocks) in the answers of dialects other than the contract's: the blocks that a request can
+        /// reuse, or the blocks of full attention.
         dialect_depth: Depth = "usable", choice();
         /// Answer the questions of NATS's micro services ($SRV.PING, INFO, STATS), so that `nats micro` finds the daemon.
         discovery: bool = "true", boolean();
     }
 
-    /// Which part of the workers is taken.
+    /// The part of the workers that the daemon takes.
     pub ShardingConfig in [sharding] {
         /// Take only the workers of this shard, and answer for these; unset, all workers.
         shard: Option<Shard> = "", optional(Kind::OptionalShard), flag "shard";
@@ -202,7 +210,7 @@ tables! {
     pub GatewayConfig in [gateway] {
         /// Follow no events: answer queries by gathering the shards' replies.
         enabled: bool = "false", boolean(), flag "gateway";
-        /// How long a gateway waits for the shards, in milliseconds; then it answers without those missing.
+        /// How long a gateway waits for the shards, in milliseconds; then it answers without the missing shards.
         deadline as deadline_ms: Duration = "250", milliseconds(1, 60_000);
         /// Requests that a gateway gathers at the same time, at most; more are refused.
         max_gathers: usize = "1024", integer(1, 1_048_576);
@@ -210,15 +218,17 @@ tables! {
 
     /// When a starting daemon takes queries.
     pub ReadyConfig in [ready] {
-        /// How long a starting daemon tries to know as much as a replica that serves before it takes queries, in milliseconds, at most.
+        /// How long a starting daemon tries to learn as much as a serving replica knows, in milliseconds, at most; it takes
+        /// queries afterwards.
         settle as settle_ms: Duration = "30000", milliseconds(0, 3_600_000);
     }
 
     /// Bounds on the index.
     pub LimitsConfig in [limits] {
-        /// Namespaces, at most; that of kvatlas doctor's probe does not count.
+        /// Namespaces, at most; the namespace of kvatlas doctor's probe does not count.
         max_namespaces: usize = "64", integer(1, 65_536);
-        /// Let no namespace come into being that the file does not name in a table [namespaces.NAME], but that of kvatlas doctor's probe.
+        /// Allow only the namespaces that the file names in tables [namespaces.NAME], and the namespace of kvatlas doctor's
+        /// probe.
         named_namespaces_only: bool = "false", boolean();
         /// Time without a holder after which a namespace that the file does not name is forgotten, in seconds; 0 is never.
         empty_namespace as empty_namespace_seconds: Duration = "600", seconds(0, 86_400) => live;
@@ -230,11 +240,13 @@ tables! {
         max_blocks_per_holder: usize = "16777216", integer(1, 4_294_967_295);
         /// Distinct blocks that the index of one namespace keeps, at most. Beyond it the index forgets leaves, the least recently used first. 0 is no limit.
         max_blocks_per_namespace: u64 = "0", integer(0, 1_000_000_000_000);
-        /// Memory for the distinct blocks of one namespace, in the same way; 0 is no limit.
+        /// Memory for the distinct blocks of one namespace, at most. Beyond it the index forgets leaves, the least recently used
+        /// first. 0 is no limit.
         max_bytes_per_namespace: u64 = "0", bytes(0, 1024 * TIB);
         /// Distinct blocks of all namespaces together, at most. Beyond it the namespace that takes the most memory forgets leaves. 0 is no limit.
         max_blocks_total: u64 = "0", integer(0, 1_000_000_000_000);
-        /// Memory for the distinct blocks of all namespaces together, in the same way; 0 is no limit.
+        /// Memory for the distinct blocks of all namespaces together, at most. Beyond it the namespace that takes the most memory
+        /// forgets leaves. 0 is no limit.
         max_bytes_total: u64 = "0", bytes(0, 1024 * TIB);
         /// Length of a namespace's or worker's name, at most.
         max_name_bytes: usize = "64", integer(1, 64);
@@ -242,9 +254,9 @@ tables! {
 
     /// The contract of a namespace. A table `[namespaces.NAME]` of the file overrides it for one namespace.
     pub NamespaceConfig in [namespace_defaults] named in [namespaces] {
-        /// Tokens in a block, for namespaces that do not say, and whose batches do not.
+        /// Tokens in a block, for a namespace if neither its table nor its batches tell.
         block_size: u32 = "16", integer(1, 65_536);
-        /// Trust the hashes that engines send, or recompute them, for namespaces that do not say.
+        /// Trust the hashes that engines send, or recompute them, for a namespace whose table does not tell.
         hashing: Hashing = "engine", choice();
         /// Silence after which a holder is stale at the latest, in milliseconds; publishers send something every second; 0 is never.
         stale_after as stale_after_ms: Option<Duration> = "3000", milliseconds_or_never(86_400_000);
@@ -254,7 +266,7 @@ tables! {
 
     /// Snapshots: their places, and when they are written.
     pub SnapshotsConfig in [snapshots] {
-        /// Directory of the snapshots that make a restart warm; unset, there are none.
+        /// Directory of the snapshots from which a restarted daemon loads its index; if unset, there are no snapshots.
         directory: Option<PathBuf> = "", path(Kind::OptionalPath);
         /// Time between snapshots, in seconds.
         interval as interval_seconds: Duration = "60", seconds(1, 86_400);
@@ -266,7 +278,8 @@ tables! {
 
     /// The Object Store to which snapshots are sent and from which a fresh replica starts.
     pub ObjectStoreConfig in [snapshots] {
-        /// NATS Object Store bucket to send snapshots to and to start from; made if missing; unset, there is none.
+        /// Bucket of the NATS Object Store to which snapshots are sent and from which a fresh replica starts; made if missing; if
+        /// unset, there is none.
         bucket as object_store: String = "", text(Kind::OptionalName);
         /// Time between snapshots that are sent, in seconds, at least.
         interval as object_store_interval_seconds: Duration = "300", seconds(1, 86_400);
@@ -274,7 +287,7 @@ tables! {
         snapshot_bytes_max as object_store_max_bytes: u64 = "8 GiB", bytes(MIB, TIB);
         /// How long a start waits for a snapshot from the Object Store, in seconds, at most.
         patience as object_store_patience_seconds: Duration = "60", seconds(1, 3600);
-        /// NATS servers that keep the bucket, where the daemon makes it.
+        /// NATS servers that keep the bucket, if the daemon makes it.
         replicas as object_store_replicas: usize = "1", integer(1, 5);
     }
 
@@ -282,7 +295,8 @@ tables! {
     pub AdminConfig in [admin] {
         /// Address of the HTTP listener for metrics and probes; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "127.0.0.1:9464", listen_address();
-        /// Carry out commands that operators send over NATS (kvatlas admin); whoever may publish on their subjects is an operator.
+        /// Carry out commands that operators send over NATS (kvatlas admin); all clients that may publish on the subjects of
+        /// these commands count as operators.
         commands: bool = "true", boolean();
     }
 
@@ -290,49 +304,57 @@ tables! {
     pub HttpConfig in [http] {
         /// Address of the HTTP listener for queries; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// File with the bearer token that HTTP queries need; unset, they need none.
+        /// File with the bearer token that HTTP queries need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Size of the body of one HTTP query, at most.
         max_body_bytes: usize = "8 MiB", bytes(KIB, 256 * MIB);
-        /// Bytes of all bodies of HTTP queries that have come and not been answered, at most; beyond it the address with the most loses one.
+        /// Bytes of all bodies of HTTP queries that have come and not been answered, at most; beyond it the address with the most
+        /// bytes loses a body.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
-        /// HTTP connections for queries at once, at most.
+        /// HTTP connections for queries at the same time, at most.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// HTTP connections for queries of one address at once, at most; more take the place of the oldest that waits.
+        /// HTTP connections for queries from one address at the same time, at most; a further one takes the place of the oldest
+        /// that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long an HTTP connection may wait for the head of a request, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
-        /// How long the body of an HTTP query may take to come, and a client to read a piece of its dump, in milliseconds.
+        /// How long the body of an HTTP query may take to arrive, and how long a client may take to read a piece of its dump, in
+        /// milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }
 
     /// Whether routers may hint where they have sent requests.
     pub HintsConfig in [hints] {
-        /// How long what a router hints is predicted, in milliseconds: about as long as a first token takes; 0 takes no hints.
+        /// How long the blocks of a router's hint are predicted, in milliseconds: about as long as a first token takes; 0 takes
+        /// no hints.
         time_to_live as ttl_ms: Option<Duration> = "0", milliseconds_or_never(60_000);
-        /// Bytes of all hints, at most; beyond it the oldest go.
+        /// Bytes of all hints, at most; beyond it the oldest hints are dropped.
         max_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
     /// Whether Dynamo's routers may ask, as their remote indexer.
     pub DynamoConfig in [dynamo] {
-        /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; with =TENANT behind one, its models are that tenant's; unset, none.
+        /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; with =TENANT after a
+        /// component, its models belong to that tenant; if unset, none.
         components: Vec<DynamoComponent> = "", components();
-        /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
+        /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; if unset, there is none.
         discovery: Option<Discovery> = "", optional(Kind::OptionalDiscovery);
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// Host that routers are told beside the port of the listener; unset, its IP address.
+        /// Host that routers are told together with the listener's port; if unset, the listener's IP address.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
-        /// Bytes of all requests of Dynamo's routers over TCP until their answers are made, at most; who goes beyond it is cut off.
+        /// Bytes of all requests of Dynamo's routers over TCP until their answers are made, at most; a connection whose request
+        /// exceeds it is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
-        /// Connections of Dynamo's routers at once, at most.
+        /// Connections of Dynamo's routers at the same time, at most.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// Connections of Dynamo's routers of one address at once, at most; more take the place of the oldest that waits.
+        /// Connections of Dynamo's routers from one address at the same time, at most; a further one takes the place of the
+        /// oldest that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long a connection of a router of Dynamo may be idle, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
-        /// How long a request of a router of Dynamo may take to come, and its answer to be taken, in milliseconds.
+        /// How long a request of a router of Dynamo may take to arrive, and how long the router may take to receive the answer,
+        /// in milliseconds.
         request_timeout as request_timeout_ms: Duration = "5000", milliseconds(10, 600_000);
     }
 
@@ -340,23 +362,27 @@ tables! {
     pub RedisConfig in [redis] {
         /// Address of the listener that answers llm-d's routers in Redis's place; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// File with the password that these routers need; unset, they need none.
+        /// File with the password that llm-d's routers need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Size of one command of llm-d's routers, and of what is read of a pipeline before it is answered, at most.
+        /// Bytes of one command of llm-d's routers, and of the commands of a pipeline that are read before they are answered, at
+        /// most.
         max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
-        /// Bytes of all commands of llm-d's routers that have come and not been answered, at most; who goes beyond it is cut off.
+        /// Bytes of all commands of llm-d's routers that have come and not been answered, at most; a connection whose command
+        /// exceeds it is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
-        /// Connections of llm-d's routers at once, at most.
+        /// Connections of llm-d's routers at the same time, at most.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// Connections of llm-d's routers of one address at once, at most; more take the place of the oldest that waits.
+        /// Connections of llm-d's routers from one address at the same time, at most; a further one takes the place of the oldest
+        /// that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long a connection of a router of llm-d may be idle, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
-        /// How long a command of a router of llm-d may take to come, and its reply to be taken, in milliseconds.
+        /// How long a command of a router of llm-d may take to arrive, and how long the router may take to receive the reply, in
+        /// milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
-        /// Bytes of all speculative entries of llm-d's routers, at most; beyond it the oldest go.
+        /// Bytes of all speculative entries (guesses of llm-d's routers), at most; beyond it the oldest entries are dropped.
         max_speculative_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
-        /// How long a speculative entry of a router of llm-d is kept that is not taken back, in milliseconds.
+        /// How long a speculative entry of a router of llm-d is kept if the router does not take it back, in milliseconds.
         speculative_ttl as speculative_ttl_ms: Duration = "10000", milliseconds(100, 3_600_000);
     }
 
@@ -364,33 +390,38 @@ tables! {
     pub GrpcConfig in [grpc] {
         /// Address of the listener that answers SGLang's routers over gRPC; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// Namespace that SGLang's routers are answered about; unset, all that speak the hashes of SGLang. A gateway needs one.
+        /// Namespace about which SGLang's routers are answered; if unset, all namespaces whose hashes are SGLang's. A gateway
+        /// needs one.
         namespace: Option<String> = "", optional_text(Kind::OptionalName);
-        /// File with the token that clients of gRPC need; unset, they need none.
+        /// File with the token that clients of gRPC need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Size of one question over gRPC, at most.
         max_message_bytes: usize = "8 MiB", bytes(4 * KIB, 64 * MIB);
-        /// Bytes of all questions over gRPC that have come and not been answered, at most; beyond it the source with the most loses its oldest.
+        /// Bytes of all questions over gRPC that have come and not been answered, at most; beyond it the source with the most
+        /// bytes loses its oldest question.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
-        /// Requests of one connection over gRPC at once, at most.
+        /// Requests of one connection over gRPC at the same time, at most.
         max_streams: u32 = "64", integer(1, 4096);
-        /// Connections of SGLang's routers at once, at most.
+        /// Connections of SGLang's routers at the same time, at most.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// Connections of SGLang's routers of one address at once, at most; more take the place of the oldest that waits.
+        /// Connections of SGLang's routers from one address at the same time, at most; a further one takes the place of the
+        /// oldest that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long a connection over gRPC may be without a question, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
-        /// How long a question over gRPC may take to come and to be answered, in milliseconds; the client's own deadline may be shorter.
+        /// How long a question over gRPC may take to arrive and to be answered, in milliseconds; the client's own deadline may be
+        /// shorter.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
         /// Clients that may report over gRPC which blocks workers have, as SGLang's bridge does: none (off), those with the token of grpc.writing_token_file (token), or all that may ask (open); needs grpc.namespace.
         writing: GrpcWriting = "off", choice();
-        /// File with the token that those need who report blocks over gRPC.
+        /// File with the token that clients need to report blocks over gRPC.
         writing_token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Bytes of all blocks that are reported over gRPC, at most; who has no room is left out of answers until a snapshot fits.
+        /// Bytes of all blocks that are reported over gRPC, at most; a worker whose blocks do not fit is left out of answers
+        /// until a snapshot fits.
         max_reported_bytes: usize = "256 MiB", bytes(64 * KIB, 64 * GIB);
-        /// How long nothing may be reported of a worker over gRPC before it is left out of answers, in milliseconds; 0 waits for ever.
+        /// Time without a report about a worker over gRPC after which answers leave the worker out, in milliseconds; 0 is never.
         report_silence as max_report_silence_ms: Option<Duration> = "60000", milliseconds_or_never(86_400_000);
-        /// Bytes of all counts of how often blocks were looked up over gRPC, at most; beyond it the oldest counts go.
+        /// Bytes of all counts of how often blocks were looked up over gRPC, at most; beyond it the oldest counts are dropped.
         max_hit_count_bytes: usize = "16 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
@@ -398,13 +429,14 @@ tables! {
     pub LoggingConfig in [logging] {
         /// Format of the log lines.
         format: LogFormat = "text", choice();
-        /// Which log lines to write; those of the NATS client only where async_nats is named.
+        /// Filter of the log lines; lines of the NATS client are written only if the filter names async_nats.
         level: String = "info", text(Kind::LogFilter) => live;
     }
 
     /// Spans of traced requests, and where they go.
     pub TracesConfig in [traces] {
-        /// The URL to which spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; unset, nothing is traced.
+        /// The URL to which spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; if unset, nothing
+        /// is traced.
         endpoint: Option<String> = "", optional_text(Kind::OptionalHttpUrl);
         /// Spans that wait to be sent, at most; more are dropped and counted.
         spans_max as max_waiting_spans: usize = "4096", integer(1, 1_048_576);

@@ -26,13 +26,13 @@ enum ActorMessage {
 ///
 /// # Promise
 ///
-/// The same as that of the index inside. Reads and writes are applied in the order in which they were sent. So an
-/// answer includes every change that the same sender had sent before the query.
+/// Answers are as exact as those of the index that the actor owns. Reads and writes are applied in the order in which
+/// they were sent. So an answer includes every change that the same sender had sent before the query.
 ///
 /// # Cost
 ///
 /// The index needs no locks, but uses only one core: queries and events wait in one queue. The published actor reads
-/// two channels with an async runtime. One channel keeps the order and needs no runtime.
+/// two channels with an async runtime. Here, one channel keeps the order and needs no runtime.
 #[derive(Debug)]
 pub struct Actor {
     /// Sender of the thread's channel. `None` only while the actor is being dropped.

@@ -38,8 +38,9 @@ impl HolderGroup for NodeHolders {
     }
 }
 
-/// Design 5: design 4 with a lock in every node, and the holders' names in a concurrent map. It is made for a
-/// [`ThreadPool`](super::ThreadPool): sticky threads apply events, and queries run inline.
+/// Design 5: the radix tree of design 4 with a lock in every node, and with the holders' names in a concurrent map. The
+/// design is made for a [`ThreadPool`](super::ThreadPool): each holder's events are applied by one thread, and queries
+/// run on the calling thread.
 ///
 /// # Promise
 ///

@@ -18,8 +18,8 @@ use super::sequence_entry::SeqEntry;
 /// Default number of blocks that a search jumps over. It is the number of the published design.
 pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and block
-/// hash) for events. It is made for a [`ThreadPool`](super::ThreadPool).
+/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and
+/// block hash) for events. The design is made for a [`ThreadPool`](super::ThreadPool).
 ///
 /// # Promise
 ///
@@ -63,7 +63,8 @@ struct HeldBlock {
 #[derive(Debug, Default)]
 struct HeldBlocks {
     blocks: HashMap<SequenceHash, HeldBlock>,
-    /// Number of held children of each parent, by the parent's name, whether or not the parent is held.
+    /// Number of children that the holder has of each block, by the block's name. The holder need not have the block
+    /// itself.
     children: HashMap<SequenceHash, usize>,
     /// Number of blocks above position 0 whose parent is not held.
     orphans: usize,

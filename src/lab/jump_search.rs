@@ -20,7 +20,7 @@ enum Trust {
     Verify,
 }
 
-/// One search: the query, and those of its sequence hashes that were needed so far.
+/// State of one search: the query, and those of its sequence hashes that have been needed so far.
 struct JumpSearch<'a> {
     index: &'a JumpIndex,
     blocks: &'a [BlockHash],

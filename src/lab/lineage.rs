@@ -14,8 +14,8 @@ use kvatlas_core::wire::{Event, HolderId, RemovedBlocks, StoredBlocks, Tier, Wor
 use super::pool::SharedIndex;
 use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndexSize, PrefixQuery};
 
-/// Design 7: the daemon's own [`PositionalIndexer`], keyed by lineage hashes. It is made for a
-/// [`ThreadPool`](super::ThreadPool), whose threads have the role of the daemon's lanes.
+/// Design 7: the daemon's own [`PositionalIndexer`], keyed by lineage hashes. The design is made for a
+/// [`ThreadPool`](super::ThreadPool), whose threads apply the events, as the lanes of the daemon do.
 ///
 /// # Promise
 ///

@@ -78,8 +78,8 @@ pub struct PrefixIndexSize {
 
 /// Index of the prefixes that holders hold. The documentation of the crate has the contract.
 pub trait PrefixIndex {
-    /// Records that `holder` holds `blocks`. They are consecutive; the first follows the block named `parent`, or is
-    /// at position 0.
+    /// Records that `holder` holds `blocks`. The blocks are consecutive; the first follows the block named `parent`, or
+    /// is at position 0.
     fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[PrefixBlock]);
 
     /// Records that `holder` no longer holds the blocks with these names.

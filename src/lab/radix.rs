@@ -26,9 +26,9 @@ struct RadixNode {
 ///
 /// # Promise
 ///
-/// Exact, whatever the holders' sequence hashes are. They are only names: the hashes of any engine can be used if
-/// each holder has only one name for a block. Blocks of equal content share a node only under one parent, where they
-/// are the same block.
+/// Exact, whatever the holders' sequence hashes are. Sequence hashes are only names: the hashes of any engine can be
+/// used if each holder has only one name for a block. Blocks of equal content share a node only under one parent, where
+/// they are the same block.
 ///
 /// # What is mended
 ///

@@ -1,4 +1,4 @@
-//! Client for HTTP/1.1. It bounds the size of answers, and follows no redirects. The caller bounds the time.
+//! Client for HTTP/1.1, which bounds the size of answers and follows no redirects. The caller bounds the time.
 
 use std::io;
 

@@ -6,7 +6,8 @@
 //! |---|---|
 //! | connections | `connections_max` of all, `per_source_max` of one source |
 //! | a connection without a request | the time for a head |
-//! | a connection at its limit | the oldest one that waits for its client gives way to a new one |
+//! | a connection while a limit is reached | the oldest connection that waits for its client is closed to make room for
+//! a new one |
 //! | a connection whose request's body does not come | its reader [notes](ClientWait) that it waits for its client |
 //! | memory for a head | `head_bytes_max` |
 //!
@@ -354,8 +355,8 @@ impl Drop for Waiting {
     }
 }
 
-/// A service that notes when its connection waits for the client. The connection does so at all times except while a request is
-/// being answered.
+/// A service that notes when its connection waits for the client. The connection waits for the client at all times
+/// except while a request is being answered.
 struct WatchedService<S> {
     service: S,
     waits: Arc<AtomicBool>,
@@ -423,7 +424,7 @@ mod tests {
         answered.waits.store(false, Ordering::Release);
         assert!(open.lock().displace(Some(one)));
         assert!(oldest.displaced.is_cancelled() && !newer.displaced.is_cancelled());
-        // Of all, a source with the most gives way.
+        // Without a given source, the source with the most connections gives way.
         assert!(open.lock().displace(None));
         assert!(newer.displaced.is_cancelled() && !foreign.displaced.is_cancelled());
         assert!(!open.lock().displace(Some(one)), "the last one is being answered");

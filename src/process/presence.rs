@@ -135,9 +135,9 @@ struct EndpointStats<'a> {
     num_requests: u64,
     num_errors: u64,
     last_error: String,
-    /// Total processing time of all requests of the endpoint, in nanoseconds. The next field, the average, is in
-    /// nanoseconds, too.
+    /// Total processing time of all requests of the endpoint, in nanoseconds.
     processing_time: u64,
+    /// Average processing time of a request, in nanoseconds.
     average_processing_time: u64,
 }
 

@@ -28,7 +28,8 @@ pub enum Attention {
 /// the end of the prompt, and where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
-    /// Only the two places where blocks are always kept. This is vLLM's default, `prefix_cache_retention_interval` 0.
+    /// Only at the end of the prompt, and where two prompts were found to differ. This is vLLM's default,
+    /// `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
     /// One place in each interval of this many blocks.
@@ -52,8 +53,8 @@ impl CacheModel {
         self.tail_blocks() > 0
     }
 
-    /// Returns how many blocks of windows or states a request needs just before the boundary of blocks at which it
-    /// resumes from the cache.
+    /// Returns how many blocks of windows or states a request needs just before the place (boundary between two blocks)
+    /// where the request resumes from the cache.
     fn tail_blocks(self) -> usize {
         match self.attention {
             Attention::Full => 0,

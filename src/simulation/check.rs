@@ -19,7 +19,7 @@ pub enum Difference {
         /// Number of blocks in the query, according to the reply.
         answered: u32,
     },
-    /// A holder is missing, extra, or matched to another depth. A depth of 0 means that the holder is not listed.
+    /// A holder is missing, is listed wrongly, or has a wrong depth. A depth of 0 means that the holder is not listed.
     MatchedBlocks {
         /// Worker that the reply describes wrongly.
         worker: WorkerName,

@@ -121,8 +121,8 @@ impl Fleet {
         matches
     }
 
-    /// Lets the router choose a worker, and serves the request with it. `matched_blocks` has the number of leading blocks of each
-    /// worker.
+    /// Lets the router choose a worker, and serves the request with that worker. `matched_blocks` has, for each worker,
+    /// the number of the request's leading blocks that the worker holds.
     pub fn serve(&mut self, request: &Request, matched_blocks: &[u64]) -> ServedRequest {
         let worker = self.router.choose(request.arrival_ms, matched_blocks);
         self.serve_with(worker, request)

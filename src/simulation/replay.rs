@@ -27,10 +27,10 @@ use super::request::Request;
 use super::session::{POLLS, PROGRESS_PATIENCE, Session, known};
 use fastrand::Rng;
 
-/// Maximum number of queries in one request that checks replies.
+/// Maximum number of queries in one request of a check, which compares replies with the truth.
 const BATCH_QUERIES_MAX: usize = 128;
-/// Target size, in bytes, of a request that checks replies, and of the reply to it. Every NATS server accepts messages of twice
-/// this size.
+/// Target size, in bytes, of one request of a check, and of the reply to it. Every NATS server accepts messages of
+/// twice this size.
 const BATCH_BYTES: usize = 512 << 10;
 /// Approximate bytes of one holder in a reply.
 const HOLDER_BYTES: usize = 96;
@@ -263,8 +263,9 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Returns the daemon's replies about these chains, or `None` if nothing was ever published. Call it when all events have
-    /// been applied. If a reply still says that the daemon may be behind, only the machine is busy. So the daemon is asked again.
+    /// Returns the daemon's replies about these chains, or `None` if nothing was ever published. Call it when all
+    /// events have been applied. On a busy machine, a reply may still say that the daemon is behind. Then the daemon is
+    /// asked again.
     async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
         let asked_first = Instant::now();
         let mut asked = 0_u32;
@@ -326,7 +327,7 @@ fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     fitting.count().max(1).min(chains.len())
 }
 
-/// Whether the daemon doubts a holder because it may not have received everything yet.
+/// Whether the daemon doubts the holder because events may still wait to be applied.
 fn may_be_behind(holder: &HolderMatch) -> bool {
     holder.degraded.contains(DegradedReason::Behind)
 }

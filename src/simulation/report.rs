@@ -35,7 +35,7 @@ pub struct Tally {
     pub requests: usize,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Blocks of the requests that the serving worker held already when each request arrived.
+    /// Blocks of all requests that the serving workers already held when the requests arrived.
     pub hit_blocks: usize,
     /// Batches of events that the workers have published.
     pub batches: usize,
@@ -47,8 +47,8 @@ pub struct Tally {
     pub indexed_blocks: u64,
     /// Replies during the run in which a holder was in doubt for more than a moment.
     pub degraded_replies: usize,
-    /// Replies in which a holder was in doubt, but only for a moment: its events were being applied or were waiting. They are not
-    /// part of `degraded_replies`.
+    /// Replies in which a holder was in doubt, but only for a moment: its events were being applied or were waiting.
+    /// Not counted in `degraded_replies`.
     pub momentary_replies: usize,
     /// Replies that were compared with the truth at a time when all events had been applied.
     pub checked_replies: usize,
@@ -172,7 +172,7 @@ pub struct Report {
     pub checked_replies: usize,
     /// Replies during the run in which a holder was in doubt for more than a moment.
     pub degraded_replies: usize,
-    /// Replies in which holders were in doubt for a moment only (`changing` or `behind`). They are not part of
+    /// Replies in which holders were in doubt for a moment only (`changing` or `behind`). Not counted in
     /// `degraded_replies`.
     pub momentary_replies: usize,
     /// Latencies of the queries of the run.

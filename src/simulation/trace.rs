@@ -25,7 +25,7 @@ const REQUEST_BLOCKS_MAX: usize = 32_768;
 /// Maximum number of blocks of all requests together. So many blocks take half a gibibyte of memory.
 const TRACE_BLOCKS_MAX: usize = 1 << 26;
 
-/// Why a trace can't be used.
+/// Reason why a trace can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file can't be opened.

@@ -41,32 +41,32 @@ impl Drop for EngineLease {
 }
 
 metric_group! {
-    /// Events of engines that a bridge does not tell.
+    /// A bridge: its sources of engines, and its faults.
     BridgeMetrics::new() keeping {
         /// Engines that have series of their own, each with its number of handles.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
     } {
         /// Payloads of engines that could not be decoded.
         undecodable: Counter = "kvatlas_bridge_undecodable_total", Count;
-        /// Events of engines, or blocks of them, that daemons are not told, by reason.
+        /// Events of engines, or blocks of such events, that the bridge did not pass on to daemons, by reason.
         left_out: PerLabel<Reason, Counter> = "kvatlas_bridge_events_left_out_total", Count;
-        /// Connections to engines that the bridge ended because more was announced on them than it takes, by reason.
+        /// Connections to engines that the bridge ended because a frame, message or command on them exceeded a limit, by reason.
         cut: PerLabel<FrameFault, Counter> = "kvatlas_bridge_connections_cut_total", Count;
-        /// Blocks of engines that are not among what is published for routers once more, by reason.
+        /// Blocks of engines that the bridge did not republish for routers, by reason.
         republish_left_out: PerLabel<RepublishOmission, Counter> = "kvatlas_bridge_republish_left_out_total", Count;
-        /// Engines that are not published for routers once more, because they have no ports of `--republish` yet.
+        /// Engines whose events the bridge does not republish for routers, because they have no ports of `--republish` yet.
         pub republish_without_ports: Gauge = "kvatlas_bridge_republish_engines_without_ports", Count;
-        /// Connections of routers that the bridge ended, by reason.
+        /// Connections of routers to republished events that the bridge ended, by reason.
         republish_cut: PerLabel<RepublishCut, Counter> = "kvatlas_bridge_republish_connections_cut_total", Count;
-        /// Servers of engines that are asked for their publishers.
+        /// Servers of engines that the bridge asks for their publishers.
         servers: Gauge = "kvatlas_bridge_servers", Count;
         /// Servers of engines that do not answer, or whose engines cannot be followed; `/workers` of the bridge says why.
         servers_troubled: Gauge = "kvatlas_bridge_servers_troubled", Count;
-        /// Engines that were found, by where they were looked for.
+        /// Engines that the bridge found, by the source in which it looked for them.
         pub discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
-        /// Looks for engines that failed, by where they were looked for; those that are known stay.
+        /// Failed searches for engines, by source; the bridge still follows the engines that it found before.
         pub discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
-        /// Times that a part of the bridge's state could not be written or removed; it is tried again.
+        /// Times that a part of the bridge's state could not be written or removed; the bridge tries again.
         state_failures: Counter = "kvatlas_bridge_state_failures_total", Count;
     }
 }
@@ -112,8 +112,8 @@ impl BridgeMetrics {
         log_gated!(warn "a payload of an engine cannot be decoded"; %engine, %error);
     }
 
-    /// Counts and logs a connection to an engine that was ended because a frame, message or command that the engine announced on
-    /// it exceeded a limit.
+    /// Counts and logs a connection to an engine that the bridge has ended. The engine had announced a frame, message
+    /// or command that exceeds a limit.
     pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
         self.cut.get(fault).increment(1);
         log_gated!(warn "a connection to an engine was ended"; %endpoint, reason = %fault);
@@ -166,19 +166,19 @@ metric_group! {
         connections: Counter = "kvatlas_bridge_connections_total", Count;
         /// Times that an engine's replay socket was asked.
         replays: Counter = "kvatlas_bridge_replays_total", Count;
-        /// Times that batches of an engine were found to be lost for good.
+        /// Times that batches of an engine were found to be lost, and the engine could not send them again.
         gaps: Counter = "kvatlas_bridge_gaps_total", Count;
-        /// Times that an engine was found to be another process.
+        /// Times that another process was found in an engine's place.
         restarts: Counter = "kvatlas_bridge_restarts_total", Count;
-        /// 1 while what an engine has is known for certain, else 0.
+        /// 1 while the engine's blocks are known for certain, else 0.
         exact: Gauge = "kvatlas_bridge_engine_exact", Count;
-        /// 1 while this bridge tells daemons of an engine, 0 while another one of its group does.
+        /// 1 while this bridge publishes the engine's blocks to daemons, 0 while another bridge of its group does.
         speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
-        /// Bytes of an engine's blocks that are kept with their tokens, to be published for routers once more.
+        /// Memory of the engine's blocks with their tokens, which the bridge keeps to republish them for routers.
         pub republished_bytes: Gauge = "kvatlas_bridge_republished_bytes", Bytes;
-        /// Routers that follow what is published of an engine once more.
+        /// Routers that subscribe to the engine's republished events.
         pub republish_subscribers: Gauge = "kvatlas_bridge_republish_subscribers", Count;
-        /// Times that a router was given all of an engine's blocks.
+        /// Times that the bridge sent all of the engine's blocks to a router.
         pub republish_answers: Counter = "kvatlas_bridge_republish_answers_total", Count;
     }
 }
@@ -217,8 +217,8 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge tells daemons of the engine's blocks. Bridges that follow the same engines form a
-    /// group, of which one does.
+    /// Records whether this bridge tells daemons of the engine's blocks. Of all bridges that follow the engine (a
+    /// group), one tells daemons.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }

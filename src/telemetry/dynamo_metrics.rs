@@ -9,7 +9,7 @@ use super::labels::{DynamoOutcome, PerLabel};
 metric_group! {
     /// Requests of Dynamo's routers.
     DynamoMetrics::new() {
-        /// Requests of Dynamo's routers, by how they ended.
+        /// Requests of Dynamo's routers, by outcome.
         requests: PerLabel<DynamoOutcome, Counter> = "kvatlas_dynamo_requests_total", Count;
     }
 }
@@ -26,7 +26,8 @@ metric_group! {
     DynamoConnectionMetrics::new() {
         /// Connections to the listener for Dynamo's routers that are open.
         open: Gauge = "kvatlas_dynamo_connections", Count;
-        /// Connections to the listener for Dynamo's routers that were closed because too many were open: new ones, or the oldest that waited.
+        /// Connections to the listener for Dynamo's routers that were closed because too many were open: the new connection, or
+        /// the oldest one that waited for its client.
         refused: Counter = "kvatlas_dynamo_connections_refused_total", Count;
     }
 }

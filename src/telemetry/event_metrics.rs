@@ -22,7 +22,7 @@ pub struct AppliedBatch {
     pub blocks_removed: u64,
     /// Number of times that the batch dropped all blocks of its holder.
     pub clears: u64,
-    /// Time that the lane took to decode and apply the batch.
+    /// Time that the lane (a thread that applies events) took to decode and apply the batch.
     pub elapsed: Duration,
     /// Age of the batch when queries saw it, by its publisher's clock; `None` if the batch has no time.
     pub lag: Option<Duration>,
@@ -90,9 +90,9 @@ metric_group! {
         clears: Counter = "kvatlas_holder_clears_total", Count;
         /// Event batches dropped whole, by reason.
         batches_dropped: PerLabel<DropReason, Counter> = "kvatlas_batches_dropped_total", Count;
-        /// Blocks of applied batches that were not taken as sent, by reason.
+        /// Blocks of applied batches that the index did not take over as they were sent, by reason.
         blocks_rejected: PerLabel<RejectReason, Counter> = "kvatlas_blocks_rejected_total", Count;
-        /// Times that a batch arrived whose predecessors did not.
+        /// Times that a batch arrived but batches before it were missing.
         sequence_gaps: Counter = "kvatlas_sequence_gaps_total", Count;
         /// Times that a publisher was replaced by a new incarnation.
         epoch_changes: Counter = "kvatlas_epoch_changes_total", Count;
@@ -100,7 +100,7 @@ metric_group! {
         holders_degraded: PerLabel<DegradedReason, Counter> = "kvatlas_holders_degraded_total", Count;
         /// Holders removed because nothing was heard of them for too long.
         holders_removed: Counter = "kvatlas_holders_removed_total", Count;
-        /// Time in which a lane decoded and applied one batch.
+        /// Time that a lane (a thread that applies events) took to decode and apply one batch.
         apply_duration: Histogram = "kvatlas_batch_apply_duration_seconds", Seconds, LATENCIES;
         /// Time from an engine's change, by its publisher's clock, until queries see it.
         visible_lag: Histogram = "kvatlas_event_visible_lag_seconds", Seconds, LAGS;
@@ -152,9 +152,10 @@ impl EventMetrics {
         }
     }
 
-    /// Counts and logs blocks of an event that were not taken as sent.
+    /// Counts and logs blocks of an event that the index did not take over as they were sent.
     ///
-    /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level debug.
+    /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level
+    /// debug.
     pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
         self.blocks_rejected.get(reason).increment(blocks);
         let (namespace, word) = (&*self.namespace, reason.as_str());

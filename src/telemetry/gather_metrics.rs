@@ -9,7 +9,7 @@ use super::log_gated;
 metric_group! {
     /// A shard: a daemon that takes a part of the workers.
     ShardMetrics::new() {
-        /// Event messages passed over because their worker belongs to another shard.
+        /// Event messages that were ignored because their worker belongs to another shard.
         pub other_shard_messages: Counter = "kvatlas_other_shard_messages_total", Count;
     }
 }
@@ -17,7 +17,7 @@ metric_group! {
 metric_group! {
     /// A gateway, which gathers the replies of shards.
     GatherMetrics::new() {
-        /// Requests for which a gateway asked the shards, by how that ended.
+        /// Requests for which a gateway asked the shards, by outcome.
         gathers: PerLabel<GatherOutcome, Counter> = "kvatlas_gathers_total", Count;
         /// Replies of shards that reached a gateway after it had answered.
         pub replies_late: Counter = "kvatlas_shard_replies_late_total", Count;
@@ -27,7 +27,7 @@ metric_group! {
 metric_group! {
     /// A shard that a gateway asks.
     MissingShardMetrics::for_shard(shard: usize) {
-        /// Replies of a shard that a gateway answered without, by the shard's index.
+        /// Answers that a gateway gave without the reply of a shard, by the shard's index.
         replies_missing: Counter = "kvatlas_shard_replies_missing_total", Count;
     }
 }

@@ -12,15 +12,15 @@ use super::log_gated;
 metric_group! {
     /// Requests to a method of the listener for SGLang's routers.
     GrpcMethodMetrics::of_method(method: GrpcMethod) {
-        /// Requests to the listener for SGLang's routers, by method and by how they ended.
+        /// Requests to the listener for SGLang's routers, by method and outcome.
         requests: PerLabel<GrpcOutcome, Counter> = "kvatlas_grpc_requests_total", Count;
     }
 }
 
 metric_group! {
-    /// Workers that cannot be told.
+    /// Workers that answers over gRPC leave out.
     GrpcAddressMetrics::new() {
-        /// Workers that were left out of an answer to a router of SGLang, though they had blocks: their address is not known.
+        /// Workers with blocks that were left out of an answer to a router of SGLang, because their address is not known.
         without_address: Counter = "kvatlas_grpc_without_address_total", Count;
     }
 }
@@ -64,18 +64,18 @@ impl GrpcMetrics {
 metric_group! {
     /// Blocks that are reported over gRPC.
     GrpcReportMetrics::new() {
-        /// Workers that are reported over gRPC, by whether all that they have is known.
+        /// Workers that are reported over gRPC, by whether all of their blocks are known.
         workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
         /// Memory of all blocks that are reported over gRPC.
         bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
-        /// Workers whose reported blocks were forgotten until a snapshot comes, by reason.
+        /// Times that the reported blocks of a worker were forgotten, so that it has to send a snapshot, by reason.
         lost: PerLabel<ReportLoss, Counter> = "kvatlas_grpc_reports_lost_total", Count;
     }
 }
 
 impl GrpcReportMetrics {
-    /// Sets the number of workers whose blocks are all known (`told`), the number of workers that have to send a snapshot
-    /// (`awaited`), and the memory of all reported blocks, in bytes.
+    /// Sets the numbers of workers whose blocks are all known (`told`) and of workers that have to send a snapshot
+    /// (`awaited`). Also sets the memory of all reported blocks, in bytes.
     pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
         self.workers.get(ReportState::Told).set(told as f64);
         self.workers.get(ReportState::Awaited).set(awaited as f64);
@@ -97,7 +97,7 @@ metric_group! {
     GrpcHitMetrics::new() {
         /// Blocks whose look-ups over gRPC are counted.
         counted: Gauge = "kvatlas_grpc_hit_counts", Count;
-        /// Counts of look-ups over gRPC that went because there was no room for more.
+        /// Blocks whose count of look-ups over gRPC was dropped because there was no room for more.
         dropped: Counter = "kvatlas_grpc_hit_counts_dropped_total", Count;
     }
 }
@@ -116,7 +116,8 @@ metric_group! {
     GrpcConnectionMetrics::new() {
         /// Connections to the listener for SGLang's routers that are open.
         open: Gauge = "kvatlas_grpc_connections", Count;
-        /// Connections to the listener for SGLang's routers that were closed because too many were open: new ones, or the oldest that waited.
+        /// Connections to the listener for SGLang's routers that were closed because too many were open: the new connection, or
+        /// the oldest one that waited for its client.
         refused: Counter = "kvatlas_grpc_connections_refused_total", Count;
     }
 }

@@ -15,11 +15,11 @@ metric_group! {
         pub taken: Counter = "kvatlas_hints_total", Count;
         /// Hints of routers that have come true: all their blocks were known before their time ended.
         pub fulfilled: Counter = "kvatlas_hints_fulfilled_total", Count;
-        /// Hints of routers whose time has ended before all their blocks were known.
+        /// Hints of routers whose time ended before all their blocks were known.
         pub expired: Counter = "kvatlas_hints_expired_total", Count;
-        /// Hints of routers that were not kept, or went before their time, by reason.
+        /// Hints of routers that were not kept, or were dropped before their time ended, by reason.
         dropped: PerLabel<HintDrop, Counter> = "kvatlas_hints_dropped_total", Count;
-        /// Memory that the hints of routers take, about.
+        /// Approximate memory that the hints of routers take.
         pub bytes: Gauge = "kvatlas_hints_bytes", Bytes;
     }
 }

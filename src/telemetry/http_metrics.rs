@@ -12,7 +12,7 @@ use super::log_gated;
 metric_group! {
     /// Requests to a route of the query listener.
     HttpMetrics::of_route(route: HttpRoute) {
-        /// Requests to the query listener, by how they ended.
+        /// Requests to the query listener, by outcome.
         requests: PerLabel<HttpOutcome, Counter> = "kvatlas_http_requests_total", Count;
         /// Time from the head of a request to the query listener until its answer is made.
         duration: Histogram = "kvatlas_http_request_duration_seconds", Seconds, LATENCIES;
@@ -32,15 +32,17 @@ metric_group! {
     HttpConnectionMetrics::new() {
         /// Connections to the query listener that are open.
         open: Gauge = "kvatlas_http_connections", Count;
-        /// Connections to the query listener that were closed because too many were open: new ones, or the oldest that waited.
+        /// Connections to the query listener that were closed because too many were open: the new connection, or the oldest one
+        /// that waited for its client.
         refused: Counter = "kvatlas_http_connections_refused_total", Count;
     }
 }
 
 metric_group! {
-    /// Bodies of requests to the query listener, and questions to that for SGLang's routers.
+    /// Bodies of requests to the query listener, and questions over gRPC.
     HttpBodyMetrics::new() {
-        /// Bodies of requests to the query listener, and questions over gRPC, that were given up because all of them took too much room.
+        /// Bodies of requests to the query listener, and questions over gRPC, that were dropped because all of them together took
+        /// too much room.
         refused: Counter = "kvatlas_http_bodies_refused_total", Count;
     }
 }

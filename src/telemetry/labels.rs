@@ -96,7 +96,7 @@ pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
 pub use told::{HintDrop, OutcomeRefusal};
 
 label_values! {
-    /// Why a whole batch was dropped without a change to the index.
+    /// Reason why a whole batch was dropped without a change to the index.
     DropReason: "reason" {
         /// The sequence number was applied before: the message is a redelivery, or the publisher sent the batch again.
         Duplicate => "duplicate",
@@ -129,7 +129,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a resync did not make a holder exact.
+    /// Reason why a resync did not make a holder exact.
     ResyncFailure: "reason" {
         /// The holder's resync subject has no subscriber: its publisher is gone, or does not know the protocol of resyncs.
         NoResponder => "no_responder",
@@ -160,8 +160,8 @@ label_values! {
         OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
-        /// More live batches came during the resync than the lane may hold back, or something other than this resync replaced the
-        /// holder's state.
+        /// More new batches came during the resync than the lane (the thread that applies events) may hold back. Or
+        /// something other than this resync replaced the holder's state.
         Superseded => "superseded",
         /// The answer was applied, but the holder is not exact.
         Incomplete => "incomplete",
@@ -169,7 +169,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a snapshot was not written.
+    /// Reason why a snapshot was not written.
     SnapshotFailure: "reason" {
         /// There is no room on the disk.
         DiskFull => "disk_full",
@@ -191,7 +191,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a snapshot that was found at start was not loaded.
+    /// Reason why a snapshot that was found at start was not loaded.
     SnapshotRejection: "reason" {
         /// The file cannot be read.
         Unreadable => "unreadable",
@@ -229,7 +229,7 @@ impl From<&SnapshotError> for SnapshotRejection {
 }
 
 label_values! {
-    /// Why a bridge ended a connection to an engine.
+    /// Reason why a bridge ended a connection to an engine.
     FrameFault: "reason" {
         /// A frame is longer than 32 MiB.
         FrameTooLong => "frame_too_long",
@@ -243,7 +243,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why blocks of an engine are not republished for routers.
+    /// Reason why blocks of an engine are not republished for routers.
     RepublishOmission: "reason" {
         /// The memory for an engine's blocks is full.
         Full => "full",
@@ -255,7 +255,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a bridge ended the connection of a router that subscribes to the republished events of an engine.
+    /// Reason why a bridge ended the connection of a router that subscribes to the republished events of an engine.
     RepublishCut: "reason" {
         /// The router takes what is sent too slowly.
         Slow => "slow",
@@ -283,7 +283,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why the consumer of the events stream was made anew.
+    /// Reason why the consumer of the events stream was made anew.
     ConsumerReset: "reason" {
         /// The connection to the server broke.
         Connection => "connection",
@@ -297,7 +297,7 @@ label_values! {
 }
 
 label_values! {
-    /// How exactly the index knows the blocks of a holder.
+    /// State of the index's knowledge of a holder's blocks.
     HolderState: "state" {
         /// Every batch of the holder was applied.
         Exact => "exact",
@@ -323,12 +323,12 @@ label_values! {
 }
 
 label_values! {
-    /// How certain an answer is.
+    /// Certainty of an answer.
     AnswerState: "state" {
         /// Every holder in the answer is exact, and no other holder may have more blocks than is known.
         Exact => "exact",
-        /// Some holder in the answer is degraded. Or a holder that is not in the answer may have more blocks than is known, or
-        /// cannot be found by the form of the query.
+        /// A holder in the answer is degraded. Or a holder that is not in the answer is in doubt: it may have more
+        /// blocks than is known, or this form of query cannot find it.
         Degraded => "degraded",
         /// Certainly no holder has any block of the prompt.
         Empty => "empty",
@@ -347,7 +347,7 @@ impl AnswerState {
 }
 
 label_values! {
-    /// Why the reply to a query was not sent.
+    /// Reason why the reply to a query was not sent.
     ReplyDropReason: "reason" {
         /// The request names no reply subject.
         NoReplySubject => "no_reply_subject",
@@ -359,7 +359,7 @@ label_values! {
 }
 
 label_values! {
-    /// How a gateway's gathering of the shards' replies ended.
+    /// Outcome of a gathering: a gateway asks all shards, and merges their replies.
     GatherOutcome: "outcome" {
         /// Every shard answered.
         Complete => "complete",
@@ -375,7 +375,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a span did not reach a collector.
+    /// Reason why a span did not reach a collector.
     SpanDropReason: "reason" {
         /// Too many other spans waited to be sent.
         QueueFull => "queue_full",

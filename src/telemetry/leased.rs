@@ -1,4 +1,5 @@
-//! Series that end when their last handle is dropped. So the series of an engine or a holder end when it goes.
+//! Series that end when their last handle is dropped. So the series of an engine or a holder end when the engine or
+//! holder is gone.
 //!
 //! The library for Prometheus would keep each counter and gauge until the process ends.
 

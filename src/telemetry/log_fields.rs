@@ -56,8 +56,8 @@ impl<W: Write> Write for Bounded<'_, W> {
     }
 }
 
-/// Whether a character shows itself and nothing else. Control characters, ends of lines, invisible characters and those
-/// that turn the direction of text are not plain.
+/// Whether a character is plain: visible, and without effect on other text. Control characters, ends of lines,
+/// invisible characters and characters that turn the direction of text are not plain.
 fn is_plain(character: char) -> bool {
     let is_hidden = matches!(
         character,

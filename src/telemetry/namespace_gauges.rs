@@ -18,27 +18,27 @@ metric_group! {
     } {
         /// Holders known, by how exactly the index knows their blocks.
         pub holders: PerLabel<HolderState, Gauge> = "kvatlas_holders", Count;
-        /// Holders that are degraded now, by reason; one with two reasons counts twice.
+        /// Holders that are degraded now, by reason; a holder with two reasons counts twice.
         pub degraded_holders: PerLabel<DegradedReason, Gauge> = "kvatlas_degraded_holders", Count;
         /// Workers known.
         pub workers: Gauge = "kvatlas_workers", Count;
         /// Pairs of a holder and a block that it has.
         pub held_blocks: Gauge = "kvatlas_held_blocks", Count;
-        /// Different blocks that at least one holder has, and those missing in the middle before them.
+        /// Different blocks in the index: the blocks that at least one holder has, and the missing blocks (holes) before them.
         pub distinct_blocks: Gauge = "kvatlas_distinct_blocks", Count;
         /// Different blocks that the index has forgotten because there were too many.
         evicted_blocks: Counter = "kvatlas_blocks_evicted_total", Count;
-        /// Memory that the different blocks and what holders have of them take in the index.
+        /// Memory of the index for the different blocks, and for the record of their holders.
         pub index_bytes: Gauge = "kvatlas_index_bytes", Bytes;
         /// Events that wait for their parent block to be stored.
         pub parked_events: Gauge = "kvatlas_parked_events", Count;
-        /// Blocks whose hash another block has, too, behind other blocks: hashes that are no chain.
+        /// Blocks that have the same hash as an earlier block; if above 0, a sequence hash does not identify its prefix.
         pub chain_conflicts: Gauge = "kvatlas_chain_conflicts", Count;
-        /// Age of a batch when it was applied, by the publisher's clock: the largest of all holders.
+        /// Largest age of a holder's last batch when it was applied, by the publisher's clock.
         pub event_lag: Gauge = "kvatlas_event_lag_seconds", Seconds;
-        /// Age of the oldest event that the daemon knows of and has not applied; 0 where all are applied.
+        /// Age of the oldest event that the daemon knows of and has not applied; 0 if all events are applied.
         pub behind: Gauge = "kvatlas_behind_seconds", Seconds;
-        /// Holders whose epoch lies ahead of the clock: that of their publisher's machine is wrong, or the daemon's is.
+        /// Holders whose epoch lies ahead of the daemon's clock, because the clock of the publisher or of the daemon is wrong.
         pub epochs_ahead: Gauge = "kvatlas_epochs_ahead", Count;
         /// Holders that have been silent for longer than `stale_after_ms`.
         pub stale_holders: Gauge = "kvatlas_stale_holders", Count;

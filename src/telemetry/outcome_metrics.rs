@@ -10,35 +10,36 @@ use super::labels::{HolderState, OutcomeRefusal, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// Promises of answers about a namespace, and what requests then found; routers tell it.
+    /// Outcomes that routers report about a namespace.
     OutcomeMetrics::for_namespace(namespace: &str) {
-        /// Requests of which a router has told what they found, by how certain the answer was.
+        /// Requests whose outcome a router has reported, by how certain the answer was.
         requests: PerLabel<HolderState, Counter> = "kvatlas_outcomes_total", Count;
-        /// Blocks that answers promised to these requests.
+        /// Blocks that answers promised to requests whose outcome a router has reported, by how certain the answer was.
         promised: PerLabel<HolderState, Counter> = "kvatlas_outcome_promised_blocks_total", Count;
-        /// Promised blocks that the requests did not find.
+        /// Blocks that the answer promised and the request did not find, by how certain the answer was.
         missing: PerLabel<HolderState, Counter> = "kvatlas_outcome_missing_blocks_total", Count;
-        /// Blocks that the requests found beyond what was promised.
+        /// Blocks that the request found beyond those that the answer promised, by how certain the answer was.
         unpromised: PerLabel<HolderState, Counter> = "kvatlas_outcome_unpromised_blocks_total", Count;
-        /// Share of the blocks that an answer promised to a request, and that it did not find, by how certain the answer was.
+        /// Share of the promised blocks that the request did not find, by how certain the answer was.
         missing_ratio: PerLabel<HolderState, Histogram> = "kvatlas_outcome_missing_ratio", Count, SHARES;
     }
 }
 
 metric_group! {
-    /// Outcomes that were not taken.
+    /// Outcomes that were refused.
     OutcomeErrorMetrics::new() {
-        /// Outcomes, or reports of several, that were not taken, by reason.
+        /// Outcomes, or whole reports of outcomes, that were refused, by reason.
         refused: PerLabel<OutcomeRefusal, Counter> = "kvatlas_outcomes_refused_total", Count;
     }
 }
 
 metric_group! {
-    /// Promises of answers about one holder, and what requests then found.
+    /// Outcomes that routers report about one holder.
     HolderOutcomeMetrics::of_holder(namespace: &str, holder: &str) {
-        /// Blocks that answers promised to requests which a router has told the outcome of, by holder and by how certain the answer was.
+        /// Blocks that answers promised to requests whose outcome a router has reported, by holder and by how certain the answer
+        /// was.
         promised: PerLabel<HolderState, Counter> = "kvatlas_holder_promised_blocks_total", Count;
-        /// Promised blocks that the requests did not find, by holder and by how certain the answer was.
+        /// Blocks that the answer promised and the request did not find, by holder and by how certain the answer was.
         missing: PerLabel<HolderState, Counter> = "kvatlas_holder_missing_blocks_total", Count;
     }
 }

@@ -36,13 +36,13 @@ metric_group! {
         start_time: Gauge = "kvatlas_process_start_time_seconds", Seconds;
         /// 1 while the readiness probe succeeds, else 0.
         ready: Gauge = "kvatlas_ready", Count;
-        /// 1 while the connection to NATS stands that the process cannot do without, else 0.
+        /// 1 while the process has the connection to NATS that it needs in order to work, else 0.
         connected: Gauge = "kvatlas_connected", Count;
         /// Processor time that the process has used, in whole seconds.
         cpu: Counter = "kvatlas_process_cpu_seconds_total", Seconds;
-        /// Memory of the process that lies in RAM; 0 where the system does not tell.
+        /// Memory of the process that lies in RAM; 0 if the system does not tell.
         resident_memory: Gauge = "kvatlas_process_resident_memory_bytes", Bytes;
-        /// File descriptors that the process has open; 0 where the system does not tell.
+        /// File descriptors that the process has open; 0 if the system does not tell.
         open_descriptors: Gauge = "kvatlas_process_open_file_descriptors", Count;
         /// File descriptors that the process may have open.
         allowed_descriptors: Gauge = "kvatlas_process_allowed_file_descriptors", Count;
@@ -98,7 +98,7 @@ metric_group! {
         queue_bytes: Gauge = "kvatlas_lane_queue_bytes", Bytes;
         /// Messages that wait for a lane.
         queue_messages: Gauge = "kvatlas_lane_queue_messages", Count;
-        /// Time that a lane has worked, in whole seconds, by what it did.
+        /// Time that a lane has worked, in whole seconds, by kind of work.
         pub busy: PerLabel<LaneWork, Counter> = "kvatlas_lane_busy_seconds_total", Seconds;
     }
 }
@@ -141,7 +141,8 @@ impl ConnectionMetrics {
 metric_group! {
     /// The admin listener.
     AdminMetrics::new() {
-        /// Connections to the admin listener that were closed because too many were open: new ones, or the oldest that waited.
+        /// Connections to the admin listener that were closed because too many were open: the new connection, or the oldest one
+        /// that waited for its client.
         connections_refused: Counter = "kvatlas_admin_connections_refused_total", Count;
     }
 }

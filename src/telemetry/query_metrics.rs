@@ -27,24 +27,25 @@ pub struct AnsweredPrompt {
     pub matched_blocks: u32,
     /// Largest number of leading blocks of the prompt that a request can reuse at one holder.
     pub usable_blocks: u32,
-    /// How certain the answer is.
+    /// Certainty of the answer.
     pub state: AnswerState,
 }
 
 metric_group! {
     /// Queries of a namespace.
     QueryMetrics::for_namespace(namespace: &str) {
-        /// Queries answered without an error, by what they gave to look up.
+        /// Queries answered without an error, by the form in which they name the prompt.
         answered: PerLabel<QueryKind, Counter> = "kvatlas_queries_total", Count;
-        /// Time from taking a query off the connection until its reply is handed over.
+        /// Time from receiving a query until its reply is handed to the connection.
         duration: Histogram = "kvatlas_query_duration_seconds", Seconds, LATENCIES;
-        /// Answers about a prompt, by how certain they are; each query of a batch has one.
+        /// Answers about a prompt, by how certain they are; each query of a batch has an answer.
         answers: PerLabel<AnswerState, Counter> = "kvatlas_query_answers_total", Count;
         /// Share of a prompt's blocks that the best holder in the answer has, from 0 to 1.
         matched_ratio: Histogram = "kvatlas_query_matched_ratio", Count, SHARES;
         /// Leading blocks of a prompt that the best holder in the answer has.
         matched_blocks: Histogram = "kvatlas_query_matched_blocks", Count, DEPTHS;
-        /// Share of these blocks that a request can reuse, from 0 to 1; of prompts of which somebody has a block.
+        /// Share of the best holder's leading blocks that a request can reuse, from 0 to 1; only for prompts of which a holder
+        /// has a block.
         usable_ratio: Histogram = "kvatlas_query_usable_ratio", Count, SHARES;
     }
 }
@@ -61,8 +62,8 @@ impl QueryMetrics {
         self.duration.record(elapsed);
     }
 
-    /// Counts the answer about one prompt, and records its numbers of blocks. A share is recorded only if the number that it is a
-    /// share of is not zero.
+    /// Counts the answer about one prompt, and records its numbers of blocks. A share is not recorded if the number
+    /// that it is a share of is zero.
     pub fn found(&self, prompt: AnsweredPrompt) {
         self.answers.get(prompt.state).increment(1);
         self.matched_blocks.record(f64::from(prompt.matched_blocks));
@@ -125,7 +126,7 @@ impl QueryMetricsByNamespace {
 }
 
 metric_group! {
-    /// Failed queries, of any namespace: a failed query may not name one.
+    /// Failed queries, of all namespaces together.
     QueryErrorMetrics::new() {
         /// Queries answered with an error, by its code.
         errors: PerLabel<ErrorCode, Counter> = "kvatlas_query_errors_total", Count;

@@ -40,7 +40,8 @@ metric_group! {
     RedisConnectionMetrics::new() {
         /// Connections to the listener for llm-d's routers that are open.
         open: Gauge = "kvatlas_redis_connections", Count;
-        /// Connections to the listener for llm-d's routers that were closed because too many were open: new ones, or the oldest that waited.
+        /// Connections to the listener for llm-d's routers that were closed because too many were open: the new connection, or
+        /// the oldest one that waited for its client.
         refused: Counter = "kvatlas_redis_connections_refused_total", Count;
     }
 }
@@ -55,7 +56,7 @@ metric_group! {
     RedisGuessMetrics::new() {
         /// Speculative entries of llm-d's routers that are kept.
         kept: Gauge = "kvatlas_redis_speculative_entries", Count;
-        /// Speculative entries of llm-d's routers that went before the router took them back, by reason.
+        /// Speculative entries of llm-d's routers that were dropped before the router took them back, by reason.
         dropped: PerLabel<GuessDrop, Counter> = "kvatlas_redis_speculative_dropped_total", Count;
     }
 }

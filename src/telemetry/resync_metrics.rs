@@ -16,7 +16,7 @@ metric_group! {
         /// Name of the namespace, for the log lines.
         namespace: Box<str> = namespace.into()
     } {
-        /// Times that a publisher was asked for what is missing.
+        /// Times that the daemon began to ask a publisher for missing batches or blocks.
         pub started: Counter = "kvatlas_resyncs_started_total", Count;
         /// Resyncs that made a holder exact again.
         succeeded: Counter = "kvatlas_resyncs_succeeded_total", Count;
@@ -65,9 +65,9 @@ impl ResyncMetrics {
 metric_group! {
     /// Resyncs of all namespaces.
     ResyncGauges::new() {
-        /// Publishers that are being asked for what is missing.
+        /// Publishers that the daemon is asking for missing batches or blocks.
         pub running: Gauge = "kvatlas_resyncs_running", Count;
-        /// Holders that wait for their turn to be asked for what is missing.
+        /// Holders that wait until the daemon asks their publisher for missing batches or blocks.
         pub waiting: Gauge = "kvatlas_resyncs_waiting", Count;
     }
 }

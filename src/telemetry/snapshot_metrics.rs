@@ -34,7 +34,7 @@ metric_group! {
         fetched: Counter = "kvatlas_snapshots_fetched_total", Count;
         /// Snapshots that could not be fetched from the Object Store at start.
         fetches_failed: Counter = "kvatlas_snapshot_fetches_failed_total", Count;
-        /// Objects of the Object Store that were passed over, each time that they were met: their metadata cannot be read, or they are links.
+        /// Times that an object of the Object Store was passed over, because its metadata cannot be read or it is a link.
         objects_passed_over: Counter = "kvatlas_snapshot_objects_passed_over_total", Count;
         /// Time of the last snapshot that was written completely, in seconds since the Unix epoch.
         last_timestamp: Gauge = "kvatlas_last_snapshot_timestamp_seconds", Seconds;

@@ -13,7 +13,7 @@ metric_group! {
     TraceMetrics::new() {
         /// Spans that a collector has taken.
         pub exported: Counter = "kvatlas_spans_exported_total", Count;
-        /// Spans that no collector has, by reason.
+        /// Spans that did not reach a collector, by reason.
         dropped: PerLabel<SpanDropReason, Counter> = "kvatlas_spans_dropped_total", Count;
     }
 }

@@ -20,7 +20,7 @@ impl TokenTrie {
         Ok(())
     }
 
-    /// Adds the same tokens as [`allow`](Self::allow), but takes less time. It needs a recogniser that is a table. `state` is
+    /// Adds the same tokens as [`allow`](Self::allow), but takes less time. The recogniser must be a table. `state` is
     /// the table's state after the text so far.
     ///
     /// # Errors

@@ -5,8 +5,7 @@
 use super::error::MaskError;
 use super::token::TokenId;
 
-/// Number of words after the words for real tokens, over which bogus tokens are spread. A bogus token is a made-up
-/// number for a node without a token.
+/// Number of words at the end of a mask for bogus tokens. A bogus token is a made-up number for a node without a token.
 ///
 /// With only one such word, each node without a token would wait for the word that the previous such node has just
 /// written. That would be a chain through half of all nodes.

@@ -54,8 +54,8 @@ type Stack = [MaybeUninit<u32>; TOKEN_BYTES_MAX + 1];
 
 /// Adds to `mask`, which must be for the trie's vocabulary, every token that the table allows after `state`.
 ///
-/// Two walks share the work: one from the first root forwards, one from the last root backwards. They take turns, one
-/// node at a time. While one walk waits for a state that it has just stored, the other continues.
+/// Two walks share the work: one from the first root forwards, one from the last root backwards. The walks take turns,
+/// one node at a time. While one walk waits for a state that it has just stored, the other walk continues.
 pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask: &mut TokenMask) {
     assert_eq!(mask.size(), trie.vocabulary_size());
     // A state of another table may have no row here.

@@ -351,8 +351,8 @@ fn the_largest_vocabularies_are_walked() {
     }
 }
 
-/// Walks large nodes of both kinds. Some have subtrees whose size does not fit in the node, nested and below a root.
-/// Others have more levels to pop than fit in the node.
+/// Walks large nodes of both kinds. Some nodes have subtrees whose size does not fit in the node, nested and below a
+/// root. Some nodes have more levels to pop than fit in the node.
 #[test]
 fn large_subtrees_are_passed() {
     let mut builder = VocabularyBuilder::new();

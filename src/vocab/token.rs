@@ -103,7 +103,7 @@ impl TokenNode {
         self.depth_into() < 1
     }
 
-    /// Whether the node has children but its links do not fit in its fields.
+    /// Whether the node is large: it has children, but its subtree's size or its pops do not fit in its fields.
     #[inline(always)]
     pub(super) fn is_large(self) -> bool {
         self.depth_past() > 0

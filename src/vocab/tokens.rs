@@ -21,7 +21,7 @@ impl Vocabulary {
         self.ends.len()
     }
 
-    /// Returns the bytes of a token. They are empty for special tokens and unused numbers. `None` beyond the
+    /// Returns the bytes of a token; empty for special tokens and unused numbers. `None` for a number outside of the
     /// vocabulary.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> Option<&[u8]> {

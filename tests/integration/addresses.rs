@@ -1,4 +1,4 @@
-//! Addresses and labels of holders: told by publishers and registrations, and given in every answer.
+//! Addresses and labels of holders: publishers and registrations give them, and every answer shows them.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn profile(address: &str, labels: Value) -> Profile {
     }
 }
 
-/// An engine that has three blocks, and tells its profile.
+/// Starts the publisher of an engine with three blocks and this profile (address and labels).
 async fn publisher(client: &Client, profile: Profile) -> HolderPublisher {
     let options = PublisherOptions {
         profile,
@@ -41,12 +41,12 @@ async fn publisher(client: &Client, profile: Profile) -> HolderPublisher {
     publisher
 }
 
-/// Asks, and returns the only holder of the answer.
+/// Queries three blocks, and returns the only holder in the answer.
 async fn asked(client: &Client) -> HolderMatch {
     client.ask(hashes(10, 3)).await.holders.remove(0)
 }
 
-/// A pointer into an answer.
+/// Returns the value at a JSON pointer in the answer to a GET request.
 async fn got(http: &mut HttpClient, path: &str, pointer: &str) -> Value {
     let answer = http.get(path).await.json();
     let found = answer.pointer(pointer);
@@ -75,7 +75,7 @@ async fn every_answer_says_where_a_holder_is() {
     );
 
     let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
-    // A look-up without a model waits for all models.
+    // A look-up without a model waits until the daemon knows all publishers.
     client.listed().await;
     let both = json!({"address": "10.0.0.7:8000", "labels": {"role": "prefill", "zone": "a"}});
     let said = |holder: &Value| json!({"address": holder["address"], "labels": holder["labels"]});
@@ -87,7 +87,7 @@ async fn every_answer_says_where_a_holder_is() {
     let workers = got(&mut http, "/workers", "/0").await;
     assert_eq!(workers["addresses"], json!({"0": "10.0.0.7:8000"}));
     assert_eq!(workers["labels"], json!({"0": both["labels"]}));
-    // Ours: its hashes are of single blocks, and so nothing is found by these.
+    // In this dialect, the query's block hashes are kvatlas's own. The stored hashes are others, so nothing is found.
     let asked_for = json!({"model_name": "llama", "token_ids": [1, 2, 3]});
     let dynamo = http.post("/query", &asked_for).await.json();
     assert_eq!(dynamo.get("addresses"), None, "{dynamo}");
@@ -111,7 +111,7 @@ async fn every_answer_says_where_a_holder_is() {
     let admin: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(said(&admin["holders"][0]), both);
 
-    // The last one told counts, and what is taken back is gone.
+    // The profile that was told last counts. An empty profile takes the earlier one back.
     for next in [profile("https://gpu-0.example/v1", json!({})), Profile::default()] {
         publisher.set_profile(next.clone()).await.unwrap();
         client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
@@ -130,7 +130,7 @@ async fn an_address_outlasts_the_daemon_and_goes_with_its_holder() {
     let client = Client::connect(broker.url()).await;
     let first = start(&[(key, &directory)]).await;
     let here = profile("[fd00::7]:8000", json!({"model": "o/m"}));
-    // Longer than the test: no heartbeat says it again.
+    // The heartbeat interval is longer than the test, so no heartbeat repeats the profile.
     let options = PublisherOptions {
         profile: here.clone(),
         heartbeat_interval: std::time::Duration::from_secs(3600),
@@ -142,14 +142,14 @@ async fn an_address_outlasts_the_daemon_and_goes_with_its_holder() {
         .await
         .unwrap();
     client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
-    // Another batch, which does not tell it.
+    // A further batch does not tell the profile.
     publisher
         .publish(Tier::DEVICE, vec![stored(hashes(20, 1))])
         .await
         .unwrap();
     client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
     first.stop().await;
-    // From its snapshot alone, and then from the publisher's full state alone.
+    // The second daemon has only the snapshot, and the third daemon only the publisher's full state.
     let second = start(&[(key, &directory), ("resync.concurrency", "0")]).await;
     assert_eq!(asked(&client).await.profile(), here);
     second.stop().await;
@@ -161,7 +161,7 @@ async fn an_address_outlasts_the_daemon_and_goes_with_its_holder() {
     client.exact("gpu-0", 0).await;
     assert_eq!(asked(&client).await.profile(), here);
 
-    // A new epoch begins with none.
+    // A new epoch begins without labels.
     publisher.set_profile(Profile::default()).await.unwrap();
     publisher.begin_epoch().await.unwrap();
     client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
@@ -222,7 +222,7 @@ async fn a_reply_that_is_too_long_goes_without_addresses() {
     })
     .await;
     let told = |holders: &[HolderMatch]| holders.iter().filter(|holder| holder.address.is_some()).count();
-    // Of each, 800 bytes and more would be more than the 64 KiB that the server takes.
+    // With 800 bytes of labels for each holder, the answer would exceed the 64 KiB that the server accepts.
     let whole = client.ask(hashes(10, 2)).await.holders;
     assert_eq!((whole.len(), told(&whole)), (HOLDERS as usize, 0));
     let some = client
@@ -236,7 +236,7 @@ async fn a_reply_that_is_too_long_goes_without_addresses() {
     assert!(status.len() == HOLDERS as usize && status.iter().all(|holder| holder.address.is_none()));
 }
 
-/// An engine where nobody listens: what the bridge knows of it is what it was told.
+/// Returns the description of an engine with nothing at its address, so that the bridge knows only what it was told.
 fn new_engine(endpoint: &str, text: &str) -> GivenEngine {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
@@ -259,7 +259,7 @@ async fn a_bridge_tells_the_address_that_an_engine_was_registered_with_last() {
         eventually("the address is told", async || {
             let status = client.queries.status(&model).await.ok()?;
             let holder = status.holders.into_iter().next()?;
-            // Nobody is at its socket, and the bridge says so beside the labels that were given.
+            // No engine listens at the socket. The bridge adds a label that says so.
             let given = holder.labels.iter().filter(|(key, _)| *key != TROUBLE_LABEL);
             let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
             let told = Profile {
@@ -273,7 +273,7 @@ async fn a_bridge_tells_the_address_that_an_engine_was_registered_with_last() {
     let register = |text: &str| bridge.register_given(new_engine("tcp://127.0.0.1:1", text));
     register(",address=10.0.0.7:8000,label=role:decode").unwrap();
     let epoch = becomes(profile("10.0.0.7:8000", json!({"role": "decode"}))).await;
-    // The engine goes on as it was.
+    // A change of the address or labels does not begin a new epoch.
     register(",address=10.0.0.8:8000").unwrap();
     assert_eq!(becomes(profile("10.0.0.8:8000", json!({}))).await, epoch);
     let given = [new_engine("tcp://127.0.0.1:1", "")];
@@ -307,12 +307,12 @@ async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it(
         profiles(&first),
         [profile("10.0.0.7:8000", json!({"role": "decode"}))]
     );
-    // The server is asked as before.
+    // A change of the address does not change how the server is asked.
     register(&first, ",address=10.0.0.8:8000").unwrap();
     let changed = [profile("10.0.0.8:8000", json!({}))];
     assert_eq!(profiles(&first), changed);
     assert!(register(&first, ",block_size=64").is_err());
-    // Another scheme is another cache of the same server.
+    // With another scheme, the same server has another cache.
     register(&first, ",scheme=llm-d-xxh64:7").unwrap();
     assert_eq!(first.servers().len(), 2);
     first.unregister(&|key| key.model.scheme.is_some());
@@ -326,7 +326,7 @@ async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it(
     next.stop(false).await;
 }
 
-/// Nobody has to answer there: the URL alone tells the address.
+/// No server has to answer, because the URL alone gives the address.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_without_an_address_is_at_its_server_unless_that_is_this_machine() {
     let bridge = Bridge::new(subjects(), BridgeOptions::default());
@@ -353,7 +353,7 @@ async fn an_engine_without_an_address_is_at_its_server_unless_that_is_this_machi
         ("tcp://192.0.2.7:5557", "", None),
     ] {
         assert_eq!(register(endpoint, text).as_deref(), expected, "{endpoint}");
-        // What is told counts, and what is taken back leaves the server's.
+        // A given address overrides the server's own address. When it is taken back, the server's address counts again.
         let told = register(endpoint, &format!("{text},address=gpu-0:80"));
         assert_eq!(told.as_deref(), Some("gpu-0:80"), "{endpoint}");
         assert_eq!(register(endpoint, text).as_deref(), expected, "{endpoint}");

@@ -1,19 +1,25 @@
 //! Honest workers and routers beside hostile ones, on one broker and in one namespace.
 //!
-//! The hostile ones do whatever the permissions of `deploy/nats` leave them. A publisher sends anything on the subjects of
-//! its own workers, and anything as the answer to a daemon's question about them; a router anything on query subjects. What
-//! they do is drawn from a seed. The honest ones are checked against the truth all the time: no reply that is marked exact is
-//! wrong, and in the end every reply is the truth. The daemon neither ends nor panics, and its memory keeps within a bound.
+//! Hostile clients do whatever the permissions of `deploy/nats` allow. A hostile publisher sends anything on the
+//! subjects of its own workers, and answers a daemon's questions about them with anything. A hostile router sends
+//! anything on query subjects. A seed decides what they do.
+//!
+//! All the time, replies about honest workers are compared with the truth: no reply that is marked exact may be wrong,
+//! and at the end every reply must equal the truth. The daemon must not end or panic, and its memory must stay within a
+//! bound.
 //!
 //! | kind | what it is |
 //! |---|---|
-//! | noise | bytes, cut and changed batches, numbers where mistakes are made, endless answers |
-//! | clears | a clear with an event behind it that cannot be read; a batch of a lower epoch behind one of a higher |
-//! | forms | pieces, children before their parents and by names that come later, one hash under two parents, copies in several tiers, names that wait |
-//! | floods | new blocks without end, in an index with too little room: in a form of its own |
-//! | queries | batches of what all hold, compressed chains, damaged ones, replies to others' subjects |
+//! | noise | random bytes, cut and changed batches, numbers at the limits of their ranges, endless answers |
+//! | clears | a clear, followed by an event that cannot be decoded; a batch of a lower epoch after a batch of a higher
+//! epoch |
+//! | forms | single blocks, children before their parents, parents whose names come later, one hash under two parents,
+//! copies in several tiers |
+//! | floods | new blocks without end, in an index with too little room (only in a test of their own) |
+//! | queries | batches about blocks that all workers hold, compressed hashes, damaged queries, replies to subjects of
+//! other clients |
 //!
-//! `KVATLAS_TEST_ATTACK_SECONDS` makes it longer, and `KVATLAS_TEST_ATTACK_SEED` repeats one.
+//! `KVATLAS_TEST_ATTACK_SECONDS` sets a longer time, and `KVATLAS_TEST_ATTACK_SEED` repeats a run.
 
 use std::time::Duration;
 
@@ -32,11 +38,11 @@ use crate::support::process::{Process, memory_peak};
 use crate::support::truth::{HOSTILE, Workload};
 use crate::support::{broker, by_sequence, hashes, removed, stored, stored_after};
 
-/// The acts of the short form, and the fewest of a longer one: more than a busy machine got done in five seconds.
+/// Minimum number of hostile acts. A busy machine gets fewer done in five seconds.
 const ACTS_MIN: u64 = 4000;
-/// Hostile workers.
+/// Number of hostile workers.
 const WORKERS: u64 = 6;
-/// Most memory that a daemon in this test may take, in bytes: twice what its queues and answers may hold together.
+/// Maximum memory of the daemon in this test, in bytes: twice the bounds of its queues and answers together.
 const MEMORY_MAX: u64 = 512 << 20;
 
 fn number_of(variable: &str) -> Option<u64> {
@@ -44,20 +50,20 @@ fn number_of(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
 }
 
-/// A seeded source of hostile acts.
+/// Source of hostile acts, which a seed decides.
 struct Attacker {
     nats: async_nats::Client,
     random: fastrand::Rng,
-    /// The prompts of the honest.
+    /// Prompts of the honest workers.
     prompts: Vec<Vec<SequenceHash>>,
-    /// Whether it stores new blocks without end.
+    /// Whether the attacker stores new blocks without end.
     floods: bool,
-    /// The last epoch of a batch.
+    /// Epoch of the last batch.
     epoch: u64,
 }
 
 impl Attacker {
-    /// Some bytes.
+    /// Returns random bytes, at most `length_max`.
     fn noise(&mut self, length_max: usize) -> Vec<u8> {
         let length = self.random.usize(..=length_max);
         std::iter::repeat_with(|| self.random.u8(..))
@@ -70,7 +76,7 @@ impl Attacker {
         self.prompts[number].clone()
     }
 
-    /// A number that lies where mistakes are made.
+    /// Returns a number at which mistakes are likely, such as 0 or the largest number.
     fn number(&mut self) -> u64 {
         match self.random.u8(..8) {
             0 => 0,
@@ -91,7 +97,7 @@ impl Attacker {
         }
     }
 
-    /// Consecutive blocks with names and a position, or without.
+    /// Makes an event that stores consecutive blocks. The names of the blocks and the position are optional.
     fn sequence(
         &mut self,
         parent: Option<u64>,
@@ -115,13 +121,13 @@ impl Attacker {
         })
     }
 
-    /// An event of a form that is rare or that no engine sends, about what the honest have.
+    /// Makes an event about blocks of honest workers, in a form that is rare or that no engine sends.
     fn form(&mut self) -> Event {
         let chain = self.prompt();
         let some = self.random.usize(1..chain.len());
         let (before, name) = (chain[some - 1].0, self.random.u64(1..4) << 60);
         match self.random.u8(..12) {
-            // A piece, with its place or without.
+            // A single block, with its position or without.
             0 => self.sequence(Some(before), Some(some), &chain[some..=some], None),
             1 => self.sequence(Some(before), None, &chain[some..=some], None),
             // Children whose parent's name comes later, or never.
@@ -131,7 +137,7 @@ impl Attacker {
             // One hash under two parents, and at two positions.
             5 => self.sequence(Some(chain[0].0), None, &chain[some..], None),
             6 => self.sequence(None, None, &chain[some..], Some(name)),
-            // Copies, of which one waits.
+            // Copies of known blocks that wait for an unknown parent.
             7 => {
                 let unknown = self.random.u64(..);
                 self.sequence(Some(unknown), None, &chain, None)
@@ -147,7 +153,7 @@ impl Attacker {
                 lineage_hashes: Vec::new(),
                 resumable: self.random.bool(),
             }),
-            // Twice in one event.
+            // Each block is removed twice in one event.
             10 => removed([&chain[some..], &chain[some..]].concat()),
             _ => Event::Removed(RemovedBlocks::by_sequence(chain)),
         }
@@ -162,7 +168,7 @@ impl Attacker {
         }
         match self.random.u8(..18) {
             12.. => self.form(),
-            // What the honest have, in their order and in others.
+            // Blocks of honest workers, in their own order and in other orders.
             0..=2 => stored(chain),
             3 => stored(chain.into_iter().rev().collect()),
             4 => stored_after(chain[some].0, chain[..some].to_vec()),
@@ -188,7 +194,8 @@ impl Attacker {
 
     fn batch(&mut self) -> EventBatch {
         let events = self.random.usize(..6);
-        // Beside numbers that mean nothing, a publisher that is followed, and one that comes back with a lower epoch.
+        // An epoch and number that continue the last batch, a lower epoch, the next epoch, or numbers without a
+        // meaning.
         let (epoch, seq) = match self.random.u8(..4) {
             0 => (self.epoch, self.random.u64(1..40)),
             1 => (self.epoch.saturating_sub(self.random.u64(1..50)), 1),
@@ -214,11 +221,11 @@ impl Attacker {
         }
     }
 
-    /// A batch's payload, sound or not.
+    /// Returns the payload of a batch, which may be damaged.
     fn payload(&mut self) -> Vec<u8> {
         let mut payload = match self.random.u8(..24) {
             0 => return self.noise(2000),
-            // As large as an event may be, and larger.
+            // A batch at the limit of blocks in an event, or beyond it.
             1 => {
                 let blocks = self.random.u64(30_000..80_000);
                 let first = self.random.u64(..4) << 40;
@@ -226,7 +233,7 @@ impl Attacker {
                 batch.events = vec![stored(hashes(first, blocks))];
                 batch.encode()
             }
-            // A clear, and behind it what cannot be read.
+            // A clear, followed by events that cannot be decoded.
             2 => {
                 let mut batch = self.batch();
                 batch.events = vec![Event::Cleared, self.event(), removed(hashes(1, 3))];
@@ -257,7 +264,7 @@ impl Attacker {
         match self.random.u8(..10) {
             0 => Vec::new(),
             1 | 2 => self.noise(500),
-            // What all hold, and blocks chosen from it.
+            // Queries about blocks that all honest workers hold, and about some of these blocks.
             8 => {
                 let mut query = by_sequence(&self.prompt());
                 query.options.explain = self.random.bool();
@@ -295,7 +302,7 @@ impl Attacker {
             _ => "kvatlas.v1.query.llama".to_owned(),
         };
         let payload = self.question();
-        // The server lets whoever asks name any subject.
+        // The server allows a client to name any subject for the reply.
         let reply_to = match self.random.u8(..6) {
             0 => "kvatlas.v1.events.llama.gpu-0".to_owned(),
             1 => "kvatlas.v1.events.llama.anchor-0".to_owned(),
@@ -311,7 +318,7 @@ impl Attacker {
         match self.random.u8(..10) {
             0..=6 => {
                 let (subject, payload) = (self.subject(), self.payload());
-                // Many at once, now and then.
+                // Sometimes the same message is sent many times.
                 let times = if self.random.u8(..50) == 0 { 30 } else { 1 };
                 for _ in 0..times {
                     let sent = self.nats.publish(subject.clone(), payload.clone().into());
@@ -322,7 +329,7 @@ impl Attacker {
         }
     }
 
-    /// Acts [`ACTS_MIN`] times, and then until so much time has passed; returns how often it has.
+    /// Acts for `time`, and at least [`ACTS_MIN`] times. Returns the number of acts.
     async fn attack(&mut self, time: Duration) -> u64 {
         let (end, mut acts) = (Instant::now() + time, 0);
         while Instant::now() < end || acts < ACTS_MIN {
@@ -335,7 +342,7 @@ impl Attacker {
         acts
     }
 
-    /// Returns a hostile publisher's answer to a question: nothing, noise, lies, and answers without an end.
+    /// Returns a hostile publisher's answer to a question: nothing, noise, lies, or an answer without an end.
     fn answer(&mut self) -> Vec<Vec<u8>> {
         let cursor = BatchCursor {
             epoch: self.number(),
@@ -368,7 +375,7 @@ impl Attacker {
     }
 }
 
-/// Answers questions about the hostile workers, for ever.
+/// Answers all questions about hostile workers, without end.
 async fn answer(mut attacker: Attacker) {
     let mut questions = attacker.nats.subscribe("kvatlas.v1.resync.>").await.unwrap();
     while let Some(question) = questions.next().await {
@@ -381,7 +388,7 @@ async fn answer(mut attacker: Attacker) {
     }
 }
 
-/// Attacks a daemon, with these settings beside the others.
+/// Attacks a daemon that has these further settings.
 async fn attack_daemon(floods: bool, more: &[(&'static str, &'static str)]) {
     let seed = number_of("KVATLAS_TEST_ATTACK_SEED").unwrap_or(7);
     let time = number_of("KVATLAS_TEST_ATTACK_SECONDS").map_or(Duration::ZERO, Duration::from_secs);
@@ -417,7 +424,8 @@ async fn attack_daemon(floods: bool, more: &[(&'static str, &'static str)]) {
     let mut tally = Box::pin(fleet.under_load(&OneDaemon, attack)).await;
     assert!(daemon.runs(), "seed {seed}: the daemon has ended");
     match floods {
-        // Who has its share is exact; the hostile are not asked about.
+        // Honest workers have room for their share of the blocks, so they must be exact. No query asks about hostile
+        // workers.
         true => fleet.settle_below(&mut tally).await,
         false => fleet.settle(&mut tally).await,
     }

@@ -1,4 +1,4 @@
-//! Garbage on every subject: a clear error or a counted drop, and nothing already stored is lost.
+//! Garbage on every subject. The answer is a clear error or a counted drop, and stored blocks are not lost.
 
 use crate::support::metrics::total;
 use crate::support::process::Process;
@@ -13,7 +13,7 @@ use kvatlas_core::wire::{
 use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 
-/// The error reply to a raw payload on a subject: code and text.
+/// Sends a raw payload on a subject. Returns the code and the text of the error reply.
 async fn refusal(client: &Client, subject: &str, payload: Vec<u8>) -> (String, String) {
     let reply = client
         .nats
@@ -173,7 +173,7 @@ async fn bad_events_are_counted_by_reason() {
     .await;
     publish(subjects().events(&namespace(), &worker("gpu-1")), vec![0; 5000]).await;
     publish(subjects().events(&namespace(), &worker("gpu-1")), good.clone()).await;
-    // Lanes take workers in turns: the second one must be known before the third comes.
+    // Workers are assigned to lanes in turn, so the second worker must be known before the third one comes.
     eventually("gpu-1 is known", async || client.holder("gpu-1", 0).await).await;
     publish(subjects().events(&namespace(), &worker("gpu-2")), good.clone()).await;
     let mut other_rank = client.publisher("gpu-1", 1);
@@ -181,7 +181,7 @@ async fn bad_events_are_counted_by_reason() {
         .publish(kvatlas_core::wire::Tier::DEVICE, Vec::new())
         .await
         .unwrap();
-    // Garbage on invented namespaces uses up none of them.
+    // Garbage for invented namespaces takes up no room for namespaces.
     for number in 0..5 {
         let invented = NamespaceName::new(&format!("invented-{number}")).unwrap();
         publish(
@@ -225,7 +225,7 @@ async fn bad_events_are_counted_by_reason() {
         ("gpu-0".to_owned(), 0, 4, true)
     );
     client.listed().await;
-    // Nothing is known of what was refused.
+    // The daemon knows nothing about the refused worker.
     let mut of_refused = SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 4)));
     of_refused.options.workers = Some(vec![worker("gpu-2")]);
     let reply = client.ask_with(of_refused).await.unwrap();
@@ -233,7 +233,7 @@ async fn bad_events_are_counted_by_reason() {
     daemon.stop();
 }
 
-/// A batch that is in order for any new worker.
+/// Returns a valid payload of a new worker's first batch.
 fn publisher_payload() -> Vec<u8> {
     let events = vec![stored(hashes(10, 1))];
     let batch = kvatlas_core::wire::EventBatch {
@@ -249,9 +249,9 @@ fn publisher_payload() -> Vec<u8> {
     batch.encode()
 }
 
-/// A broker that takes messages of at most 2048 bytes.
+/// Starts a broker that accepts messages of at most 2048 bytes.
 async fn narrow_broker() -> EmbeddedBroker {
-    // Later lines win over the embedded default.
+    // A later line of the configuration overrides the embedded default.
     let options = BrokerOptions {
         config_lines: vec!["max_payload: 2048".to_owned()],
         ..crate::support::own_port()
@@ -271,7 +271,7 @@ async fn a_message_that_no_server_would_take_is_an_error_with_its_sizes() {
         .publish(kvatlas_core::wire::Tier::DEVICE, vec![stored(hashes(1, 500))])
         .await
         .unwrap_err();
-    // The batch was not sent: its number is the next one's.
+    // The batch was not sent, so the next batch gets its number.
     assert_eq!(publisher.cursor(), before);
     let asked = client
         .ask_with(SingleQuery::new(QueryKey::SequenceHashes(hashes(1, 500))))
@@ -299,7 +299,7 @@ async fn a_reply_that_no_server_would_take_is_an_error_with_advice() {
             .await
             .unwrap();
     }
-    // The status reply would be too large as well.
+    // The status reply would be too large, too, so the admin listener is asked.
     eventually("all workers are known", async || {
         let (_, body) = http_get(daemon.admin_address().unwrap(), "/index");
         body.contains("\"holders\":60").then_some(())

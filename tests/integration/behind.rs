@@ -1,4 +1,4 @@
-//! Answers that are older than they seem: while events wait, while the daemon is stopped, while a batch is being applied.
+//! Answers that are older than they seem, because events wait, the daemon was stopped, or a batch is being applied.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use crate::support::{
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_process::broker::round_trip;
 
-/// For how long the daemon is stopped: longer than events may wait.
+/// Time for which the daemon is stopped. It is longer than events may wait.
 const STOPPED_FOR: Duration = Duration::from_millis(600);
 
 async fn publish(publisher: &mut Publisher, events: Vec<Event>) -> BatchCursor {
     publisher.publish(Tier::DEVICE, events).await.unwrap()
 }
 
-/// Returns what a reply says of a worker; asked with more patience than a stopped daemon needs.
+/// Returns the worker's entry in the reply to a query. Waits longer than the time for which the daemon is stopped.
 async fn found(client: &Client, chain: &[SequenceHash], worker: &str) -> Option<HolderMatch> {
     let reply = client.ask(chain.to_vec()).await;
     reply
@@ -34,7 +34,7 @@ async fn found(client: &Client, chain: &[SequenceHash], worker: &str) -> Option<
         .find(|holder| holder.worker.as_str() == worker)
 }
 
-/// A chain that no other has a block of.
+/// Returns the hashes of a chain of blocks. Chains with different numbers share no block.
 fn chain(number: u64, blocks: u64) -> Vec<SequenceHash> {
     hashes(1 + number * 1_000_000, blocks)
 }
@@ -59,16 +59,16 @@ async fn a_daemon_that_was_stopped_calls_nothing_exact_that_it_has_not_read(
             publish(&mut publisher, vec![stored_after(blocks, hashes(blocks + 1, 1))]).await;
             blocks += 1;
         }
-        // What is sent says nothing of when a busy broker reads it, and only from then on the events wait.
+        // Events wait only from the time at which the broker has read them, and a busy broker may read them late.
         round_trip(&client.nats, PATIENCE).await.unwrap();
         if let Some(before) = before {
-            // An answer is exact as of what the stream has, and a busy server takes a while to put it there.
+            // An answer is exact for the events in the stream, and a busy server may take a while to put them there.
             kept(&client.nats, before, 500).await;
         }
         let asked = hashes(1, blocks);
         let questions: Vec<_> = (0..50).map(|_| found(&client, &asked, "gpu-0")).collect();
         let stopped = async {
-            // The time that makes the events old, and no wait for anything.
+            // This pause makes the events old; nothing is waited for.
             tokio::time::sleep(STOPPED_FOR).await;
             process.signal(Signal::CONT);
         };
@@ -134,7 +134,7 @@ async fn a_worker_that_floods_its_lane_is_behind_and_loses_its_own_messages_alon
             "kvatlas_batches_dropped_total{namespace=\"llama\",reason=\"lane_full\"}",
         );
         let waiting = metric(&process, "kvatlas_lane_queue_bytes{lane=\"0\"}");
-        // A batch that is being applied counts, too.
+        // The bytes of the batch that is being applied count, too.
         assert!(waiting <= QUEUE_BYTES + (1 << 20), "{waiting} bytes wait");
         (dropped > 0 && waiting == 0).then_some(())
     })
@@ -173,7 +173,7 @@ async fn who_waits_for_longer_than_allowed_is_behind_and_replies_say_for_how_lon
     drop(process);
 }
 
-/// The publisher replaces its blocks by the same blocks again and again: in one batch, and in a new epoch.
+/// Removes all blocks and stores the same blocks, again and again: by turns in one batch and in a new epoch.
 async fn replacing(client: &Client, mut publisher: Publisher, all: &[SequenceHash]) {
     const ROUNDS: u64 = 150;
     for round in 0..ROUNDS {
@@ -189,12 +189,12 @@ async fn replacing(client: &Client, mut publisher: Publisher, all: &[SequenceHas
         };
         let cursor = publish(&mut publisher, events).await;
         client.nats.flush().await.unwrap();
-        // Slow enough that most batches are asked about.
+        // Waiting for each batch leaves time to query in the middle of most batches.
         client.applied("gpu-0", 0, cursor).await;
     }
 }
 
-/// Whoever asks sees all of the blocks, or is told.
+/// A query sees either all blocks, or a holder that is not exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_is_seen_whole_or_as_a_change() {
     let broker = broker().await;
@@ -227,14 +227,14 @@ async fn a_batch_is_seen_whole_or_as_a_change() {
     drop(process);
 }
 
-/// As over NATS.
+/// The same test as [`a_batch_is_seen_whole_or_as_a_change`], with queries over HTTP.
 #[tokio::test(flavor = "multi_thread")]
 async fn over_http_a_batch_is_seen_whole_or_the_answer_is_not_exact() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[("http.listen", "127.0.0.1:0")]).await;
     let client = Client::connect(broker.url()).await;
     let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
-    // It takes long to replace so many; of a few of them it shows that they are all gone.
+    // Replacing so many blocks takes long. A query about the first few can see that all of them are gone.
     let all = hashes(1, 60_000);
     let mut publisher = client.publisher("gpu-0", 0);
     publish(&mut publisher, vec![stored(all.clone())]).await;

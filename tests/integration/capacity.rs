@@ -1,4 +1,4 @@
-//! A daemon whose index is too small: it forgets, says so, and never answers more than is there.
+//! A daemon whose index is too small. It forgets blocks, reports that, and never promises more blocks than there are.
 
 use crate::support::metrics::metric;
 use crate::support::process::Process;
@@ -38,7 +38,7 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
     assert!(metric(&daemon, "kvatlas_distinct_blocks{namespace=\"llama\"}") <= 1000);
     assert!(metric(&daemon, "kvatlas_blocks_evicted_total{namespace=\"llama\"}") >= 1100);
 
-    // What follows a forgotten block is left out, and what removes one means nothing.
+    // Blocks after a forgotten block are left out. Removing a forgotten block has no effect.
     let events = vec![
         stored_after(10_099, hashes(10_100, 5)),
         removed(hashes(10_090, 10)),
@@ -48,7 +48,7 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
     let rejected = "kvatlas_blocks_rejected_total{namespace=\"llama\",reason=\"capacity\"}";
     assert_eq!(metric(&daemon, rejected), 5);
 
-    // From nothing on it is exact again.
+    // After a clear, the holder is exact again.
     let events = vec![Event::Cleared, stored(hashes(10_000, 10))];
     assert!(client.tell(&mut late, "late", 0, events).await.exact);
     assert_eq!(
@@ -58,7 +58,7 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
     daemon.stop();
 }
 
-/// Whoever took all the room has left: those who were short are asked for what they have.
+/// When the holder that took most of the room has left, holders whose blocks were forgotten are asked for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_was_short_is_asked_again_when_there_is_room() {
     let broker = broker().await;
@@ -71,7 +71,7 @@ async fn who_was_short_is_asked_again_when_there_is_room() {
         PublisherOptions::default(),
     )
     .await;
-    // More than half of the room, so that it is short when another one comes.
+    // The holder takes more than half of the room, so that it loses blocks when another holder comes.
     let blocks = vec![stored(hashes(1, 900))];
     early.publish(Tier::DEVICE, blocks).await.unwrap();
     client.exact("early", 0).await;
@@ -96,7 +96,7 @@ async fn who_was_short_is_asked_again_when_there_is_room() {
     daemon.stop();
 }
 
-/// An operator who watches the process sees that blocks have gone.
+/// After most blocks are gone, the process takes less memory from the system.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_goes_back_to_the_system_after_most_blocks_have_gone() {
     const EVENTS: u64 = 48;

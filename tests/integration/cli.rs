@@ -1,4 +1,4 @@
-//! The real binary, as a person or a script runs it.
+//! The real binary, used as a person or a script uses it.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -36,7 +36,7 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// A port on which nobody listens, and which nobody else gets meanwhile: a socket is bound to it.
+/// A port at which no broker listens. A socket is bound to it, so that no other process gets the port.
 struct DeadBroker {
     url: String,
     _bound: TcpSocket,
@@ -138,7 +138,7 @@ async fn a_demonstration_that_stays_has_a_fleet_and_ends_when_it_is_told() {
             .map(drop)
     })
     .await;
-    // What is shown to break it with does so.
+    // The commands that the output suggests for breaking the deployment do break it.
     let mut shown = |word: &str| {
         lines
             .find_map(|line| Some(line.split_once(word)?.1.to_owned()))
@@ -311,7 +311,7 @@ fn a_bad_line_is_named_and_stops_the_publishing() {
         report.contains("line 3: ") && report.contains("checked 2 batches, 2 events, 1 block;"),
         "{report}"
     );
-    // What is printed can be published.
+    // The printed batches can be published.
     let again = run_with_input(&always, stdout(&output));
     assert_eq!((again.status.code(), stdout(&again)), (Some(0), stdout(&output)));
 }
@@ -353,14 +353,14 @@ fn a_daemon_without_a_broker_waits_and_stops_when_told() {
     assert!(log.contains("draining") && log.contains("stopped"), "{log}");
 }
 
-/// A running daemon with a broker of its own; killed when dropped.
+/// A running daemon with a broker of its own. It is killed when the value is dropped.
 struct Served {
     daemon: Process,
     url: String,
 }
 
 impl Served {
-    /// Waits until it is ready. Needs a nats-server: run `deploy/setup.sh` first.
+    /// Starts the daemon, and waits until it is ready. Needs a nats-server: run `deploy/setup.sh` first.
     fn start(arguments: &[&str]) -> Self {
         let mut daemon = Process::logged(&[&["--embedded"], arguments].concat());
         let started = daemon.wait_for_line(|line| line["url"].is_string());
@@ -369,7 +369,7 @@ impl Served {
         Self { daemon, url }
     }
 
-    /// A command about namespace `llama` of this daemon.
+    /// Runs a command about namespace `llama` of this daemon.
     fn run(&self, arguments: &[&str], input: &str) -> Output {
         let (command, rest) = arguments.split_first().unwrap();
         let mut always = vec![*command, "--nats", &self.url, "--namespace", "llama"];
@@ -379,7 +379,7 @@ impl Served {
         run_with_input(&[&always, rest].concat(), input)
     }
 
-    /// As [`Self::run`], again while a publisher is just being asked, which comes and goes.
+    /// Runs a command as [`Self::run`] does, and repeats it while the daemon is just asking a publisher.
     fn run_settled(&self, rest: &[&str], input: &str) -> Output {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -390,13 +390,13 @@ impl Served {
         }
     }
 
-    /// Stops it by signal; its exit code and the rest of its log.
+    /// Stops the daemon by a signal. Returns its exit code and the rest of its log.
     fn stop(self) -> (Option<i32>, String) {
         self.daemon.stop()
     }
 }
 
-/// Tokens 1 to 32 in blocks of 16: the test vectors of the hash contract.
+/// Event that stores the tokens 1 to 32 in blocks of 16, by the test vectors of the hash contract.
 const STORED: &str = r#"{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88","ad01835a37dd294c"],"block_hashes":["ea06fc71a5ee6e88","1fbf39bd106be0b5"]}"#;
 
 #[test]
@@ -405,7 +405,7 @@ fn what_is_published_is_found_and_outlives_the_daemon_in_a_snapshot() {
     let directory = folder.path().to_str().unwrap();
     let served = Served::start(&["--snapshots-directory", directory]);
 
-    // At first it does not know yet who publishes.
+    // At first, the daemon does not know yet for which namespaces publishers publish.
     let unknown = loop {
         let unknown = served.run(&["query", "--status"], "");
         if !stderr(&unknown).contains("(error 503)") {
@@ -567,7 +567,7 @@ fn a_batch_that_is_published_through_a_stream_is_kept_or_it_is_an_error() {
     let (code, log) = served.stop();
     assert_eq!(code, Some(0), "{log}");
 
-    // The daemon hears it, but no stream has it.
+    // The daemon receives the batch, but no stream keeps it.
     let served = Served::start(&[]);
     let published = served.run(&[&through_stream[..], &["--timeout", "1s"]].concat(), STORED);
     assert_eq!(published.status.code(), Some(69), "{}", stdout(&published));

@@ -1,4 +1,5 @@
-//! Kill -9 of the real process: the newest snapshot is loadable, and what it cannot know is marked.
+//! Kill -9 of the real process. The newest snapshot can be loaded, and holders whose later batches it cannot know are
+//! not exact.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use kvatlas_client::ClientError;
 use kvatlas_core::wire::{Tier, WireLimits};
 use kvatlas_process::broker::embedded::EmbeddedBroker;
 
-/// A daemon that writes snapshots all the time.
+/// Starts a daemon that writes a snapshot every second.
 fn start(broker: &EmbeddedBroker, snapshots: &Path) -> Process {
     let (_, folder) = snapshots_in(snapshots);
     let settings = [
@@ -20,7 +21,8 @@ fn start(broker: &EmbeddedBroker, snapshots: &Path) -> Process {
     Process::start(broker.url(), &settings)
 }
 
-/// How many blocks the newest snapshot holds; none while there is none. Every file of a snapshot's name must be whole.
+/// Returns the number of blocks in the newest snapshot; `None` if there is no snapshot. Every file with a snapshot's
+/// name must be complete.
 fn snapshot_blocks(folder: &Path) -> Option<u64> {
     let entries = std::fs::read_dir(folder)
         .ok()?
@@ -36,7 +38,7 @@ fn snapshot_blocks(folder: &Path) -> Option<u64> {
     };
     let mut newest = None;
     for file in files {
-        // A file may be pruned between the listing and the reading, but never be less than whole.
+        // A file may be removed after it was listed, but it is never incomplete.
         let Ok(bytes) = std::fs::read(&file) else { continue };
         let summary = kvatlas_core::snapshot::summarise(bytes.as_slice(), &limits);
         newest = Some(
@@ -63,7 +65,7 @@ async fn a_killed_daemon_comes_back_with_its_snapshot() {
         client.holder("steady", 0).await
     })
     .await;
-    // What was published before it listened is a gap: begin anew.
+    // Batches from before the daemon listened are missing, so a new epoch begins.
     let mut steady = steady.resuming(kvatlas_core::wire::BatchCursor { epoch: 2, seq: 0 });
     client
         .tell(
@@ -82,7 +84,7 @@ async fn a_killed_daemon_comes_back_with_its_snapshot() {
     .await;
     daemon.kill();
 
-    // While it is dead one holder goes on, and its batch is lost.
+    // While the daemon is dead, one holder publishes a batch, which is lost.
     busy.publish(Tier::DEVICE, vec![stored_after(13, hashes(14, 1))])
         .await
         .unwrap();
@@ -124,7 +126,7 @@ async fn killed_at_any_moment_it_leaves_only_whole_snapshots() {
         let mut publisher = client
             .publisher("gpu-0", 0)
             .resuming(kvatlas_core::wire::BatchCursor { epoch: round, seq: 0 });
-        // A load heavy enough that snapshots are being written when the kill comes, at another moment every time.
+        // The load is so heavy that snapshots are being written at the time of the kill, which differs in each round.
         for batch in 0..40 * round {
             let first = batch << 32;
             publisher

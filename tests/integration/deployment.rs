@@ -1,4 +1,5 @@
-//! Files that are shipped to run the daemon with, each checked by its own tool: the systemd unit, the alerts.
+//! Files that are shipped for running the daemon, each checked by its own tool, such as the systemd unit and the
+//! alerts.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ fn shipped(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// Returns what a tool says of a file that it accepts; none where the tool is not here.
+/// Returns the output of a tool that accepts a file; `None` if the tool is not installed.
 fn accepted(tool: &str, arguments: &[&str], file: &str) -> Option<String> {
     let path = shipped(file);
     let output = Command::new(tool)
@@ -55,7 +56,7 @@ fn each_alert_fires_for_its_fault_and_has_a_runbook() {
         let url = format!("/deploy/operating.md#{}\n", alert.to_lowercase());
         assert!(rules.contains(&url), "{alert} leads nowhere");
     }
-    // Those of the runbook, as its own tool says.
+    // The descriptions of the alerts are those of the runbook, as the script that inserts them confirms.
     assert_eq!(rules.matches(" description: \"").count(), alerts.len());
     accepted("python3", &[], "prometheus/annotate.py");
     accepted("promtool", &["check", "rules"], "prometheus/alerts.yml");
@@ -78,7 +79,7 @@ fn the_units_leave_their_services_no_more_than_they_need() {
     }
 }
 
-/// The next thing that the daemon tells its supervisor.
+/// Waits until the daemon tells its supervisor `wanted`.
 fn told(socket: &UnixDatagram, wanted: &str) {
     let deadline = Instant::now() + PATIENCE;
     let mut buffer = [0; 256];
@@ -100,7 +101,7 @@ async fn the_supervisor_is_told_of_the_start_the_life_and_the_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_supervisor_of_a_bridge_is_told_too() {
-    // Nobody is there to be followed: the bridge goes on trying.
+    // The engine does not exist, and the bridge keeps trying to connect.
     let engine = "--engine=gpu-0=tcp://127.0.0.1:1";
     supervised(&["bridge", "--admin-listen", "off", "--model", "m", engine]).await;
 }

@@ -1,4 +1,4 @@
-//! The micro service protocol of NATS, as `nats micro` and the clients of every language speak it.
+//! The micro service protocol of NATS, as `nats micro` and NATS clients in every language use it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::jetstream::{JETSTREAM, STREAM};
 use crate::support::process::{Process, kvatlas};
 use crate::support::{Client, broker, daemon, eventually, hashes, http_get, server, stored};
 
-/// Every answer to a question, once so many have come.
+/// Sends a question, and returns all answers when exactly `answers` of them have come.
 async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
     eventually(&format!("{answers} answer {subject}"), async || {
         let inbox = client.nats.new_inbox();
@@ -26,7 +26,7 @@ async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
             .unwrap();
         let mut found = Vec::new();
         while let Ok(Some(reply)) = tokio::time::timeout(Duration::from_millis(500), replies.next()).await {
-            // The server says where nobody listens.
+            // If there is no listener, the server sends a message with a status.
             if reply.status.is_none() {
                 found.push(serde_json::from_slice(&reply.payload).unwrap());
             }
@@ -39,7 +39,7 @@ async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
     .await
 }
 
-/// The doctor's exit code and checks.
+/// Runs `kvatlas doctor`. Returns its exit code and its checks.
 async fn doctor(url: &str) -> (Option<i32>, Vec<Value>) {
     let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
     let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
@@ -105,7 +105,7 @@ async fn daemons_are_found_and_tell_what_they_have_answered() {
         "{after}"
     );
 
-    // Each instance answers for itself; one that stops answers no more.
+    // Each process answers for itself. A process that has stopped answers no more.
     let other = daemon(url, &[("sharding.shard", "0/2")]).await;
     let gateway = daemon(url, &[("gateway.enabled", "true")]).await;
     let pings = asked(&client, "$SRV.PING.kvatlas", 3).await;
@@ -172,7 +172,7 @@ async fn the_doctor_finds_the_replicas_itself() {
 async fn the_doctor_finds_a_bridge_and_says_what_it_lacks() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[]).await;
-    // Nobody listens there.
+    // No engine listens at this address.
     let engine = ["--model", "llama", "--engine", "vllm-0=tcp://127.0.0.1:9"];
     let bridge = Process::bridge(broker.url(), &engine);
     let client = Client::connect(broker.url()).await;
@@ -242,13 +242,13 @@ async fn whoever_asks_does_not_speak_with_the_rights_of_the_daemon() {
         .await;
     let before = messages_in_stream(&client).await;
     assert!(before > 0);
-    // The stream keeps whatever is said there, as if the worker had said it.
+    // The stream would keep such a reply as if the worker had published it.
     for verb in ["PING", "INFO", "STATS"] {
         let (question, reply_to) = (format!("$SRV.{verb}"), "kvatlas.v1.events.llama.gpu-0");
         let sent = client.nats.publish_with_reply(question, reply_to, "".into());
         sent.await.unwrap();
     }
-    // Behind those questions.
+    // Answers to these questions come after those to the earlier questions.
     for verb in ["PING", "INFO", "STATS"] {
         asked(&client, &format!("$SRV.{verb}"), 1).await;
     }

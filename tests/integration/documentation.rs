@@ -1,4 +1,4 @@
-//! The documentation says what the code says.
+//! Checks that the documentation agrees with the code.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use kvatlas_core::wire::{
 };
 use kvatlas_process::admin::Latch;
 
-/// The pages, by file name.
+/// Pages by their file names.
 const PAGES: [(&str, &str); 4] = [
     ("wire-contract.md", include_str!("../../deploy/wire-contract.md")),
     ("settings.md", include_str!("../../deploy/settings.md")),
@@ -17,13 +17,13 @@ const PAGES: [(&str, &str); 4] = [
     ("metrics.md", include_str!("../../deploy/metrics.md")),
 ];
 
-/// Requires that one of the pages holds `text`; where none does, `text` is what to put there.
+/// Requires that one of the pages has `text`. If none has it, `text` is what to add.
 fn require(text: &str) {
     let holds = |(_, page): &(&str, &str)| page.contains(text);
     assert!(PAGES.iter().any(holds), "no page in deploy/ has:\n{text}");
 }
 
-/// The bytes of the code blocks marked as hexadecimal.
+/// Returns the bytes of the code blocks that are marked as hexadecimal.
 fn examples() -> Vec<Vec<u8>> {
     let blocks = PAGES[0].1.split("```hex\n").skip(1);
     let digits = blocks.map(|rest| rest.split("```").next().unwrap().replace(char::is_whitespace, ""));
@@ -125,7 +125,7 @@ fn the_contents_lead_to_headings() {
                 continue;
             };
             let file = if file.is_empty() { name } else { file };
-            // Links that leave this folder are for people.
+            // Links to files outside of this folder are not checked.
             let Some((_, page)) = PAGES.iter().find(|(name, _)| *name == file) else {
                 continue;
             };

@@ -1,4 +1,5 @@
-//! Doubts that a publisher itself tells of, over restarts of the daemon: neither a snapshot nor a stream may make it certain.
+//! Doubts that a publisher itself reports, over restarts of the daemon. Neither a snapshot nor a stream may make them
+//! disappear.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
 
@@ -10,7 +11,7 @@ fn lost() -> Event {
     Event::Doubted(reasons)
 }
 
-/// Waits until the holder has so many blocks, and is doubted for these reasons.
+/// Waits until the holder has exactly `blocks` blocks and exactly these reasons for doubt.
 async fn is_doubted(client: &Client, blocks: u64, doubts: &[&str]) {
     eventually(&format!("{blocks} blocks, doubted for {doubts:?}"), async || {
         let holder = client.holder("gpu-0", 0).await?;
@@ -32,12 +33,12 @@ async fn a_snapshot_keeps_the_doubt_and_the_stream_ends_it() {
         let events = vec![stored(hashes(1, 4)), lost()];
         client.tell(&mut publisher, "gpu-0", 0, events).await;
         is_doubted(&client, 4, &["unverified", "upstream_gap", "upstream_lost"]).await;
-        // The last snapshot is the only thing that this batch is read from.
+        // Only the last snapshot has this batch.
         assert!(first.stop().await.overran.is_empty());
         let second = daemon(broker.url(), &settings).await;
         is_doubted(&client, 4, &["unverified", "upstream_gap", "upstream_lost"]).await;
         second.stop().await;
-        // It comes to an end while nobody listens: the stream has it.
+        // The doubt ends while no daemon runs. The stream has the batch that ends it.
         let before = last_message(&client.nats).await.unwrap();
         let seen = DegradedReasons::of(DegradedReason::UpstreamGap);
         let events = vec![Event::Doubted(seen)];
@@ -96,7 +97,7 @@ async fn with_core_nats_a_restart_does_not_end_the_doubt() {
     first.stop().await;
     let second = daemon(broker.url(), &settings).await;
     is_doubted(&client, 4, &["unverified", "upstream_gap"]).await;
-    // The next batch shows that nothing is missing of what the publisher said; that it doubts stays.
+    // The next batch shows that no batch of the publisher is missing. The publisher's own doubt stays.
     client
         .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
         .await;

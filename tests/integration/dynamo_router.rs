@@ -1,4 +1,4 @@
-//! Dynamo's router asks its remote indexer: over NATS and over TCP, as its release 1.6.1 does.
+//! Dynamo's router asks kvatlas as its remote indexer, over NATS and over TCP, as in release 1.6.1.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::support::{Client, PATIENCE, broker, daemon, eventually, lasting_port,
 
 const MODEL: &str = "m";
 
-/// The contract's hashes of a prompt of so many blocks.
+/// Returns the contract's block hashes of a prompt of `count` blocks.
 fn blocks(count: u32) -> Vec<BlockHash> {
     let tokens: Vec<u32> = (1..=count * 16).collect();
     block_hashes(&tokens, BlockSize::DEFAULT, HashSeed::default()).collect()
@@ -32,12 +32,12 @@ fn two_parts(header: &str, body: &str) -> Vec<u8> {
     message
 }
 
-/// The record of the only instance in a folder of discovery.
+/// Returns a record in a folder of discovery, for a test with only one instance.
 fn record(folder: &Path) -> Option<Value> {
     records(folder).pop()
 }
 
-/// All records in a folder of discovery.
+/// Returns all records in a folder of discovery.
 fn records(folder: &Path) -> Vec<Value> {
     let entries = std::fs::read_dir(folder.join("v1/instances"));
     let entries = entries.into_iter().flatten().flatten();
@@ -45,11 +45,12 @@ fn records(folder: &Path) -> Vec<Value> {
     read.collect()
 }
 
-/// A router: where it takes answers.
+/// Simulated router, by the listener at which it receives answers.
 struct Router(TcpListener);
 
 impl Router {
-    /// A router on a port that no connection of another test can have had: [`Self::keeps_ports`] reads all of the system.
+    /// Makes a router on a port that no other test has used, because [`Self::keeps_ports`] looks at all connections of
+    /// the machine.
     async fn new() -> Self {
         Self(TcpListener::bind(("127.0.0.1", lasting_port())).await.unwrap())
     }
@@ -64,7 +65,8 @@ impl Router {
         two_parts(&header.to_string(), &question.to_string())
     }
 
-    /// The messages of one answer, headers and bodies. As Dynamo's, it ends the connection behind the last message.
+    /// Returns the headers and bodies of the messages of one answer. Like Dynamo's router, it ends the connection after
+    /// the last message.
     async fn answer(&self) -> Vec<(Value, Value)> {
         let taking = async {
             let (mut stream, _) = self.0.accept().await.unwrap();
@@ -91,8 +93,8 @@ impl Router {
             .expect("an answer comes")
     }
 
-    /// Whether the router's side keeps the ports of connections that have ended, and not the other side; none while there is no such
-    /// connection.
+    /// Whether the ports of ended connections are kept on the router's side, and not on the other side. `None` while
+    /// there is no ended connection.
     #[cfg(target_os = "linux")]
     fn keeps_ports(&self) -> Option<bool> {
         const TIME_WAIT: &str = "06";
@@ -110,7 +112,7 @@ impl Router {
     }
 }
 
-/// Checks the frame around an answer, and returns the answer.
+/// Checks the messages around an answer, and returns the answer.
 fn data(messages: &[(Value, Value)]) -> Value {
     let [(hello, _), (prologue, _), (_, answer), (_, end), (sentinel, _)] = messages else {
         panic!("{messages:?}");
@@ -123,7 +125,8 @@ fn data(messages: &[(Value, Value)]) -> Value {
     answer["data"].clone()
 }
 
-/// Worker 7 has three blocks on the device and five with the host's; 11 has one, and so has `gpu-0`, which Dynamo does not know; 9 is in doubt.
+/// Fills the index. Worker 7 has three blocks on the device, and five on device and host together. Worker 11 has one
+/// block, and so has `gpu-0`, which Dynamo does not know. Worker 9 is in doubt.
 async fn fill(client: &Client) {
     let namespace = ModelKey::new(MODEL).namespace().unwrap();
     let stored = |count: u32| {
@@ -144,7 +147,7 @@ async fn fill(client: &Client) {
     let mut nine = publisher("9").resuming(cursor);
     nine.publish(Tier::DEVICE, stored(5)).await.unwrap();
     eventually("the batches are applied", async || {
-        // Either of two replicas is asked.
+        // The replies come from either of two replicas, and both must know all blocks.
         for _ in 0..40 {
             let status = client.queries.status(&namespace).await.ok()?;
             if status.holders.iter().map(|holder| holder.blocks).sum::<u64>() != 12 {
@@ -167,7 +170,7 @@ fn expected() -> Value {
     json!({"TieredScores": {"device": device, "lower_tier": [["host_pinned", {"hits": [[worker(7), 2]]}]]}})
 }
 
-/// An answer with its workers in order.
+/// Returns an answer with its workers in the order of their numbers.
 fn in_order(mut answer: Value) -> Value {
     if let Some(scores) = answer["TieredScores"]["device"]["scores"].as_array_mut() {
         scores.sort_by_key(|score| score[0]["worker_id"].as_u64());
@@ -203,12 +206,12 @@ async fn routers_ask_over_nats_and_replicas_share_what_they_ask() {
         data(&router.answer().await)
     };
     assert_eq!(in_order(ask(question(MODEL, 6)).await), expected());
-    // Nobody is known, and the router is told so: it has no other way.
+    // If no worker is known, the router gets an empty answer, because the protocol has no other.
     let empty = json!({"TieredScores": {"device": {"scores": [], "frequencies": []}, "lower_tier": []}});
     assert_eq!(ask(question("another", 6)).await, empty);
     assert_eq!(ask(question(MODEL, 0)).await, empty);
     assert!(ask(json!({"model_name": MODEL})).await["Error"].is_string());
-    // One of the two goes, while it is asked. Nothing is lost, and the other keeps the record.
+    // One of two replicas stops while it is asked. No answer is lost, and the other replica keeps the record.
     let stopping = tokio::spawn(one.stop());
     let mut asked = 0;
     while !stopping.is_finished() || asked < 3 {
@@ -217,7 +220,7 @@ async fn routers_ask_over_nats_and_replicas_share_what_they_ask() {
         asked += 1;
     }
     stopping.await.unwrap();
-    // With a connection for each answer, the side that ends connections runs out of ports.
+    // With one connection for each answer, the side that ends connections would run out of ports.
     #[cfg(target_os = "linux")]
     assert!(eventually("a connection has ended", async || router.keeps_ports()).await);
     other.stop().await;
@@ -255,7 +258,7 @@ async fn a_gateway_answers_for_all_its_shards() {
     };
     assert_ne!(shard_of("7"), shard_of("11"), "several shards have some");
     assert_eq!(ask().await, expected());
-    // A shard that is away takes its workers along, and no others.
+    // A missing shard takes away its own workers only.
     shards.remove(shard_of("11")).stop().await;
     let mut rest = expected();
     let scores = rest["TieredScores"]["device"]["scores"].as_array_mut();
@@ -283,7 +286,7 @@ async fn routers_ask_over_tcp() {
     let (address, path) = target.split_once('/').unwrap();
     let router = Router::new().await;
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // Several requests on one connection.
+    // Several requests are sent on one connection.
     for count in [6, 6] {
         let payload = router.request(&question(MODEL, count));
         stream
@@ -299,7 +302,7 @@ async fn routers_ask_over_tcp() {
             .unwrap();
         stream.write_all(&payload).await.unwrap();
         assert_eq!(stream.read_u32().await.unwrap(), 0, "an acknowledgement");
-        // What is found of the four blocks that are looked for is found of the prompt.
+        // Only four blocks of the prompt are looked up. The answer still counts from the beginning of the prompt.
         let mut known = expected();
         known["TieredScores"]["lower_tier"][0][1]["hits"][0][1] = json!(1);
         assert_eq!(in_order(data(&router.answer().await)), known);
@@ -307,7 +310,7 @@ async fn routers_ask_over_tcp() {
     let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
     eventually("both are counted", async || {
         let metrics = String::from_utf8(http.get("/metrics").await.body).ok()?;
-        // Other daemons of this process count there, too.
+        // These metrics also count requests of other daemons in this process.
         let count = |start: &str| {
             let line = metrics.lines().find(|line| line.starts_with(start))?;
             line.rsplit_once(' ')?.1.parse::<f64>().ok()
@@ -332,7 +335,7 @@ async fn routers_ask_over_tcp() {
     assert!(self::record(folder.path()).is_none());
 }
 
-/// Asks on `subject` without waiting, as often as that, and returns the acknowledgements.
+/// Sends `count` requests on `subject` without waiting. Returns the subscription to their acknowledgements.
 async fn flood(client: &Client, subject: &str, request: &[u8], count: usize) -> async_nats::Subscriber {
     let inbox = client.nats.new_inbox();
     let acknowledged = client.nats.subscribe(inbox.clone()).await.unwrap();
@@ -410,7 +413,7 @@ async fn a_component_may_be_a_tenants() {
     fill(&client).await;
     let team = ModelKey::of_tenant(MODEL.to_owned(), "team".to_owned());
     let namespace = team.namespace().unwrap();
-    // A worker of the team with two blocks, which a daemon has heard of from its first batch on.
+    // The worker belongs to the tenant, and has two blocks. A daemon knows it from its first batch on.
     let tell = async |number: &str| {
         let name = WorkerName::new(number).unwrap();
         let mut publisher = Publisher::new(client.nats.clone(), &subjects(), &namespace, &name, 0);

@@ -1,5 +1,5 @@
-//! Evidence that a daemon believes or not: answers, epochs, stores and clocks that contradict what it has received. None may lead to an answer
-//! that is marked exact and is not.
+//! Answers, epochs, stores and clocks that contradict what a daemon has received. None of them may lead to a wrong
+//! answer that is marked exact.
 
 use std::io::Write;
 use std::path::Path;
@@ -26,7 +26,7 @@ use crate::support::{
     server, snapshots_in, stored, subjects, worker,
 };
 
-/// A publisher of which every word is said by the test.
+/// Simulated publisher, for which the test makes every message.
 struct Engine {
     client: Client,
     name: &'static str,
@@ -56,7 +56,7 @@ impl Engine {
         self.client.nats.flush().await.unwrap();
     }
 
-    /// The daemon's next question.
+    /// Returns the daemon's next question.
     async fn asked(&mut self) -> (ResyncRequest, Message) {
         let question = tokio::time::timeout(PATIENCE, self.questions.next()).await;
         let question = question.expect("the daemon asks").unwrap();
@@ -74,14 +74,14 @@ impl Engine {
         self.reply(to, chunk(kind, cursor, batches).encode()).await;
     }
 
-    /// Any payload as a part of an answer.
+    /// Sends a payload as a part of an answer.
     async fn reply(&self, to: &Message, payload: Vec<u8>) {
         let reply = to.reply.clone().unwrap();
         self.client.nats.publish(reply, payload.into()).await.unwrap();
         self.client.nats.flush().await.unwrap();
     }
 
-    /// Waits until the holder is exact. Where the daemon asks again, as it does of one that was late on a busy machine, it is given `answer`.
+    /// Waits until the holder is exact. If the daemon asks again meanwhile, as on a busy machine, it gets `answer`.
     async fn answers_until_exact(&mut self, answer: &ResyncChunk) {
         let exact = self.client.exact(self.name, 0);
         tokio::pin!(exact);
@@ -113,7 +113,7 @@ impl Engine {
     }
 }
 
-/// The only chunk of an answer.
+/// Returns the only chunk of an answer.
 fn chunk(kind: ResyncAnswerKind, cursor: BatchCursor, batches: &[EventBatch]) -> ResyncChunk {
     ResyncChunk {
         rank: 0,
@@ -127,7 +127,8 @@ fn chunk(kind: ResyncAnswerKind, cursor: BatchCursor, batches: &[EventBatch]) ->
     }
 }
 
-/// A daemon with these settings, and an engine that has told it, at `time_us`, of four blocks. The broker must be kept.
+/// Starts a daemon with these settings, and an engine that has published four blocks at `time_us`. The broker must be
+/// kept.
 async fn engine_with_blocks(
     settings: &[(&str, &str)],
     time_us: Option<u64>,
@@ -162,14 +163,14 @@ async fn an_answer_does_not_forgive_what_came_after_the_question() {
     let (_broker, daemon, mut engine) = engine_with_blocks(&[], None).await;
     engine.say(at(3), None, vec![]).await;
     let (_, question) = engine.asked().await;
-    // Whatever it was, the answer below is older.
+    // This message is newer than the answer below, whatever it was about.
     engine.send(b"garbage".to_vec()).await;
     engine.is_degraded("undecodable").await;
     let missing = [batch(at(2), None, vec![]), batch(at(3), None, vec![])];
     engine
         .answer(&question, ResyncAnswerKind::Missing, at(3), &missing)
         .await;
-    // It is asked again, because that answer settled nothing.
+    // The answer did not settle the doubt, so the daemon asks again.
     let (_, question) = engine.asked().await;
     let holder = engine.client.holder("gpu-0", 0).await.unwrap();
     assert!(
@@ -187,7 +188,7 @@ async fn an_answer_does_not_forgive_what_came_after_the_question() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_ends_before_what_was_received_is_not_believed() {
     let (_broker, daemon, mut engine) = engine_with_blocks(&[("resync.retry_min_ms", "20")], Some(1)).await;
-    // Number 5 has been received, so nobody can have published up to 2 only.
+    // The daemon has received number 5, so a state at number 2 must be wrong.
     engine.say(at(5), Some(5), vec![stored(hashes(1, 9))]).await;
     let state = [batch(at(1), None, vec![stored(hashes(1, 2))])];
     for _ in 0..3 {
@@ -215,10 +216,10 @@ async fn a_publisher_that_dies_between_the_question_and_its_answer_leaves_its_ho
     let _ = engine.asked().await;
     engine.questions.unsubscribe().await.unwrap();
     engine.is_degraded("gap").await;
-    // What came is applied all the same, and stays in doubt.
+    // The batch is applied, and the holder stays in doubt.
     let holder = engine.client.applied("gpu-0", 0, at(3)).await;
     assert!(!holder.exact && holder.blocks == 6, "{holder:?}");
-    // The next incarnation begins anew.
+    // A new epoch replaces everything.
     let reborn = BatchCursor { epoch: 2, seq: 1 };
     engine.say(reborn, Some(4), vec![stored(hashes(1, 2))]).await;
     engine.is_exact_with(2).await;
@@ -236,20 +237,21 @@ async fn times_tell_a_restart_in_the_same_epoch_and_without_them_it_is_not_notic
             engine.say(at(seq), time, vec![stored(hashes(1, seq))]).await;
         }
         engine.client.applied("gpu-0", 0, at(3)).await;
-        // It counts from the start again. Without a time, or with a clock that stands still, that looks like a repeated batch.
+        // The publisher begins its numbers again. Without times, or with a clock that stands still, its batches look
+        // like repeated ones.
         for seq in 1..=3 {
             engine.say(at(seq), time, vec![stored(hashes(100, 1))]).await;
         }
         engine.say(at(4), time, vec![]).await;
         let holder = engine.client.applied("gpu-0", 0, at(4)).await;
         assert_eq!((holder.blocks, holder.exact), (3, true), "as the contract says");
-        // A clock that runs backwards does no harm to batches that count on.
+        // Batches whose numbers continue may have lower times.
         engine
             .say(at(5), time.map(|time| time - 1), vec![stored(hashes(1, 5))])
             .await;
         assert!(engine.client.applied("gpu-0", 0, at(5)).await.exact);
     }
-    // With times that grow, it shows at the first batch.
+    // If the times grow, the first such batch shows the new beginning.
     let at = |seq| BatchCursor { epoch: 3, seq };
     for seq in 1..=3 {
         engine.say(at(seq), Some(seq), vec![stored(hashes(1, seq))]).await;
@@ -268,7 +270,8 @@ async fn an_epoch_far_ahead_of_the_clock_is_not_believed() {
         seq: 1,
     };
     engine.say(future, None, vec![Event::Cleared]).await;
-    // If it were right, the blocks would be outdated: so the publisher is asked. Its answer is checked, too.
+    // If this epoch were right, the known blocks would be outdated. So the daemon asks the publisher, and checks the
+    // epoch of the answer, too.
     let (_, question) = engine.asked().await;
     engine
         .answer(&question, ResyncAnswerKind::Full, future, &[])
@@ -386,7 +389,7 @@ async fn a_store_that_was_rolled_back_and_has_grown_again_is_noticed() {
             first.take().unwrap().stop().await;
         }
         broker.kill();
-        // The older copy gets other messages under the numbers that were read, and more.
+        // In the older copy of the store, other messages get the numbers that were read, and further messages follow.
         let elsewhere = broker_on_store(&server(), copy.path()).await;
         let writer = Engine::begin(elsewhere.url(), "gpu-0").await;
         let reborn = |seq| BatchCursor { epoch: 2, seq };
@@ -417,7 +420,7 @@ async fn a_store_that_was_rolled_back_and_has_grown_again_is_noticed() {
     }
 }
 
-/// The library's publisher, which has told of four blocks.
+/// Starts the library's publisher, which has published four blocks.
 async fn library_engine(client: &Client, name: &str) -> HolderPublisher {
     let publisher = engine(
         client.nats.clone(),
@@ -469,7 +472,7 @@ async fn silent_publishers_do_not_hold_up_one_that_answers() {
     let client = Client::connect(broker.url()).await;
     let mut silent = Vec::new();
     for number in 0..SILENT {
-        // Ranks of one worker, as an engine with a broken resync would have them.
+        // Several ranks belong to one worker, as with an engine whose publishers do not answer.
         let rank = u32::try_from(number % 50).unwrap();
         let name = format!("silent-{}", number / 50);
         let subject = subjects().resync(&namespace(), &worker(&name), rank);
@@ -588,7 +591,8 @@ async fn what_was_asked_before_the_connection_broke_is_asked_again_at_once() {
     daemon.stop().await;
 }
 
-/// A publisher that is silent at first loses its slot. What it sends before it has one again waits in the daemon.
+/// A publisher that is silent at first loses its slot (turn to answer). Messages that it sends before its next turn
+/// wait in the daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_end_that_waits_for_a_slot_takes_no_memory_beyond_the_bound() {
     const ENDLESS: usize = 500;
@@ -601,11 +605,12 @@ async fn an_answer_without_end_that_waits_for_a_slot_takes_no_memory_beyond_the_
     let process = Process::serve(broker.url(), &settings);
     let mut endless = Engine::begin(broker.url(), "endless").await;
     let mut slow = Engine::begin(broker.url(), "slow").await;
-    // The daemon hears of both in the middle of an epoch, and asks.
+    // Both batches are in the middle of an epoch, so the daemon asks both publishers.
     endless.say(at(2), None, vec![]).await;
     let (_, question) = endless.asked().await;
     slow.say(at(2), None, vec![]).await;
-    // Asked only when the other has lost the one slot. It begins its answer at once, and keeps the slot.
+    // The second publisher is asked only after the first one has lost the only slot. It begins its answer at once, and
+    // keeps the slot.
     let (_, slowly) = slow.asked().await;
     let last = ResyncChunk {
         number: 1,
@@ -625,7 +630,7 @@ async fn an_answer_without_end_that_waits_for_a_slot_takes_no_memory_beyond_the_
     slow.reply(&slowly, last.encode()).await;
     slow.answers_until_exact(&chunk(ResyncAnswerKind::Full, at(2), &[]))
         .await;
-    // What waits for the slot is the endless answer, or its beginning.
+    // The beginning of the endless answer waits for the slot.
     let failed = "kvatlas_resyncs_failed_total{namespace=\"llama\",reason=\"undecodable\"}";
     eventually("the answer without end is refused", async || {
         (counter(&process, failed) > 0).then_some(())

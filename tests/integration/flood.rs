@@ -1,11 +1,11 @@
-//! Queries that are too many or too large at once: they are refused early, and small ones are answered meanwhile.
+//! Queries that are too many or too large. They are refused early, and small queries are answered meanwhile.
 
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::{ErrorCode, QueryOptions, QueryRequest, SingleQuery, Tier};
 
 use crate::support::{Client, broker, by_sequence, daemon, eventually, hashes, matches, namespace, stored};
 
-/// Large requests that are sent at once: 48 MiB.
+/// Number of large requests that are sent at the same time. Together they have 48 MiB.
 const LARGE: usize = 96;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -21,7 +21,7 @@ async fn large_requests_are_refused_early_and_small_ones_answered_meanwhile() {
     client
         .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
         .await;
-    // Half a megabyte each.
+    // Each of these requests has half a megabyte.
     let large: Vec<SingleQuery> = vec![by_sequence(&hashes(1, 16_000)); 4];
     let payload = QueryRequest::Batch(large.clone()).encode();
     assert!(payload.len() > 400_000, "{} bytes", payload.len());
@@ -49,7 +49,7 @@ async fn large_requests_are_refused_early_and_small_ones_answered_meanwhile() {
         }
     }
     assert!(refused < LARGE, "the first finds room");
-    // Later there is room again.
+    // After the flood, a large request is answered again.
     let answer = flooding.queries.query_batch(&namespace(), large).await;
     assert_eq!(answer.unwrap().len(), 4);
     daemon.stop().await;

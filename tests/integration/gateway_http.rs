@@ -1,5 +1,5 @@
-//! A gateway over shards answers over HTTP as one daemon with all workers does, on every route and in every dialect. A shard answers so for its
-//! own workers.
+//! HTTP answers of a gateway over shards. On every route and in every dialect, they equal the answers of one daemon
+//! with all workers. A shard answers in the same way for its own workers.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::support::{Client, broker, daemon, eventually};
 
 const SHARDS: u32 = 2;
 
-/// Routes on which a gateway answers otherwise than one daemon: the statuses of both, and why.
+/// Routes on which a gateway answers differently from a daemon: the status of each, and the reason.
 const DIFFERENT: [(&str, [u16; 2], &str); 2] = [
     (
         "/dump",
@@ -43,7 +43,7 @@ fn stored(blocks: u32) -> Event {
     Event::Stored(StoredBlocks::by_sequence(None, None, chain(blocks)))
 }
 
-/// A batch of a holder: namespace, worker, rank, and the rest.
+/// Batch of a holder, with the names of its namespace and worker.
 type Sent = (&'static str, &'static str, EventBatch);
 
 fn sent(namespace: &'static str, worker: &'static str, rank: u32, seq: u64, tier: u8, event: Event) -> Sent {
@@ -63,7 +63,8 @@ fn sent(namespace: &'static str, worker: &'static str, rank: u32, seq: u64, tier
     (namespace, worker, batch)
 }
 
-/// Holders of both shards: deep and shallow, of several ranks and tiers, with a hole, a window, a gap, a pool, and another tenant.
+/// Returns batches of holders of both shards. They have few or many blocks, several ranks and tiers, a hole, a window,
+/// a gap, a pool, and another tenant.
 fn fleet() -> Vec<Sent> {
     let windowed = Event::Stored(StoredBlocks {
         resumable: Resumable::from_flags([true, true, false, false]),
@@ -93,7 +94,7 @@ fn fleet() -> Vec<Sent> {
     ]
 }
 
-/// One daemon, and shards with a gateway, that have heard the same.
+/// One daemon, and shards with a gateway. Both sides have received the same batches.
 struct Site {
     client: Client,
     one: HttpClient,
@@ -103,11 +104,11 @@ struct Site {
     _broker: kvatlas_process::broker::embedded::EmbeddedBroker,
 }
 
-/// A site that has heard of the holders of `fleet`.
+/// Makes a site that has received the batches of `fleet`.
 async fn site(fleet: &[Sent]) -> Site {
     let broker = broker().await;
     let start = async |settings: &[(&str, &str)]| {
-        // Nobody is asked about the gap, which stays.
+        // The daemons ask no publisher, so the gap stays.
         let patient = [
             ("resync.concurrency", "0"),
             ("namespace_defaults.stale_after_ms", "600000"),
@@ -145,7 +146,8 @@ async fn site(fleet: &[Sent]) -> Site {
 }
 
 impl Site {
-    /// Publishes the fleet to both, and waits until all of it is known and nobody else can be.
+    /// Publishes the fleet to both sides. Waits until all of it is known, and until both sides know that nobody else
+    /// publishes.
     async fn tell_all(&self, fleet: &[Sent]) {
         for prefix in ["one", "many"] {
             let subjects = Subjects::new(prefix).unwrap();
@@ -177,7 +179,7 @@ impl Site {
         }
     }
 
-    /// Asks both the same, and returns both answers.
+    /// Sends the same request to the daemon and to the gateway, and returns both answers.
     async fn ask(&mut self, path: &str, body: Option<&Value>) -> [Answer; 2] {
         match body {
             Some(body) => [
@@ -189,11 +191,12 @@ impl Site {
     }
 }
 
-/// The body without what must differ: what it was put together from, a count that each shard makes for itself, and the number of a question.
+/// Returns the body of an answer without the parts that must differ: the list of shards, counts that each shard makes
+/// for itself, and numbers of look-ups.
 fn comparable(answer: &Answer) -> String {
     let body = String::from_utf8(answer.body.clone()).unwrap();
     let body = body.replace(&format!(r#","gathered":{{"shards":{SHARDS},"missing":[]}}"#), "");
-    // Each daemon has looked at another moment.
+    // These values depend on the daemon and on the time.
     [
         r#""distinct_blocks":"#,
         r#""other_holders":"#,
@@ -211,7 +214,7 @@ fn comparable(answer: &Answer) -> String {
     })
 }
 
-/// A path, and the body of a request with one.
+/// Path, and the body of a request that has one.
 type Question = (&'static str, Option<Value>);
 
 fn questions() -> Vec<Question> {
@@ -258,13 +261,13 @@ fn questions() -> Vec<Question> {
     all
 }
 
-/// Questions in the dialects of others.
+/// Returns requests in the dialects of other indexers.
 fn in_dialects() -> Vec<Question> {
     let hashes: Vec<u64> = chain(5).iter().map(|hash| hash.as_u64()).collect();
     let blocks: Vec<u64> = block_hashes_of(5).iter().map(|hash| hash.as_u64()).collect();
     let post = |path, body| (path, Some(body));
     let mut all = Vec::new();
-    // Prompts of whole blocks, and one that ends in the middle of a block.
+    // Three prompts end with a whole block, and one ends in the middle of a block.
     for count in [16, 64, 80, 85] {
         all.push(post(
             "/query",
@@ -295,7 +298,7 @@ fn in_dialects() -> Vec<Question> {
         post("/query", json!({"model_name": "nobody", "token_ids": [1]})),
         post("/lookup", json!({"model": "nobody", "tokens": [1]})),
         post("/lookup", json!({"model": "llama", "tokens": tokens(80)})),
-        // Two caches are known, so it has to be named.
+        // There are two caches, so a request without a model is refused.
         post("/lookup", json!({"tokens": tokens(80)})),
         post("/register", json!({"model": "llama", "instance_id": "gpu-9"})),
         post("/unregister", json!({"model": "llama", "instance_id": "gpu-9"})),
@@ -311,7 +314,7 @@ fn in_dialects() -> Vec<Question> {
     all
 }
 
-/// Reports of routers, and a question whose answer has what they predict.
+/// Returns reports of routers, and a query whose answer has the predicted blocks.
 fn reports() -> Vec<Question> {
     let workers = ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "nobody"];
     let about = |model: &str, list: &str, of: &dyn Fn(&str) -> Value| {
@@ -342,7 +345,7 @@ fn reports() -> Vec<Question> {
     ]
 }
 
-/// Checks that there is a question for every route.
+/// Checks that there is a request for every route.
 fn check_that_all_are_asked(document: &Value) {
     let route = |method: &str, path: &str| format!("{method} {path}");
     let asked: BTreeSet<String> = questions()
@@ -384,7 +387,7 @@ async fn a_gateway_answers_every_route_as_one_daemon_would() {
         let said = String::from_utf8_lossy(&gateway.body);
         assert_eq!(gateway.status, one.status, "{what}: {said}");
         if gateway.status == 413 {
-            // Each says in words of its own what is too long.
+            // The gateway and the daemon word this refusal differently.
             continue;
         }
         assert_eq!(comparable(&gateway), comparable(&one), "{what}");
@@ -405,7 +408,7 @@ async fn reports_told_to_a_gateway_reach_the_shards_of_their_workers() {
     }
     let statuses: Vec<u16> = told.iter().map(|(status, _)| *status).collect();
     assert_eq!(statuses, [200, 404, 400, 413, 200, 200, 404, 413]);
-    // A hint about a stranger is kept, and an outcome of a stranger is not counted.
+    // A hint about an unknown worker is kept, but an outcome of an unknown worker is not counted.
     assert_eq!(
         (&told[0].1["taken"], &told[5].1["counted"]),
         (&json!(5), &json!(4))
@@ -452,7 +455,7 @@ async fn a_shard_names_itself_and_answers_for_its_own_workers() {
             assert_eq!(shard_of(&whole.ask(method, path, &body).await), None, "{path}");
         }
     }
-    // Together they have what one daemon has: lists of holders, or maps of instances.
+    // Merged, the shards' answers equal the answer of one daemon. Answers are lists of holders, or maps of instances.
     let dialects = [
         (
             "/v1/query",
@@ -487,7 +490,7 @@ async fn a_shard_names_itself_and_answers_for_its_own_workers() {
     }
 }
 
-/// The members of a list, or of a map, as texts.
+/// Returns the members of a list or a map, each as text.
 fn parts_of(whole: &Value) -> BTreeSet<String> {
     match whole {
         Value::Array(list) => list.iter().map(Value::to_string).collect(),
@@ -515,7 +518,7 @@ async fn a_gateway_says_over_http_that_a_shard_is_missing() {
     assert_eq!((answer.status, answer.is_exact()), (200, false));
     let answer = site.gateway.get("/v1/status?model=llama").await;
     assert_eq!((answer.status, answer.is_exact()), (200, false));
-    // A list has no place to say so.
+    // An answer that is a list cannot tell that a shard is missing, so the request is refused.
     let answer = site.gateway.get("/workers").await;
     assert_eq!(answer.status, 503, "{}", String::from_utf8_lossy(&answer.body));
     site.shards.remove(0).stop().await;

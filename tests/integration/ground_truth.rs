@@ -1,4 +1,4 @@
-//! The harness that judges replies: what it calls wrong, and a scenario without faults.
+//! Tests of the harness that judges replies: the replies that it calls wrong, and a scenario without faults.
 
 use crate::support::truth::{Tally, Truth, Verdict, Window, Workload, ask_all, settle};
 use crate::support::{Client, broker, daemon};
@@ -38,7 +38,8 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         at(2),
         &[crate::support::removed(crate::support::hashes(2, 1))],
     );
-    // Until it is known that the daemon has seen the removal, both states will do, and everything between them.
+    // Until the daemon is known to have seen the removal, the state before it, the state after it, and all states
+    // between them are right.
     let early = truth.window();
     for matched in 1..=3 {
         assert_eq!(judge(&early, claim(matched, true)), Verdict::Exact);
@@ -56,13 +57,13 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         assert_eq!(judge(&late, changing), verdict);
     }
     assert_eq!(judge(&late, claim(1, true)), Verdict::Exact);
-    // One that never was there, and nobody where somebody is.
+    // A holder that does not exist is wrong, and an answer without holders is blind.
     let nobody = QueryReply {
         holders: Vec::new(),
         ..claim(0, true)
     };
     assert!(matches!(judge(&late, nobody), Verdict::Blind(_)));
-    // A new incarnation has nothing of the old one's.
+    // A new epoch has no blocks of the old one.
     let fresh = BatchCursor { epoch: 2, seq: 1 };
     truth.apply("a", 0, fresh, &[]);
     truth.raise_floor("a", 0, fresh);
@@ -101,7 +102,7 @@ async fn without_faults_every_reply_is_exact_and_none_is_blind() {
     }
     settle(&client, &truth, &prompts, &mut tally).await;
     tally.report("no faults");
-    // A query can come while a batch is being applied, and on a busy machine that takes a while.
+    // A query may come while a batch is being applied, which takes a while on a busy machine.
     assert_eq!((tally.degraded - tally.momentary, tally.blind), (0, 0), "{tally}");
     assert!(tally.momentary * 20 <= tally.asked, "{tally}");
     daemon.stop().await;

@@ -1,4 +1,5 @@
-//! SGLang's router asks its indexer over gRPC, and kvatlas answers: what is told, which codes it gets, health and reflection, and odd input.
+//! SGLang's router asks kvatlas as its indexer, over gRPC: the answers, the status codes, health, reflection, and odd
+//! requests.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -34,7 +35,8 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use crate::support::http::HttpClient;
 use crate::support::{Client, PATIENCE, broker, daemon, eventually};
 
-/// The messages as SGLang's router has them; those of tiers are read by Python's client in tests/routers.
+/// Messages as SGLang's router declares them. The messages about tiers are tested by a client in Python, in
+/// tests/routers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Question {
     #[prost(sfixed64, repeated, tag = "1")]
@@ -63,7 +65,7 @@ pub(crate) struct Answer {
     blocks_read: u32,
 }
 
-/// A router.
+/// Simulated router.
 pub(crate) struct Router(Channel);
 
 impl Router {
@@ -77,7 +79,7 @@ impl Router {
         self.send(method, request).await
     }
 
-    /// Sends any message to a method.
+    /// Sends a message to a method.
     pub(crate) async fn send<Q, A>(&self, method: &str, request: Request<Q>) -> Result<Response<A>, Status>
     where
         Q: prost::Message + 'static,
@@ -98,7 +100,7 @@ impl Router {
         self.call("MatchExternalKvPrefix", Request::new(question)).await
     }
 
-    /// Returns what is told of each address, and whether all of it is certain.
+    /// Returns the number of pages for each address in the answer, and whether the whole answer is certain.
     pub(crate) async fn told(&self, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
         let response = self.ask(hashes).await.unwrap();
         let is_exact = response.metadata().get("x-kvatlas-exact").unwrap() == "true";
@@ -126,7 +128,7 @@ pub(crate) fn namespace() -> NamespaceName {
     model().namespace().unwrap()
 }
 
-/// A prompt of so many pages; `which` differs from the page `from` on.
+/// Returns a prompt of `pages` pages. Prompts with different `which` differ from page `from` on.
 pub(crate) fn prompt(which: u32, from: u32, pages: u32) -> Vec<SequenceHash> {
     let token = |page: u32| if page < from { page } else { page + which * 1000 };
     let tokens: Vec<u32> = (0..pages).flat_map(|page| [token(page); 16]).collect();
@@ -138,7 +140,7 @@ fn stored(hashes: Vec<SequenceHash>) -> Event {
     Event::Stored(StoredBlocks::by_sequence(None, None, hashes))
 }
 
-/// A batch of a holder: its worker, rank, and whether its address is told.
+/// Makes a batch of a holder. A worker's first batch also tells its address.
 fn batch(worker: &str, rank: u32, seq: u64, tier: u8, event: Event) -> (WorkerName, EventBatch) {
     let address = format!("http://{}:30000", worker.trim_start_matches('_'));
     let has_address = seq == 1 && worker != "nowhere";
@@ -158,7 +160,8 @@ fn batch(worker: &str, rank: u32, seq: u64, tier: u8, event: Event) -> (WorkerNa
     (worker.parse().unwrap(), batch)
 }
 
-/// Workers of every kind: ranks, tiers, a hole, a window, one in doubt, a pool, one without an address.
+/// Returns batches of all kinds of workers: with ranks, tiers, a hole, a window or a gap; a pool; a worker without an
+/// address.
 fn fleet() -> Vec<(WorkerName, EventBatch)> {
     let windowed = Event::Stored(StoredBlocks {
         resumable: Resumable::from_flags([true, true, false, false]),
@@ -175,7 +178,7 @@ fn fleet() -> Vec<(WorkerName, EventBatch)> {
         batch("gpu-3", 0, 1, 0, stored(prompt(2, 1, 5))),
         batch("gpu-3", 0, 2, 0, stored(prompt(0, 0, 5))),
         batch("gpu-3", 0, 3, 0, hole),
-        // A batch is missing, and nobody tells it.
+        // A batch is missing, and no publisher answers for it.
         batch("gpu-4", 0, 1, 0, stored(prompt(0, 0, 7))),
         batch("gpu-4", 0, 3, 0, stored(prompt(3, 1, 4))),
         batch("_pstore", 0, 1, 3, stored(prompt(0, 0, 8))),
@@ -183,7 +186,7 @@ fn fleet() -> Vec<(WorkerName, EventBatch)> {
     ]
 }
 
-/// Settings with which a gap stays, and nobody is taken for silent.
+/// Settings with which a gap stays, and no holder becomes stale.
 pub(crate) const PATIENT: [(&str, &str); 3] = [
     ("resync.concurrency", "0"),
     ("namespace_defaults.stale_after_ms", "600000"),
@@ -191,7 +194,7 @@ pub(crate) const PATIENT: [(&str, &str); 3] = [
 ];
 pub(crate) const LISTEN: (&str, &str) = ("grpc.listen", "127.0.0.1:0");
 
-/// Publishes the fleet under `prefix`.
+/// Publishes the batches of the fleet under `prefix`.
 pub(crate) async fn publish(client: &Client, prefix: &str) {
     let subjects = Subjects::new(prefix).unwrap();
     for (worker, batch) in fleet() {
@@ -201,9 +204,8 @@ pub(crate) async fn publish(client: &Client, prefix: &str) {
     client.nats.flush().await.unwrap();
 }
 
-/// Returns what is to be told of the prompt that most have. Of the window, the second page is the last behind which a request can go on. Who is
-/// in doubt is left out.
-/// is left out.
+/// Returns the expected answer about the prompt of which most workers have pages. A request can continue after the
+/// second page of the window, but not after later ones. The worker in doubt is left out.
 pub(crate) fn told_of_first() -> BTreeMap<String, u32> {
     let depths = [(0, 4), (1, 6), (2, 2), (3, 1)];
     depths
@@ -231,7 +233,7 @@ async fn a_router_is_told_what_each_address_can_reuse() {
     publish(&client, "kvatlas").await;
     knows_all(&router).await;
     assert_eq!(router.told(&prompt(0, 0, 8)).await, (told_of_first(), false));
-    // One of the ranks has it.
+    // Only one of the worker's ranks has all these pages.
     let (told, _) = router.told(&prompt(1, 2, 9)).await;
     assert_eq!(told.get("http://gpu-0:30000"), Some(&9));
     assert_eq!(router.told(&[]).await.0, BTreeMap::new());
@@ -259,7 +261,7 @@ async fn a_router_is_told_what_each_address_can_reuse() {
     assert!(left_out.is_some_and(|count| count != "0"), "{left_out:?}");
 }
 
-/// Returns what `/v1/query` says that a router is to be told.
+/// Returns, from `/v1/query`, the numbers of pages that a router must get for the same query.
 async fn by_http(http: &mut HttpClient, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
     let hashes: Vec<String> = hashes
         .iter()
@@ -319,7 +321,7 @@ async fn answers_are_those_of_the_query_route_and_of_a_gateway() {
     for number in 0..300 {
         let mut asked = prompt(random.u32(0..5), random.u32(0..4), random.u32(0..10));
         if random.u8(0..4) == 0 {
-            // No prompt anybody has.
+            // No worker has pages of the shuffled prompt.
             random.shuffle(&mut asked);
         }
         let expected = by_http(&mut http, &asked).await;
@@ -340,7 +342,7 @@ async fn what_cannot_be_answered_makes_the_router_go_by_load() {
     let small = [LISTEN, ("grpc.max_message_bytes", "4KiB")];
     let daemon = daemon(broker.url(), &small).await;
     let router = Router::connect(&daemon).await;
-    // Nothing is known of anybody: that is no empty answer.
+    // If nothing is known about any worker, the answer is an error and not an empty list.
     let unknown = router.ask(&prompt(0, 0, 2)).await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unavailable, "{unknown}");
     assert!(unknown.message().contains("scheme=sglang"), "{unknown}");
@@ -384,7 +386,7 @@ async fn a_token_is_asked_for_but_not_by_health() {
     let mut watched = health.watch(about("")).await.unwrap().into_inner();
     let first = watched.message().await.unwrap().unwrap();
     assert_eq!(first.status, i32::from(ServingStatus::Serving));
-    // At the stop the stream ends, or tells that nothing is served.
+    // When the daemon stops, the stream ends or reports that nothing is served.
     daemon.stop().await;
     while let Ok(Some(last)) = watched.message().await {
         assert_eq!(last.status, i32::from(ServingStatus::NotServing));
@@ -438,7 +440,7 @@ async fn the_server_says_what_it_takes() {
     );
 }
 
-/// A connection that sends what no client of gRPC sends.
+/// Connection for messages that no normal gRPC client sends.
 struct Odd {
     sender: http2::SendRequest<OddBody>,
     connection: JoinHandle<hyper::Result<()>>,
@@ -456,7 +458,7 @@ impl Odd {
         Self { sender, connection }
     }
 
-    /// Sends a request; returns its status of gRPC, from the head or the end.
+    /// Sends a request. Returns its gRPC status, from the headers or the trailers.
     async fn send(
         &mut self,
         headers: &[(&str, &str)],

@@ -1,4 +1,5 @@
-//! Workers whose blocks are reported over gRPC, as SGLang's bridge does: beside those of the index, behind a gap and without a token; and counts of hits.
+//! Workers whose blocks are reported over gRPC, as SGLang's bridge does it. The tests cover workers of the index beside
+//! them, gaps, missing tokens, and counts of look-ups.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use tonic::{Code, Request, Status};
 use crate::grpc::{LISTEN, PATIENT, Question, Router, knows_all, namespace, prompt, publish, told_of_first};
 use crate::support::{Client, broker, daemon, eventually};
 
-/// The messages as SGLang's bridge has them.
+/// Messages as SGLang's bridge declares them.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Hashes {
     #[prost(int32, tag = "1")]
@@ -56,7 +57,7 @@ struct Applied {
     duplicate: bool,
 }
 
-/// The kinds of caches of windows and of states have six numbers.
+/// Description of a worker's caches (full attention, windows, states) in six numbers.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Spec {
     #[prost(uint32, tag = "1")]
@@ -155,7 +156,7 @@ fn address(worker: &str) -> String {
     format!("http://{worker}:30000")
 }
 
-/// Reports of workers, as a bridge sends them.
+/// Simulated bridge, which sends reports about workers.
 struct Bridge(Router);
 
 impl Bridge {
@@ -204,7 +205,7 @@ impl Bridge {
     }
 }
 
-/// A daemon that takes reports, with these settings beside.
+/// Starts a daemon that accepts reports, with these further settings.
 async fn taking(url: &str, more: &[(&str, &str)]) -> (Daemon, Router, Bridge) {
     let name = namespace();
     let own = [
@@ -213,7 +214,7 @@ async fn taking(url: &str, more: &[(&str, &str)]) -> (Daemon, Router, Bridge) {
         ("grpc.writing", "open"),
     ];
     let daemon = daemon(url, &[&PATIENT[..], &own, more].concat()).await;
-    // From then on, who has not been heard of is not there.
+    // From now on, a worker of which the daemon has not heard does not exist.
     daemon.listed().await;
     let router = Router::connect(&daemon).await;
     let bridge = Bridge(Router::connect(&daemon).await);
@@ -266,7 +267,7 @@ async fn a_reported_worker_is_told_beside_those_of_the_index() {
     let client = Client::connect(broker.url()).await;
     publish(&client, "kvatlas").await;
     expected.extend(told_of_first());
-    // Another prompt shows that the whole fleet is known.
+    // The answer has all of them when the whole fleet is known.
     eventually("the fleet is known", async || {
         (router.told(&asked).await.0 == expected).then_some(())
     })
@@ -298,7 +299,7 @@ async fn a_lost_batch_makes_the_bridge_send_a_snapshot() {
     let gap = bridge.apply("sgl-0", 3, vec![]).await.unwrap_err();
     assert_eq!(gap.code(), Code::FailedPrecondition);
     assert!(gap.message().contains("batch 2 is missing"), "{gap}");
-    // Nothing is known of anybody: the router goes by load.
+    // No worker is known, so the answer is an error and the router goes by load.
     assert_eq!(router.ask(&asked).await.unwrap_err().code(), Code::Unavailable);
     bridge.replace("sgl-0", 3, on_device(&asked[..2]), None).await;
     let told = BTreeMap::from([(address("sgl-0"), 2)]);
@@ -371,11 +372,11 @@ async fn look_ups_are_counted_for_those_who_want_that() {
         let sent = router.send("MatchExternalKv", Request::new(question));
         let nodes: Nodes = sent.await.unwrap().into_inner();
         let reported = nodes.matches.iter().find(|node| node.worker_id == "sgl-0");
-        // A page behind a hole is told where it is.
+        // A page after a hole is listed with its tiers.
         let tiers = reported.map(|node| (node.address.clone(), node.hashes_by_tier.len()));
         assert_eq!(tiers, (pages == 9).then(|| (address("sgl-0"), 1)));
     }
-    // Of the index, eight pages were found: of a worker without an address, which counts all the same.
+    // Eight pages were found in the index, at a worker without an address. They are counted all the same.
     let numbers = numbers(&asked);
     let expected: Vec<_> = (0..9)
         .map(|place| (numbers[place], if place < 3 { 2 } else { 1 }))
@@ -407,6 +408,6 @@ async fn those_who_report_need_their_own_token() {
         .unwrap()
         .into_inner();
     assert_eq!((ready.total_workers, ready.ready_workers), (0, 0));
-    // Questions need none.
+    // Questions need no token.
     assert_eq!(router.ask(&[]).await.unwrap_err().code(), Code::Unavailable);
 }

@@ -1,4 +1,5 @@
-//! Hints: routers say where they have sent requests, and queries that ask for it are told apart from what is known.
+//! Hints: reports of routers about where they have sent requests. Queries can ask for the blocks that hints predict,
+//! apart from the known blocks.
 
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{Event, Hint, QueryOptions, QueryReply, RemovedBlocks, SingleQuery, Tier};
@@ -39,7 +40,7 @@ async fn asked(client: &Client, blocks: u64) -> QueryReply {
     client.ask_with(asking(&hashes(1, blocks))).await.unwrap()
 }
 
-/// Two workers, of which one holds the first four blocks.
+/// Publishes batches of two workers. One has the first four blocks, and the other has none.
 async fn two_workers(client: &Client) {
     for (name, blocks) in [("gpu-0", 4), ("gpu-1", 0)] {
         let mut publisher = client.publisher(name, 0);
@@ -71,7 +72,8 @@ async fn what_routers_hint_is_predicted_apart_until_events_tell_of_it() {
         (!reply.predicted.is_empty()).then_some(reply)
     })
     .await;
-    // Who has as much, and who is not known, is not among them. What is known stays what it is.
+    // Workers that already have as many blocks, and unknown workers, are not predicted. The known holders do not
+    // change.
     assert_eq!(predicted(&reply), [("gpu-1", 6)]);
     assert_eq!(matches(&reply), known);
     eventually("the answer is exact beside a prediction", async || {
@@ -79,7 +81,7 @@ async fn what_routers_hint_is_predicted_apart_until_events_tell_of_it() {
         (reply.is_exact() && reply.predicted.len() == 1).then_some(())
     })
     .await;
-    // Who does not ask for them gets none, and other prompts have none.
+    // A query that does not ask for predictions gets none. Neither does a query about another prompt.
     assert!(client.ask(hashes(1, 8)).await.predicted.is_empty());
     assert!(
         client
@@ -89,7 +91,7 @@ async fn what_routers_hint_is_predicted_apart_until_events_tell_of_it() {
             .predicted
             .is_empty()
     );
-    // Over HTTP, too.
+    // A hint can also be sent over HTTP.
     let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
     let prompt = json!({ "sequence_hashes": (1..=8).collect::<Vec<u64>>() });
     let told =
@@ -103,7 +105,7 @@ async fn what_routers_hint_is_predicted_apart_until_events_tell_of_it() {
         answer.json()["predicted"],
         json!([{ "worker": "gpu-0", "rank": 0, "blocks": 8 }, { "worker": "gpu-1", "rank": 0, "blocks": 6 }])
     );
-    // An event tells of the blocks.
+    // An event now stores the predicted blocks.
     let mut publisher = client.publisher("gpu-2", 0);
     publisher
         .publish(Tier::DEVICE, vec![stored(hashes(1, 8))])
@@ -142,7 +144,7 @@ async fn a_hint_that_has_come_true_predicts_nothing_more() {
         page.lines().any(|line| line == "kvatlas_hints_fulfilled_total 1")
     };
     eventually("it has come true", async || fulfilled().then_some(())).await;
-    // The engine evicts some blocks again.
+    // The engine evicts some of the blocks.
     let evicted = Event::Removed(RemovedBlocks::by_sequence(hashes(1, 6)[2..].to_vec()));
     publisher.publish(Tier::DEVICE, vec![evicted]).await.unwrap();
     let reply = eventually("the eviction is known", async || {
@@ -235,7 +237,7 @@ async fn hints_are_off_unless_the_settings_take_them_and_bad_ones_are_refused() 
         let series = "kvatlas_hints_dropped_total{reason=\"undecodable\"} ";
         let found = page.lines().find_map(|line| line.strip_prefix(series));
         let count: u64 = found?.parse().ok()?;
-        // One over HTTP had a prompt that is none.
+        // A prompt in a hint over HTTP was not valid.
         (count >= 2).then_some(count)
     })
     .await;

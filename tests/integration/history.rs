@@ -1,4 +1,4 @@
-//! Since when holders are not exact, over restarts too.
+//! Times since which holders are not exact. They outlast restarts.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event};
 use serde_json::Value;

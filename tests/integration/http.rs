@@ -1,4 +1,4 @@
-//! Queries over HTTP, in the contract's words and in the dialects, against a real daemon.
+//! Queries over HTTP to a real daemon, in the contract's form and in the dialects of other indexers.
 
 use futures_util::future::LocalBoxFuture;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
@@ -17,7 +17,8 @@ use crate::support::{Client, broker, daemon, eventually, hashes, subjects};
 
 const MODEL: &str = "meta-llama/Llama-3.1-8B-Instruct";
 
-/// A daemon with one model: `10.0.0.1:8000` has four blocks of the tokens 1, 2, … on rank 0 and two on rank 1, `7` has three.
+/// A daemon with one model. Worker `10.0.0.1:8000` has four blocks of the tokens 1, 2, … on rank 0, and two on rank 1.
+/// Worker `7` has three.
 struct Site {
     _broker: kvatlas_process::broker::embedded::EmbeddedBroker,
     daemon: Daemon,
@@ -79,7 +80,7 @@ impl Site {
         self.tell_of(worker, rank, tier, event, seq).await;
     }
 
-    /// As [`Self::tell`], of a worker or pool.
+    /// Publishes a batch as [`Self::tell`] does, for a worker or a pool.
     async fn tell_of(&self, worker: WorkerName, rank: Rank, tier: Tier, event: Event, seq: u64) {
         let nats = self.client.nats.clone();
         let publisher = Publisher::new(nats, &subjects(), &namespace(), &worker, rank);
@@ -187,7 +188,7 @@ async fn models_are_listed_as_they_are_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dialects_count_tokens() {
     let mut site = site(&[]).await;
-    // An empty name is none, and an absent field may be null.
+    // An empty name counts as absent, and an absent field may be null.
     let asked = json!({
         "model": MODEL, "seq_hashes": chain(5), "block_hash": null, "block_size": 16, "instance_id": "",
     });
@@ -220,7 +221,7 @@ async fn dialects_count_tokens() {
     let asked = json!({"model": MODEL, "seq_hashes": chain(5), "block_size": 16, "instance_id": "7"});
     assert_eq!(site.post("/query_by_hash", asked).await.json(), mooncake);
 
-    // Four blocks on the host and five on the disk, of which three are on the device.
+    // The worker has four blocks on the host, five on the disk, and three of them on the device.
     for (seq, tier, count) in [(2, 1, 4), (3, 2, 5)] {
         site.tell("7", 0, Tier::new(tier).unwrap(), stored(count), seq)
             .await;
@@ -234,7 +235,7 @@ async fn dialects_count_tokens() {
         json!({"longest_matched": 80, "gpu": 48, "cpu": 64, "disk": 80, "dp": {"0": 48}})
     );
     assert_eq!(asked["scores"]["7"], json!({"0": 48}));
-    // A clear leaves nothing elsewhere.
+    // A clear of the device leaves no block in other tiers.
     site.tell("7", 0, Tier::DEVICE, Event::Cleared, 4).await;
     site.tell("7", 0, Tier::DEVICE, stored(1), 5).await;
     let asked = site
@@ -244,7 +245,7 @@ async fn dialects_count_tokens() {
     assert_eq!(asked["instances"]["7"]["gpu"], 16);
 }
 
-/// The layout that `/lookup` tells of a prompt, and whether that is certain.
+/// Returns the layout in the answer of `/lookup`, and whether the answer is certain.
 async fn layout(site: &mut Site, body: &Value) -> (Value, bool) {
     let answer = site.http.post("/lookup", body).await;
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
@@ -256,7 +257,7 @@ async fn layout(site: &mut Site, body: &Value) -> (Value, bool) {
 #[tokio::test(flavor = "multi_thread")]
 async fn lookups_of_lmcache_name_the_nearest_tier() {
     let mut site = site(&[]).await;
-    // Four blocks on the host, of which three are on the device.
+    // The worker has four blocks on the host, and three of them on the device.
     site.tell("7", 0, Tier::new(1).unwrap(), stored(4), 2).await;
     let expected = json!({"10.0.0.1:8000": ["GPU", 64], "7": ["LocalCPUBackend", 64]});
     let plain = json!({"tokens": tokens(5)});
@@ -307,7 +308,7 @@ async fn a_lookup_of_lmcache_has_to_name_one_of_several_models() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_doubt_shows_in_the_header() {
     let mut site = site(&[("resync.concurrency", "0")]).await;
-    // Batch 2 never comes.
+    // Batch 2 is missing for good.
     site.tell("7", 0, Tier::DEVICE, stored(3), 3).await;
     for (path, body) in [
         ("/v1/query", json!({"model": MODEL, "tokens": tokens(1)})),
@@ -321,7 +322,7 @@ async fn a_doubt_shows_in_the_header() {
         let answer = site.post(path, body).await;
         assert_eq!((answer.status, answer.is_exact()), (200, false), "{path}");
     }
-    // What was lost can be anything: also blocks that nobody is known to have.
+    // The lost batch may be about any blocks, even those that no holder is known to have.
     let others = json!([[7_u32; 16]].concat());
     for (path, body) in [
         ("/v1/query", json!({"model": MODEL, "tokens": others})),
@@ -330,7 +331,7 @@ async fn a_doubt_shows_in_the_header() {
         let answer = site.post(path, body).await;
         assert_eq!((answer.status, answer.is_exact()), (200, false), "{path}");
     }
-    // It is not among the holders of the other instance.
+    // The query asks only for the holders of another instance.
     let asked =
         json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16, "instance_id": "10.0.0.1:8000"});
     assert!(site.post("/query", asked).await.is_exact());
@@ -366,7 +367,7 @@ async fn holders_that_cannot_be_found_by_tokens_show_in_the_header() {
             json!({"model_name": MODEL, "block_hashes": blocks(5)}),
             false,
         ),
-        // Its own hashes find it.
+        // A query by the engine's own hashes finds the block.
         (
             "/query_by_hash",
             json!({"model": MODEL, "seq_hashes": hashes(900, 3), "block_size": 16}),
@@ -401,7 +402,7 @@ async fn bad_requests_have_typed_answers() {
             400,
         ),
         ("/query", json!({"model_name": MODEL}), 400),
-        // The fields of an array have no names.
+        // An array in place of an object is refused, because its values have no names.
         ("/query", json!([]), 400),
         (
             "/query",
@@ -438,7 +439,7 @@ async fn bad_requests_have_typed_answers() {
             json!({"model": MODEL, "token_ids": [1], "block_size": 16, "lora_id": 3}),
             400,
         ),
-        // A number of an adapter is no name in either dialect: the answer would be that of the base model.
+        // Neither dialect supports the number of an adapter. Without it, the answer would be about the base model.
         (
             "/query",
             json!({"model_name": MODEL, "token_ids": [1], "lora_id": 3}),
@@ -453,13 +454,13 @@ async fn bad_requests_have_typed_answers() {
         ("/lookup", json!({}), 400),
         ("/lookup", json!({"tokens": [-1]}), 400),
         ("/lookup", json!({"tokens": tokens(9)}), 413),
-        // Hashes of other blocks are nobody's.
+        // Hashes of blocks of another size cannot be found.
         (
             "/query_by_hash",
             json!({"model_name": MODEL, "block_hashes": [1], "block_size": 32}),
             400,
         ),
-        // One namespace is asked about, not one for each query.
+        // The request names the namespace, so its queries must not.
         (
             "/v1/query",
             json!({"model": MODEL, "queries": [{"model": "other", "tokens": [1]}]}),
@@ -496,7 +497,7 @@ async fn bad_requests_have_typed_answers() {
             false => assert!(error.is_string(), "{error}"),
         }
         if status == 413 {
-            // What is left of a body that was refused is not read as a request.
+            // The rest of a refused body must not be read as a request, so a new connection is needed.
             site.http = HttpClient::connect(site.daemon.http_address().unwrap()).await;
         }
     }
@@ -536,7 +537,7 @@ async fn connections_and_times_are_bounded() {
     ])
     .await;
     let address = site.daemon.http_address().unwrap();
-    // The site's own connection is idle for longer than allowed, sooner or later.
+    // The idle connection of the site is closed after the time limit.
     let mut idle = site.http;
     assert!(idle.is_closed().await);
     let mut slow = HttpClient::connect(address).await;
@@ -544,7 +545,7 @@ async fn connections_and_times_are_bounded() {
         .await;
     let answer = slow.answer().await;
     assert_eq!(answer.status, 408);
-    // Two have begun a request, and a third takes the place of the first.
+    // Two connections have begun a request. A third connection takes the place of the first.
     let busy = "POST /v1/query HTTP/1.1\r\nHost: a\r\n";
     let mut held = Vec::new();
     for _ in 0..2 {
@@ -560,7 +561,7 @@ async fn connections_and_times_are_bounded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_and_dumps_show_what_is_known() {
     let mut site = site(&[]).await;
-    // A pool is no worker, whatever its name.
+    // A pool is not a worker, even if they have the same name.
     let pool = pool_of_instance("7").unwrap();
     site.tell_of(pool, 0, Tier::DEVICE, stored(2), 1).await;
     let workers = site
@@ -601,14 +602,14 @@ async fn workers_and_dumps_show_what_is_known() {
     let expected: Vec<String> = chain(3).iter().map(SequenceHash::to_string).collect();
     assert_eq!(of_seven.len(), 1);
     assert_eq!(of_seven[0]["sequence_hashes"], json!(expected));
-    // One dump after the other.
+    // A further dump is answered after the first one.
     assert_eq!(site.http.get("/dump").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_read_a_dump_keeps_nobody_else_from_one() {
     let site = site(&[("http.request_timeout_ms", "200")]).await;
-    // More than sockets and pieces that wait take.
+    // The dump has more bytes than the socket and the waiting pieces can hold.
     for seq in 1..=20 {
         let blocks = hashes(seq << 32, 50_000);
         let event = Event::Stored(StoredBlocks::by_sequence(None, None, blocks));
@@ -620,14 +621,14 @@ async fn who_does_not_read_a_dump_keeps_nobody_else_from_one() {
     let mut idle = socket.connect(address).await.unwrap();
     let request = b"GET /dump HTTP/1.1\r\nhost: kvatlas\r\n\r\n";
     idle.write_all(request).await.unwrap();
-    // It has begun.
+    // The answer has begun.
     idle.readable().await.unwrap();
     let is_free = async || {
         let mut other = HttpClient::connect(address).await;
         (other.get("/dump").await.status == 200).then_some(())
     };
     eventually("the dump is given up", is_free).await;
-    // The client notices that it has not got all: the end of the answer is missing.
+    // The answer lacks its last chunk, so the client notices that the answer is not complete.
     let mut answer = Vec::new();
     let _ = idle.read_to_end(&mut answer).await;
     assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
@@ -752,7 +753,7 @@ async fn what_is_taken_has_the_form_of_the_document() {
     }
 }
 
-/// Whether a value has the form of a schema: the part of JSON Schema that the document uses.
+/// Whether a value fits a schema. Supports the part of JSON Schema that the document uses.
 fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = document
@@ -766,7 +767,7 @@ fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> 
             .filter_map(|form| check(document, form, value).err())
             .collect();
         let fitting = forms.len() - faults.len();
-        // An empty object is an answer of any kind.
+        // An empty object fits several kinds of answers.
         return if fitting >= 1 {
             Ok(())
         } else {
@@ -833,7 +834,8 @@ fn check_type(types: &Value, value: &Value) -> Result<(), String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_takes_no_more_memory_than_its_limits_let_it() {
     let mut site = site(&[("http.max_body_bytes", "1 MiB")]).await;
-    // Two bytes each: without a bound while they are read, they would become hundreds of bytes each.
+    // Each of these queries has two bytes. Without a limit while they are read, each would take hundreds of bytes of
+    // memory.
     let bomb = format!(
         "{{\"model\":\"{MODEL}\",\"queries\":[{}{{}}]}}",
         "{},".repeat(70_000)
@@ -842,7 +844,7 @@ async fn a_body_takes_no_more_memory_than_its_limits_let_it() {
     assert_eq!(answer.status, 400);
     let text = String::from_utf8(answer.body).unwrap();
     assert!(text.contains("at most 65536 queries"), "{text}");
-    // Fewer are read, and refused by the contract's limit.
+    // This smaller number of queries is read, and then refused by the contract's limit.
     let many = json!({ "model": MODEL, "queries": vec![json!({ "sequence_hashes": [1] }); 300] });
     assert_eq!(site.http.post("/v1/query", &many).await.status, 413);
     for field in ["lora_name", "cache_salt"] {
@@ -857,14 +859,15 @@ async fn a_body_takes_no_more_memory_than_its_limits_let_it() {
     site.daemon.stop().await;
 }
 
-/// A request of which the server waits for the body, of which it gets so much.
+/// Sends a request whose body has `length` bytes, but sends only `sent` of them. Returns the connection when the server
+/// waits for the rest.
 async fn unfinished(address: std::net::SocketAddr, length: usize, sent: usize) -> tokio::net::TcpStream {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let head = format!(
         "POST /v1/query HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The server says so when it reads the body.
+    // The server sends this when it begins to read the body.
     let mut answer = [0; 25];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -885,11 +888,11 @@ async fn bodies_that_do_not_come_keep_nobody_out() {
     for _ in 0..4 {
         held.push(unfinished(address, 1000, 0).await);
     }
-    // All places are taken by requests. They wait for their clients, and the oldest gives way.
+    // All places are taken by requests that wait for their clients. The oldest connection is closed for a new one.
     let mut http = HttpClient::connect(address).await;
     assert_eq!(http.get("/health").await.status, 200);
     drop(held);
-    // Nor do bodies that end too early take the room of others.
+    // Bodies that end too early do not take memory from others.
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(unfinished(address, 1 << 20, 900_000).await);

@@ -1,4 +1,5 @@
-//! Identity that the daemon shows to the NATS server, and how it knows the server: certificates, NKeys, credentials files, TLS first.
+//! Ways in which the daemon and the NATS server prove their identity: certificates, NKeys, credentials files, TLS
+//! first.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -32,7 +33,8 @@ async fn broker(lines: String) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// A server that shows a certificate of `authority` and wants to see one; `more` are further lines about it.
+/// Starts a server that shows a certificate of `authority`, and demands a client's certificate. `more` are further
+/// lines of its TLS settings.
 async fn broker_with_tls(authority: &Authority, more: &str) -> EmbeddedBroker {
     let Certificate { certificate, key } = authority.issue("server");
     broker(format!(
@@ -53,9 +55,9 @@ async fn becomes_ready(daemon: &Daemon) {
         .expect("the daemon becomes ready");
 }
 
-/// Waits until the daemon answers whoever connects with `options`, or does not.
+/// Waits until the daemon answers a client with `options`; or until it does not answer, if `expected` is false.
 async fn is_connected(url: &str, options: ConnectOptions, expected: bool) {
-    // While the server reads its configuration again, it may refuse whoever comes.
+    // While the server reads its configuration again, it may refuse clients.
     let nats = eventually("the router is let in", async || {
         options.clone().connect(url).await.ok()
     })
@@ -75,7 +77,7 @@ async fn is_connected(url: &str, options: ConnectOptions, expected: bool) {
     .await;
 }
 
-/// Publishes as a worker and asks as a router, through connections of their own.
+/// Checks that a worker can publish and a router can query, with these options.
 async fn is_of_use(url: &str, options: ConnectOptions) {
     let nats = options.connect(url).await.unwrap();
     let client = Client {
@@ -97,7 +99,7 @@ async fn is_of_use(url: &str, options: ConnectOptions) {
     .await;
 }
 
-/// Returns the exit code of `kvatlas publish` without a line, with these settings in its environment, and what it says.
+/// Runs `kvatlas publish` without input, with these settings in its environment. Returns its exit code and its output.
 async fn connect(url: &str, settings: &[(&str, &str)]) -> (Option<i32>, String) {
     let whose = ["--namespace", "llama", "--worker", "gpu-0"];
     let mut command = kvatlas(&["publish", "--nats-url", url, "--timeout", "3s"]);
@@ -114,7 +116,8 @@ async fn connect(url: &str, settings: &[(&str, &str)]) -> (Option<i32>, String) 
     )
 }
 
-/// A daemon that shows the certificate that a server wants to see, with `settings`; nobody else gets in.
+/// Checks that a daemon with `settings` can connect to a server that demands certificates, and that other clients
+/// cannot.
 async fn only_certificates_get_in(server_lines: &str, settings: &[(&str, &str)], router: ConnectOptions) {
     let Some(authority) = Authority::new() else {
         return;
@@ -186,7 +189,7 @@ async fn a_new_nkey_in_its_file_is_used_for_the_next_connection() {
     let (old, new) = (KeyPair::new_user(), KeyPair::new_user());
     give_rights(&old);
     std::fs::write(&seed, old.seed().unwrap()).unwrap();
-    // The server takes paths for those behind its own directory.
+    // The server takes every path as relative to its own directory.
     let name = folder.path().file_name().unwrap().to_str().unwrap();
     let broker = broker(format!("include \"../{name}/rights.conf\"")).await;
     let daemon = daemon(broker.url(), &[("nats.nkey_seed_file", text(&seed))]).await;
@@ -203,7 +206,7 @@ async fn a_new_nkey_in_its_file_is_used_for_the_next_connection() {
     daemon.stop().await;
 }
 
-/// An operator and an account that sign users for each other.
+/// An operator and an account, which sign the tokens of users.
 struct Site {
     operator: KeyPair,
     account: KeyPair,
@@ -217,7 +220,7 @@ impl Site {
         }
     }
 
-    /// The server's configuration.
+    /// Returns the lines of the server's configuration.
     fn lines(&self) -> String {
         let unlimited = json!({"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1,
             "wildcards": true, "conn": -1, "leaf": -1});
@@ -228,7 +231,7 @@ impl Site {
         format!("operator: {operator}\nresolver: MEMORY\nresolver_preload: {{ {name}: {signed} }}")
     }
 
-    /// Writes a credentials file of a new user, until `expires_at` in seconds since 1970.
+    /// Writes a credentials file of a new user. It is valid until `expires_at`, in seconds since 1970.
     fn write_credentials(&self, path: &Path, expires_at: Option<u64>) {
         let user = KeyPair::new_user();
         let unlimited = json!({"subs": -1, "data": -1, "payload": -1});
@@ -238,14 +241,14 @@ impl Site {
             "-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n\
              -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
         );
-        // As whoever renews credentials does it: nobody reads half of them.
+        // The file is replaced by a rename, so that no incomplete file is read.
         let new = path.with_extension("new");
         std::fs::write(&new, text).unwrap();
         std::fs::rename(new, path).unwrap();
     }
 }
 
-/// A token about `subject`, signed by `issuer`.
+/// Returns a token about `subject`, signed by `issuer`.
 fn sign(
     issuer: &KeyPair,
     subject: &KeyPair,

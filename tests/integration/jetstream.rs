@@ -1,6 +1,8 @@
-//! Events through JetStream: a snapshot and the stream behind it are the exact state, whatever was killed.
+//! Events through JetStream. A snapshot, with the later messages of the stream, gives the exact state, whichever
+//! process was killed.
 //!
-//! `KVATLAS_TEST_KILLS=50 KVATLAS_TEST_SEED=7 cargo test --test integration jetstream` kills the daemon as often, at other moments.
+//! `KVATLAS_TEST_KILLS=50 KVATLAS_TEST_SEED=7 cargo test --test integration jetstream` kills the daemon 50 times, at
+//! times that the seed 7 decides.
 
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +50,8 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
         let mut process = Some(process);
         let mut random = kill_seed();
         for round in 0..kills() {
-            // Killed while it applies, or while it writes a snapshot: at another moment every time.
+            // The daemon is killed while it applies batches, or while it writes a snapshot, at a different moment in
+            // each round.
             if round % 3 == 2 {
                 newer_snapshot(folder.path()).await;
             }
@@ -67,7 +70,7 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
             }
             kept(&client.nats, before, batches).await;
             process = Some(Process::start(broker.url(), &settings));
-            // It answers only when it has caught up, so its first answer is the truth.
+            // The daemon answers only after it has caught up, so its first answer must be right.
             let status = eventually("the daemon answers", async || client.holder("busy", 0).await).await;
             assert_eq!(
                 (status.blocks, reasons(&status)),
@@ -84,19 +87,19 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
     }
 }
 
-/// How often the daemon is killed: `KVATLAS_TEST_KILLS`, or a few times.
+/// Returns the number of kills: `KVATLAS_TEST_KILLS`, or 6.
 fn kills() -> u64 {
     std::env::var("KVATLAS_TEST_KILLS").map_or(6, |text| text.parse().unwrap())
 }
 
-/// Returns the seed of the moments of the kills: `KVATLAS_TEST_SEED`, or 1.
+/// Returns the seed that decides the times of the kills: `KVATLAS_TEST_SEED`, or 1.
 fn kill_seed() -> u64 {
     let seed = std::env::var("KVATLAS_TEST_SEED").map_or(1, |text| text.parse().unwrap());
     println!("seed {seed}");
     seed
 }
 
-/// Waits until a snapshot is written that was not there.
+/// Waits until a further snapshot is written.
 async fn newer_snapshot(folder: &Path) {
     let newest = || {
         let paths = std::fs::read_dir(folder)
@@ -131,7 +134,7 @@ async fn a_fresh_daemon_reads_the_stream_before_it_is_ready() {
         client.applied("gpu-0", 0, publisher.cursor()).await;
         assert!(first.stop().await.overran.is_empty());
 
-        // A buffer of 16 messages would overflow with core NATS: here the rest waits in the stream.
+        // With core NATS, a buffer of 16 messages would overflow. Here the other messages wait in the stream.
         let settings = [JETSTREAM, ("events.subscription_capacity", "16")];
         let second = Process::serve(broker.url(), &settings);
         let reply = client.ask(hashes(10, 3000)).await;
@@ -142,7 +145,7 @@ async fn a_fresh_daemon_reads_the_stream_before_it_is_ready() {
     }
 }
 
-/// The publishers of two workers that have told of three blocks each.
+/// Returns the publishers of two workers, which have published three blocks each.
 async fn of_three_blocks(client: &Client, names: [&str; 2]) -> [Publisher; 2] {
     let mut publishers = names.map(|name| client.publisher(name, 0));
     for (publisher, name) in publishers.iter_mut().zip(names) {
@@ -192,7 +195,7 @@ async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next
         let daemon = Process::serve(broker.url(), &[JETSTREAM]);
         let [mut lucky, loser] = of_three_blocks(&client, ["lucky", "loser"]).await;
         broker.kill();
-        // Published into the void: the number is taken, nothing travels.
+        // The batch gets a number, but the broker is down and the batch is lost.
         let mut loser = loser.resuming(BatchCursor { epoch: 1, seq: 2 });
         broker.forget_store();
         broker.restart().await;
@@ -265,7 +268,7 @@ async fn messages_that_grew_too_old_in_the_stream_are_missed_and_asked_for() {
         let known = engine.flush().await.unwrap();
         client.applied("gpu-0", 0, known).await;
         first.stop().await;
-        // Said while nobody listens, and gone before somebody does.
+        // These batches are published while no daemon runs, and leave the stream before one does.
         publish(vec![removed(hashes(2, 2))]).await;
         publish(vec![stored_after(1, hashes(10, 2))]).await;
         let last = engine.flush().await.unwrap();
@@ -286,7 +289,7 @@ async fn messages_that_grew_too_old_in_the_stream_are_missed_and_asked_for() {
             !is_exact || told.holders[0].matched_blocks == 3,
             "it cannot know: {told:?}"
         );
-        // Silent ones are asked, too, once the next word of theirs comes.
+        // A holder that was silent is asked after its next message.
         publish(Vec::new()).await;
         client.applied("gpu-0", 0, last).await;
         client.exact("gpu-0", 0).await;
@@ -312,7 +315,7 @@ async fn messages_removed_from_the_middle_of_the_stream_are_missed() {
             .get_stream(STREAM)
             .await
             .unwrap();
-        // The second batch of the holder.
+        // This message is the second batch of the holder.
         stream.delete_message(4).await.unwrap();
 
         let second = Process::serve(broker.url(), &[JETSTREAM]);
@@ -348,7 +351,7 @@ async fn messages_removed_from_the_end_of_the_stream_are_missed() {
             stream.delete_message(sequence).await.unwrap();
         }
 
-        // From the snapshot, and from nothing: it does not wait for messages that never come.
+        // The daemon starts from the snapshot, and then from nothing. It does not wait for messages that are gone.
         for settings in [&settings[..], &[JETSTREAM]] {
             let second = Process::serve(broker.url(), settings);
             for name in ["steady", "holed"] {
@@ -374,7 +377,8 @@ async fn messages_removed_from_the_end_of_the_stream_are_missed() {
     }
 }
 
-/// Whoever has the right to it can pause a consumer. It then delivers nothing, and counts nothing as waiting.
+/// A client with the right to do so can pause a consumer. The consumer then delivers nothing, and reports no waiting
+/// messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_paused_consumer_keeps_back_is_noticed_in_time_and_read() {
     const BEHIND_AFTER: Duration = Duration::from_millis(250);
@@ -410,7 +414,7 @@ async fn what_a_paused_consumer_keeps_back_is_noticed_in_time_and_read() {
     eventually("the removal has been applied", async || {
         let waited = kept_at.elapsed();
         let reply = client.ask(hashes(1, 2)).await;
-        // However slow the machine is: either the daemon knows how old its answer is, or it calls it not exact.
+        // On any machine, the daemon must either know the age of its answer, or not call it exact.
         let is_old = matches(&reply) == [("gpu-0".to_owned(), 0, 2, true)];
         assert!(
             !is_old || waited <= BEHIND_AFTER,

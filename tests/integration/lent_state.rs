@@ -1,4 +1,4 @@
-//! A publisher that is lent the full state by a relay, instead of keeping a table.
+//! A publisher to which a relay lends the full state, so that it needs no table of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +37,9 @@ async fn it_is_given_as_it_was_at_the_last_batch_that_was_sent() {
     let keeper = Arc::new(Mutex::new(Keeper(Vec::new())));
     let state: SharedState = keeper.clone();
     let options = PublisherOptions {
-        // The keeper waits for the publisher, and the publisher for the keeper.
+        // With so small a queue, the keeper waits for the publisher, and the publisher for the keeper.
         queue_batches_max: 1,
-        // What is behind the first batch waits to be sent.
+        // Batches after the first one wait to be sent.
         batch_delay: Duration::from_secs(3600),
         ..PublisherOptions::default()
     };
@@ -81,7 +81,7 @@ async fn it_is_given_as_it_was_at_the_last_batch_that_was_sent() {
     let decode = |payload: &[u8]| EventBatch::decode(payload, &WireLimits::default()).unwrap();
     let given: usize = chunk.batches.iter().map(|batch| blocks(&decode(batch))).sum();
     assert_eq!(given, 50);
-    // All of it had been sent by then.
+    // All blocks of the state had been sent before the answer.
     let mut sent = 0;
     while sent < 50 {
         let batch = decode(&events.next().await.unwrap().payload);

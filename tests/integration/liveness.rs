@@ -1,4 +1,5 @@
-//! Silent holders: stale in answers, then removed; a goodbye removes at once; what nobody could have heard counts for nothing.
+//! Silent holders. They become stale, and are removed later. A goodbye removes a holder at once. Time in which no
+//! message could arrive does not count as silence.
 
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ async fn a_silent_holder_is_stale_and_heartbeats_make_it_exact_again() {
         "it is not removed, and answers say what it is"
     );
     assert_eq!(metric(&daemon, "kvatlas_stale_holders{namespace=\"llama\"}"), 1);
-    // It was only silent: a heartbeat is enough.
+    // The holder was only silent, so a heartbeat makes it exact again.
     eventually("the holder is exact again", async || {
         Some(client.tell(&mut silent, GPU, 0, Vec::new()).await).filter(|status| status.exact)
     })
@@ -86,7 +87,7 @@ async fn what_was_removed_is_learned_again_from_its_next_heartbeat() {
         .await
         .unwrap();
     client.exact(GPU, 0).await;
-    // Somebody takes the holder out, in a later epoch, as an operator would; the engine knows nothing of it.
+    // As an operator would, a client removes the holder in a later epoch. The engine does not know.
     let mut operator = client
         .publisher(GPU, 0)
         .resuming(kvatlas_core::wire::BatchCursor {

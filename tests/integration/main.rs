@@ -1,4 +1,4 @@
-//! The daemon and the command line against a real broker: one binary, a module a subject.
+//! Tests of the daemon and the command line with a real broker. All are one binary, with a module for each subject.
 //!
 //! `cargo test --test integration jetstream::` runs one subject. What several subjects need is in [`support`].
 

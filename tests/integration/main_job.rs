@@ -1,4 +1,4 @@
-//! The main job over a real broker: events in, exact prefix matches out.
+//! The main task over a real broker: events come in, and queries get exact prefix matches.
 
 use crate::support::{
     Client, broker, daemon, hashes, matches, namespace, old_server, own_port, removed, stored, stored_after,
@@ -13,7 +13,7 @@ use kvatlas_core::wire::{
 };
 use kvatlas_process::broker::embedded::EmbeddedBroker;
 
-/// The whole job, once; run against every server there is.
+/// Runs the whole task once. The tests run it with each version of the server.
 async fn serve_and_ask(broker: &EmbeddedBroker) {
     let daemon = daemon(broker.url(), &[]).await;
     let client = Client::connect(broker.url()).await;
@@ -51,7 +51,7 @@ async fn serve_and_ask(broker: &EmbeddedBroker) {
     ];
     assert_eq!(matches(&reply), expected, "holes count for nothing behind them");
 
-    // The hole is filled: what lay behind it counts again.
+    // The hole is filled, so the blocks after it count again.
     client
         .tell(&mut ranked, "gpu-1", 1, vec![stored_after(13, hashes(14, 1))])
         .await;
@@ -212,7 +212,7 @@ async fn one_query_says_how_much_lies_near() {
     client
         .tell(&mut near, "near", 0, vec![stored(hashes(10, 3))])
         .await;
-    // Two blocks on the device, four on the host, all six on the disk.
+    // The worker has two blocks on the device, four on the host, and all six on the disk.
     for (tier, count) in [(Tier::DEVICE, 2), (host, 4), (disk, 6)] {
         let events = vec![stored(hashes(10, count))];
         client.tell_in(tier, &mut spread, "spread", 0, events).await;
@@ -244,7 +244,7 @@ async fn one_query_says_how_much_lies_near() {
         "{results:?}"
     );
 
-    // What goes from the device is near no more, and still there.
+    // A block that leaves the device no longer counts for the device, but still counts in the other tiers.
     client
         .tell(&mut spread, "spread", 0, vec![removed(hashes(11, 1))])
         .await;
@@ -360,7 +360,7 @@ async fn replicas_share_the_queries_and_all_follow_the_events() {
         .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 3))])
         .await;
     one.stop().await;
-    // Whichever answered before, the other one knows the same.
+    // Both replicas know the same, whichever of them answers.
     client.applied("gpu-0", 0, publisher.cursor()).await;
     assert_eq!(
         matches(&client.ask(hashes(10, 3)).await),

@@ -1,4 +1,4 @@
-//! Snapshots in the Object Store: a fresh replica on another machine starts warm.
+//! Snapshots in the Object Store. A fresh replica on another machine starts with the state of a snapshot.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt;
 
 const BUCKET: &str = "snapshots";
 
-/// How long a list of the bucket may take.
+/// Longest time for listing the bucket.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
 
 fn settings(folder: &Path) -> Vec<(&'static str, String)> {
@@ -41,7 +41,7 @@ async fn bucket(client: &Client) -> Option<ObjectStore> {
     jetstream.get_object_store(BUCKET).await.ok()
 }
 
-/// The names of the snapshots, oldest first; none where the list did not end in time.
+/// Returns the names of the snapshots, oldest first. Empty if the list did not end in time.
 async fn objects(client: &Client) -> Vec<String> {
     let Some(bucket) = bucket(client).await else {
         return Vec::new();
@@ -49,7 +49,7 @@ async fn objects(client: &Client) -> Vec<String> {
     let Ok(list) = bucket.list().await else {
         return Vec::new();
     };
-    // A list waits for objects that the daemon removes meanwhile.
+    // The list waits for objects that the daemon removes meanwhile.
     let names = list
         .filter_map(async |object| Some(object.ok()?.name))
         .collect::<Vec<String>>();
@@ -88,10 +88,10 @@ async fn a_fresh_replica_on_another_machine_starts_warm() {
         let seen = objects(&client).await;
         let seen = newer_object(&client, &seen).await;
         let seen = newer_object(&client, &seen).await;
-        // One more proves that those beyond `keep` go.
+        // A further snapshot shows that only `keep` snapshots stay.
         assert!(newer_object(&client, &seen).await.len() <= 3);
         first.stop().await;
-        // What the stream had is gone: only the bucket knows of the holder.
+        // The stream is emptied, so only the bucket has the holder's blocks.
         let jetstream = jetstream::new(client.nats.clone());
         let stream = jetstream
             .get_stream(crate::support::jetstream::STREAM)
@@ -103,8 +103,8 @@ async fn a_fresh_replica_on_another_machine_starts_warm() {
         let mut there = borrowed(&there);
         there.push(JETSTREAM);
         let second = daemon(broker.url(), &there).await;
-        // The message that was read last has gone with the others, so the stream cannot be told from another one: what the bucket knows is
-        // there, and waits for its publisher's next batch.
+        // The message that was read last is gone, too. So the stream may be another one, and the holder is not exact
+        // before its publisher's next batch.
         assert_eq!(
             matches(&client.ask(hashes(10, 5)).await),
             [("gpu-0".to_owned(), 0, 5, false)]
@@ -118,7 +118,7 @@ async fn a_fresh_replica_on_another_machine_starts_warm() {
     }
 }
 
-/// A bucket with two snapshots of a holder of five blocks, which a daemon has left there.
+/// Makes a bucket with two snapshots, which a daemon has sent, of a holder with five blocks.
 async fn left_in_bucket(server: &Path) -> (Restartable, Client, Publisher) {
     let broker = Restartable::start(server).await;
     let client = Client::connect(broker.url()).await;
@@ -245,14 +245,14 @@ async fn daemons_that_follow_other_workers_are_told_whose_the_bucket_is() {
                 assert!(words.contains(part), "{words}");
             }
         }
-        // A replica shares it, and both send their snapshots.
+        // Two replicas of a deployment share the bucket, and both send their snapshots.
         let replica = daemon(broker.url(), &of_shard(&there, "0/2")).await;
         let seen = objects(&client).await;
         newer_object(&client, &seen).await;
         for daemon in [first, replica] {
             daemon.stop().await;
         }
-        // Without the claim it is free.
+        // Without the object that claims it, the bucket is free for another deployment.
         bucket(&client).await.unwrap().delete("deployment").await.unwrap();
         daemon(broker.url(), &of_shard(&elsewhere, "1/2"))
             .await
@@ -281,7 +281,7 @@ async fn of_two_deployments_that_start_at_once_one_gets_the_bucket() {
     }
 }
 
-/// Whoever may write to the bucket can put anything under any name there.
+/// A client with the right to write to the bucket can put any object under any name there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_cannot_be_read_keeps_no_other_back() {
     for server in servers() {
@@ -291,7 +291,7 @@ async fn an_object_that_cannot_be_read_keeps_no_other_back() {
         let [here, there] = folders.each_ref().map(|folder| settings(folder.path()));
         let first = daemon(broker.url(), &borrowed(&here)).await;
         newer_object(&client, &[]).await;
-        // No metadata, and the name of a snapshot of the future that is a link to itself.
+        // One object has no metadata. Another has the name of a future snapshot, and is a link to itself.
         let name = "snapshot-09999999999999999999.kvs";
         let link = serde_json::json!({
             "name": name,
@@ -312,12 +312,12 @@ async fn an_object_that_cannot_be_read_keeps_no_other_back() {
         client
             .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
             .await;
-        // Outdated ones are removed as before, and new ones come.
+        // Outdated snapshots are still removed, and new ones are sent.
         let seen = objects(&client).await;
         let now = newer_object(&client, &seen).await;
         assert!(now.len() <= 4, "{now:?}");
         first.stop().await;
-        // Only the bucket knows of the holder.
+        // Only the bucket has the holder's blocks.
         let second = daemon(broker.url(), &borrowed(&there)).await;
         let status = client.holder("gpu-0", 0).await.unwrap();
         assert_eq!(status.blocks, 5);
@@ -325,16 +325,16 @@ async fn an_object_that_cannot_be_read_keeps_no_other_back() {
     }
 }
 
-/// The name of a snapshot that a replica with a clock far ahead has sent. [`objects`] does not see it.
+/// Name of a snapshot from a replica whose clock is far ahead. [`objects`] leaves it out.
 const OF_THE_FUTURE: &str = "snapshot-09990000000000000000.kvs";
 
-/// The content of the newest snapshot in the bucket.
+/// Returns the content of the newest snapshot in the bucket.
 async fn newest_content(client: &Client) -> Vec<u8> {
     let bucket = bucket(client).await.unwrap();
     eventually("a snapshot has been read", async || {
         let name = objects(client).await.pop()?;
         let mut content = Vec::new();
-        // The daemon may remove it meanwhile.
+        // The daemon may remove the object meanwhile.
         bucket
             .get(name)
             .await
@@ -359,7 +359,7 @@ async fn a_replica_whose_clock_was_ahead_neither_replaces_nor_removes_what_other
         client
             .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
             .await;
-        // The second one was begun after the batch.
+        // The second of the two snapshots was begun after the batch.
         let seen = newer_object(&client, &objects(&client).await).await;
         newer_object(&client, &seen).await;
         let old = newest_content(&client).await;

@@ -1,4 +1,4 @@
-//! While no NATS server can be reached: what the daemon says of itself, and what it answers.
+//! A daemon while no NATS server can be reached: its readiness, and its answers.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -47,7 +47,7 @@ async fn outage(way: Way) {
         "{report}"
     );
 
-    // Who asks over HTTP gets an answer that calls nobody exact.
+    // A query over HTTP is answered, and the answer calls no holder exact.
     let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
     let query = json!({ "namespace": namespace().as_str(), "sequence_hashes": [1, 2, 3, 4] });
     let answer = http.post("/v1/query", &query).await;
@@ -77,7 +77,7 @@ async fn a_daemon_without_a_server_for_its_stream_is_not_ready() {
 async fn a_start_that_waits_for_its_bucket_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().display().to_string();
-    // Nobody listens there. The bucket is waited for before anything else connects.
+    // No server listens at this address. The daemon waits for the bucket before its other connections.
     let mut daemon = Process::logged(&[
         "--nats-url",
         "nats://127.0.0.1:1",

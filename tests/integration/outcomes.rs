@@ -1,4 +1,5 @@
-//! Outcomes of requests, beside what answers promise: routers tell them, and a daemon names the holder that has less than its events say.
+//! Outcomes of requests, compared with the promises of answers. Routers report outcomes, and a daemon names the holder
+//! that has fewer blocks than its events say.
 
 use kvatlas_core::wire::{HolderMatch, Outcome, Tier};
 use serde_json::{Value, json};
@@ -6,10 +7,10 @@ use serde_json::{Value, json};
 use crate::support::http::HttpClient;
 use crate::support::{Client, broker, by_sequence, daemon, eventually, hashes, http_get, namespace, stored};
 
-/// Tokens in a block of the tests' namespaces.
+/// Number of tokens in a block.
 const BLOCK_TOKENS: u32 = 16;
 
-/// The holders of 200 blocks, as a router is told of them.
+/// Waits until two holders have all of the 200 blocks, and returns them.
 async fn promised(client: &Client) -> Vec<HolderMatch> {
     eventually("two holders promise 200 blocks", async || {
         let reply = client.ask_with(by_sequence(&hashes(1, 200))).await.ok()?;
@@ -36,7 +37,7 @@ async fn who_has_less_than_was_promised_is_named() {
     let index = || -> Value { serde_json::from_str(&http_get(admin, "/index").1).unwrap() };
     let broken = || index()["namespaces"][0]["broken_promises"].clone();
     let holders = promised(&client).await;
-    // Over NATS: all is found, but for the last block, as an engine computes the last token.
+    // Reported over NATS: all blocks were found except the last one, because an engine always computes the last token.
     let found = holders
         .iter()
         .map(|holder| Outcome::of(holder, 199 * BLOCK_TOKENS, 200 * BLOCK_TOKENS));
@@ -62,7 +63,7 @@ async fn who_has_less_than_was_promised_is_named() {
     .await;
     assert_eq!(counted("exact", "outcome_missing_blocks"), Some(0));
     assert_eq!(broken(), json!([]));
-    // Over HTTP: one of them has dropped 30 blocks without an event.
+    // Reported over HTTP: one of the holders has dropped 30 blocks without an event.
     let outcome = |worker: &str, found_blocks: u32| json!({ "worker": worker, "promised_blocks": 200, "found_tokens": found_blocks * BLOCK_TOKENS, "exact": true });
     let report = json!({ "namespace": namespace().as_str(), "outcomes": [outcome("gpu-0", 200), outcome("liar", 170), outcome("stranger", 0)] });
     let answer = HttpClient::connect(http)
@@ -79,7 +80,7 @@ async fn who_has_less_than_was_promised_is_named() {
     assert_eq!(named[1], Value::Null);
     let (_, workers) = http_get(admin, "/workers");
     assert!(workers.contains(r#""missing_blocks":30"#), "{workers}");
-    // It says so, and changes no answer.
+    // The daemon reports the broken promise, but does not change its answers.
     assert_eq!(promised(&client).await.len(), 2);
     daemon.stop().await;
 }

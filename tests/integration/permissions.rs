@@ -1,4 +1,5 @@
-//! Permissions of each role with the server configurations of `deploy/nats`, and what the server refuses it.
+//! Permissions of each role in the server configurations of `deploy/nats`: what a role may do, and what the server
+//! refuses.
 
 mod reports;
 
@@ -31,7 +32,7 @@ use crate::support::{
 const USERS: &str = include_str!("../../deploy/nats/users.conf");
 const ACCOUNTS: &str = include_str!("../../deploy/nats/accounts.conf");
 
-/// The roles, and the names of their passwords in the configurations.
+/// Roles, each with the variable that has its password in the configurations.
 const ROLES: [(&str, &str); 7] = [
     ("daemon", "KVATLAS_DAEMON_PASSWORD"),
     ("gpu-0", "KVATLAS_GPU_0_PASSWORD"),
@@ -49,14 +50,14 @@ fn password(role: &str) -> String {
 fn inbox_prefix(role: &str) -> String {
     match role {
         "gpu-0" | "rack-1" => format!("_INBOX_{role}"),
-        // Dynamo's processes know no other.
+        // Dynamo's processes cannot use another inbox prefix.
         "dynamo" => "_INBOX".to_owned(),
         _ => format!("_INBOX_{}", role.to_uppercase()),
     }
 }
 
 async fn broker(configuration: &str) -> EmbeddedBroker {
-    // The server looks for variables in the file before the environment.
+    // The server looks for variables in its file before it looks in the environment.
     let mut config_lines: Vec<String> = ROLES
         .iter()
         .map(|(role, variable)| format!("{variable}: \"{}\"", password(role)))
@@ -69,7 +70,7 @@ async fn broker(configuration: &str) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// A client in some role, and what the server refuses it.
+/// Client in a role, with the server's refusals.
 struct InRole {
     nats: async_nats::Client,
     refusals: UnboundedReceiver<String>,
@@ -165,7 +166,7 @@ async fn is_exact_with(queries: &QueryClient, name: &str, blocks: u64) {
     .await;
 }
 
-/// Has the daemons forget a worker.
+/// Makes the daemons forget a worker.
 async fn an_operator_forgets_a_worker(url: &str, daemons: usize) {
     let operator = InRole::connect(url, "operator").await;
     let inbox = operator.nats.new_inbox();
@@ -191,7 +192,7 @@ async fn an_operator_forgets_a_worker(url: &str, daemons: usize) {
     }
 }
 
-/// The publisher of gpu-0, in epoch 7, which has told of three blocks.
+/// Starts the publisher of gpu-0, in epoch 7, which has published three blocks.
 async fn of_three_blocks(url: &str) -> HolderPublisher {
     let publisher = InRole::connect(url, "gpu-0").await.publisher("gpu-0", 7).await;
     let blocks = vec![stored(hashes(1, 3))];
@@ -209,12 +210,12 @@ async fn an_operator_commands_all_daemons_with_either_configuration() {
         ];
         let _publisher = of_three_blocks(broker.url()).await;
         let queries = InRole::connect(broker.url(), "operator").await.queries();
-        // Whichever of them answers.
+        // Repeated queries reach all daemons.
         for _ in 0..20 {
             is_exact_with(&queries, "gpu-0", 3).await;
         }
         an_operator_forgets_a_worker(broker.url(), daemons.len()).await;
-        // Its next heartbeat begins anew.
+        // The worker's next heartbeat begins anew.
         is_exact_with(&queries, "gpu-0", 3).await;
         for daemon in daemons {
             daemon.stop().await;
@@ -250,7 +251,8 @@ async fn a_bridge_hears_resets_and_questions_after_services_with_either_configur
     }
 }
 
-/// Publishes in chunks that need many messages, restarts the daemon, and waits until it has been told everything again.
+/// Publishes so many blocks that a full state takes many chunks. Restarts the daemon, and waits until it has all blocks
+/// again.
 async fn publishers_work_as_they_should(url: &str) {
     let first = daemon(url, "daemon", &[]).await;
     let (engine, rack) = (
@@ -275,7 +277,7 @@ async fn publishers_work_as_they_should(url: &str) {
     is_exact_with(&queries, "gpu-0", 400_000).await;
     is_exact_with(&queries, "gpu-2", 3).await;
     first.stop().await;
-    // A daemon that knows nothing is given the full state, which takes several chunks of a MiB at most.
+    // The new daemon has no state. It gets the full state, which takes several chunks of at most 1 MiB.
     let second = daemon(url, "daemon", &[]).await;
     is_exact_with(&queries, "gpu-0", 400_000).await;
     is_exact_with(&queries, "gpu-2", 3).await;
@@ -331,7 +333,7 @@ async fn users_with_permissions_do_their_work_and_no_other() {
 async fn accounts_share_what_is_exported_and_nothing_else() {
     let broker = broker(ACCOUNTS).await;
     Box::pin(publishers_work_as_they_should(broker.url())).await;
-    // Events of another account are not even refused: they don't arrive.
+    // Events from another account do not arrive, so they are not even refused.
     let mut router = InRole::connect(broker.url(), "router").await;
     router.may_not_publish("kvatlas.v1.events.llama.gpu-0").await;
     let mut engine = InRole::connect(broker.url(), "gpu-0").await;
@@ -339,7 +341,7 @@ async fn accounts_share_what_is_exported_and_nothing_else() {
     engine.may_not_publish("kvatlas.v1.query.llama").await;
 }
 
-/// The longest query by hash that a message of `bytes` may carry, and its length.
+/// Returns the longest query by hash that fits into a message of `bytes`, and its length.
 fn longest_query(bytes: usize) -> (SingleQuery, usize) {
     const BYTES_PER_BLOCK: usize = 8;
     let encoded = |query: &SingleQuery| QueryRequest::Single(query.clone()).encode().len();
@@ -350,7 +352,8 @@ fn longest_query(bytes: usize) -> (SingleQuery, usize) {
     (query, length)
 }
 
-/// Publishes `blocks` on many ranks of a worker, in batches that a server with a small `max_payload` would take, too.
+/// Publishes `blocks` blocks on each of `ranks` ranks of a worker. The batches fit even a server with a small
+/// `max_payload`.
 async fn hold_on_ranks(engine: &InRole, ranks: u32, blocks: u64) {
     for rank in 0..ranks {
         let (nats, name) = (engine.nats.clone(), worker("gpu-0"));
@@ -381,12 +384,12 @@ async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() 
         (reply.holders_total == RANKS).then_some(())
     })
     .await;
-    // A query at the daemon's own limit.
+    // This query has exactly the daemon's own limit.
     let (query, length) = longest_query(LIMIT);
     assert!((LIMIT - 8..=LIMIT).contains(&length), "{length}");
     let reply = queries.query(&namespace(), query).await.unwrap();
     assert_eq!(reply.holders[0].matched_blocks, 3);
-    // A reply may be larger than what the router may send.
+    // A reply may be larger than the messages that the router may send.
     let asked = vec![by_sequence(&hashes(1, 3)); 256];
     let results = queries.query_batch(&namespace(), asked).await.unwrap();
     let bytes: usize = results
@@ -394,7 +397,8 @@ async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() 
         .map(|result| rmp_serde::to_vec_named(result).unwrap().len())
         .sum();
     assert!(bytes > LIMIT, "{bytes}");
-    // The client does not read what limit the account has: its connection ends. It does not try for ever.
+    // The client library ignores the limit of the account, so the connection ends. The query client does not try for
+    // ever.
     let (query, _) = longest_query(2 * LIMIT);
     let error = queries.query(&namespace(), query).await.unwrap_err();
     let names_the_limit = |text: &String| text.contains("max_payload");
@@ -402,7 +406,7 @@ async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() 
         matches!(&error, ClientError::Connection(text) if names_the_limit(text)),
         "{error}"
     );
-    // Whoever does not care is refused at the first line, and cut off.
+    // A client that sends a longer message anyway is refused at its first line, and cut off.
     let user = format!(
         r#"{{"user":"router","pass":"{}","verbose":false}}"#,
         password("router")
@@ -415,7 +419,7 @@ async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() 
     daemon.stop().await;
 }
 
-/// Returns what a server says to these words until it ends the connection.
+/// Sends `words` to a server, and returns all that it sends until it ends the connection.
 fn said_to(url: &str, words: &str) -> String {
     let address = url.trim_start_matches("nats://");
     let mut connection = std::net::TcpStream::connect(address).unwrap();
@@ -450,7 +454,7 @@ async fn a_gateway_answers_for_the_shards_with_the_rights_of_a_gateway() {
     }
 }
 
-/// Tells a gateway a hint and an outcome over HTTP.
+/// Sends a hint and an outcome to a gateway over HTTP.
 async fn reports_reach_the_shards(gateway: std::net::SocketAddr) {
     let mut http = HttpClient::connect(gateway).await;
     let namespace = namespace();
@@ -462,7 +466,7 @@ async fn reports_reach_the_shards(gateway: std::net::SocketAddr) {
     ] {
         let told = json!({"namespace": namespace.as_str(), list: [report]});
         let whole = json!({taken: 1, "gathered": {"shards": 2, "missing": []}});
-        // The shard without workers does not know for a while that nobody publishes for the namespace there.
+        // For a while, the shard without workers does not know that no worker of the namespace belongs to it.
         eventually("both shards take the report", async || {
             let answer = http.post(path, &told).await.json();
             (answer == whole).then_some(())
@@ -471,7 +475,8 @@ async fn reports_reach_the_shards(gateway: std::net::SocketAddr) {
     }
 }
 
-/// Waits until a daemon that ends has told the server on `filler` that it leaves its queue group.
+/// Stops the daemon `leaving`. Checks that it may publish on `filler`: by such a message, it learns that it has seen every
+/// request.
 async fn leaves_in_good_order(url: &str, leaving: Daemon, filler: &str) {
     let listener = InRole::connect(url, "daemon").await;
     let mut fillers = listener.nats.subscribe(filler.to_owned()).await.unwrap();
@@ -522,7 +527,7 @@ async fn an_operator_takes_a_worker_out() {
     daemon.stop().await;
 }
 
-/// `kvatlas publish` as the publisher of gpu-0, for a worker; its exit code and what it said.
+/// Runs `kvatlas publish` for a worker, with the rights of gpu-0's publisher. Returns its exit code and its output.
 async fn publish_by_command(url: &str, worker: &'static str) -> (Option<i32>, String) {
     let url = url.to_owned();
     let running = tokio::task::spawn_blocking(move || {
@@ -563,7 +568,7 @@ async fn a_publish_that_the_server_refuses_is_an_error() {
     assert!(said.contains("Permissions Violation"), "{said}");
 }
 
-/// The library's publisher, as gpu-0, for `name`.
+/// Starts the library's publisher for the worker `name`, with the rights of gpu-0's publisher.
 async fn publish_with_library(url: &str, name: &str) -> HolderPublisher {
     let options = async_nats::ConnectOptions::new()
         .user_and_password("gpu-0".to_owned(), password("gpu-0"))
@@ -588,7 +593,7 @@ async fn a_publish_that_the_server_refuses_is_an_error_of_the_library() {
     assert!(matches!(&refused, PublisherError::Refused { .. }), "{refused}");
     assert!(refused.to_string().contains("Permissions Violation"), "{refused}");
     assert!(others.counters().batches_refused >= 1);
-    // It goes on: each batch may be the first that is taken.
+    // The publisher continues after a refusal, because its next batch may be accepted.
     let events = vec![stored(hashes(4, 3))];
     others.publish(Tier::DEVICE, events).await.unwrap();
     let refused = others.say_goodbye().await.unwrap_err();
@@ -604,13 +609,13 @@ async fn a_reply_does_not_speak_with_the_rights_of_the_daemon() {
         ("nats.inbox_prefix", inbox_prefix("daemon")),
     ];
     let settings: Vec<(&str, &str)> = user.iter().map(|(key, text)| (*key, text.as_str())).collect();
-    // A process of its own, for metrics of its own.
+    // The daemon has a process of its own, so that the metrics are its own.
     let daemon = Process::serve(broker.url(), &settings);
     let _publisher = of_three_blocks(broker.url()).await;
     let router = InRole::connect(broker.url(), "router").await;
     let queries = router.queries();
     is_exact_with(&queries, "gpu-0", 3).await;
-    // The server lets whoever asks name any subject for the reply, and lets the daemon reply there.
+    // The server lets a client name any subject for the reply, and lets the daemon reply there.
     let subjects = [
         "kvatlas.v1.events.llama.gpu-0",
         "kvatlas.v1.admin.drain",

@@ -1,4 +1,5 @@
-//! llm-d's router asks its Redis, and kvatlas answers: the bytes of a session with a real Redis, and what that session does not have.
+//! llm-d's router asks kvatlas as its Redis server. The tests replay the bytes of a session with a real Redis, and
+//! cover cases that the session does not have.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio::net::TcpStream;
 use crate::support::publisher::Publisher;
 use crate::support::{Client, PATIENCE, broker, daemon, eventually, skipped, subjects};
 
-/// The cache whose keys the recorded session has.
+/// Returns the model whose keys the recorded session has.
 fn model() -> ModelKey {
     ModelKey::new("m").speaking(Some("llm-d-xxh64".parse().unwrap()))
 }
@@ -26,12 +27,12 @@ fn namespace() -> NamespaceName {
     model().namespace().unwrap()
 }
 
-/// The tokens of the session's prompt, from 1 on.
+/// Returns the first tokens of the session's prompt, from 1 on.
 fn tokens(count: u32) -> Vec<u32> {
     (1..=count).collect()
 }
 
-/// The keys of a prompt of so many blocks.
+/// Returns the keys of a prompt of `blocks` blocks.
 fn keys(blocks: u32) -> Vec<SequenceHash> {
     let chains = model().chains().unwrap();
     chains.sequence_hashes(&tokens(blocks * 16), BlockSize::DEFAULT, None, None)
@@ -46,7 +47,7 @@ fn publisher(client: &Client, pod: &str) -> Publisher {
     Publisher::new(client.nats.clone(), &subjects(), &namespace(), &worker, 0)
 }
 
-/// Waits until all holders of the namespace together have so many blocks.
+/// Waits until all holders of the namespace together have exactly `blocks` blocks.
 async fn settles(client: &Client, blocks: u64) {
     settles_in(client, &namespace(), blocks).await;
 }
@@ -60,7 +61,7 @@ async fn settles_in(client: &Client, namespace: &NamespaceName, blocks: u64) {
     .await;
 }
 
-/// A client of the listener.
+/// Simulated router, by its connection to the listener.
 struct Router(TcpStream);
 
 impl Router {
@@ -81,7 +82,7 @@ impl Router {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// Expects that nothing but `expected` comes for `sent`.
+    /// Sends `sent`, and requires that exactly `expected` comes back.
     async fn exchange(&mut self, sent: &str, expected: &str) {
         self.write(sent.as_bytes()).await;
         assert_eq!(self.read_like(expected).await, expected, "for {sent:?}");
@@ -93,7 +94,7 @@ impl Router {
         );
     }
 
-    /// All that comes until the listener closes the connection.
+    /// Returns all bytes that come until the listener closes the connection.
     async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
         let read = tokio::time::timeout(PATIENCE, self.0.read_to_end(&mut bytes));
@@ -124,7 +125,8 @@ struct Recorded {
     bytes: String,
 }
 
-/// The session, by connection: what was sent, and what came back; none where it is not there.
+/// Returns the recorded session: for each connection, the bytes sent and the bytes that came back. `None` if there is
+/// no record.
 fn session() -> Option<Vec<Vec<(String, String)>>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/llmd/redis-session.jsonl");
     let Ok(text) = std::fs::read_to_string(&path) else {
@@ -147,8 +149,8 @@ fn session() -> Option<Vec<Vec<(String, String)>>> {
     Some(connections)
 }
 
-/// Replays a connection, byte for byte, with two differences: the number of the connection, and llm-d's scripts. They are known from the
-/// start here, and say whether there are guesses.
+/// Replays a connection, byte for byte, with two exceptions. The number of the connection differs. And the listener
+/// knows llm-d's scripts from the start; their result depends on the guesses that there are.
 async fn replay(daemon: &Daemon, exchanges: &[(String, String)]) {
     let mut router = Router::connect(daemon).await;
     for (sent, expected) in exchanges {
@@ -188,7 +190,7 @@ async fn a_session_with_a_real_redis_has_the_same_bytes() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
     let client = Client::connect(broker.url()).await;
-    // What the router itself has heard of engines, kvatlas hears of them.
+    // kvatlas gets, as events, what the router itself has learned of engines.
     let (mut one, mut three) = (
         publisher(&client, "10.0.0.1:8000"),
         publisher(&client, "10.0.0.3:8000"),
@@ -241,13 +243,13 @@ async fn a_pipeline_may_come_in_parts_and_prompts_may_follow_each_other() {
     let all = keys(8);
     let mut router = Router::connect(&daemon).await;
     for cut in 1..8 {
-        // The second part comes when the first has been answered.
+        // The second part is sent after the first part has been answered.
         router.write(hkeys(&all[..cut]).as_bytes()).await;
         let expected = replies(0..cut);
         assert_eq!(router.read_like(&expected).await, expected, "cut at {cut}");
         router.exchange(&hkeys(&all[cut..]), &replies(cut..8)).await;
     }
-    // One prompt behind the other, and one that nobody has between them.
+    // Two prompts follow one another, with keys between them that no holder has.
     router.write(hkeys(&all[..6]).as_bytes()).await;
     router.read_like(&replies(0..6)).await;
     router
@@ -256,7 +258,7 @@ async fn a_pipeline_may_come_in_parts_and_prompts_may_follow_each_other() {
     router.read_like("*0\r\n*0\r\n").await;
     router.write(hkeys(&all[..2]).as_bytes()).await;
     assert_eq!(router.read_like(&replies(0..2)).await, replies(0..2));
-    // Without its beginning a prompt is nobody's.
+    // A key in the middle of a prompt finds nothing without the keys before it.
     router.exchange("PING\r\n", "+PONG\r\n").await;
     router.exchange(&hkeys(&all[2..3]), "*0\r\n").await;
     daemon.stop().await;
@@ -325,7 +327,7 @@ async fn a_gateway_answers_for_all_its_shards() {
     .await;
     let mut router = Router::connect(&gateway).await;
     router.exchange(&hkeys(&keys(5)), &expected).await;
-    // A shard that is away takes its pods along, and no others.
+    // A missing shard takes away its own pods only.
     let [_, away] = <[Daemon; 2]>::try_from(shards).ok().unwrap();
     away.stop().await;
     let (one, none) = (format!("*1\r\n{}", field(left, "gpu")), "*0\r\n");
@@ -365,7 +367,7 @@ async fn who_is_in_doubt_is_left_out_and_guesses_are_never_exact() {
     let a = field("a", "gpu");
     let expected = format!("*1\r\n{a}*1\r\n{a}*1\r\n${}\r\n{guess}\r\n", guess.len());
     router.exchange(&hkeys(&keys(3)), &expected).await;
-    // Nobody else is told of a guess.
+    // Answers to other clients do not contain guesses.
     let query = SingleQuery::new(QueryKey::SequenceHashes(keys(3)));
     let reply = client.queries.query(&namespace(), query).await.unwrap();
     assert!(
@@ -408,7 +410,7 @@ async fn tokens_are_hashed_as_their_namespace_speaks() {
         .await
         .unwrap();
     assert_eq!((reply.holders.len(), reply.foreign_holders), (0, 0));
-    // The contract's block hashes are nobody's there: no answer would be right.
+    // The namespace has no block hashes of the contract, so the query is refused.
     let blocks = SingleQuery::new(QueryKey::BlockHashes(vec![BlockHash(1)]));
     match client.queries.query(&namespace(), blocks).await {
         Err(ClientError::Refused(error)) => assert_eq!(error.code, ErrorCode::BadRequest),
@@ -438,7 +440,7 @@ async fn clients_need_the_password_and_have_bounds() {
         .exchange("*2\r\n$4\r\nauth\r\n$6\r\ns3cret\r\n", "+OK\r\n")
         .await;
     router.exchange(&hkeys(&keys(1)), "*0\r\n").await;
-    // A command that never ends.
+    // The command never ends.
     router
         .write(format!("*2\r\n$4\r\nPING\r\n$100000\r\n{}", "x".repeat(5000)).as_bytes())
         .await;
@@ -448,7 +450,7 @@ async fn clients_need_the_password_and_have_bounds() {
     nested.write("*1\r\n".repeat(500).as_bytes()).await;
     let end = nested.rest().await;
     assert!(end.starts_with("-ERR Protocol error"), "{end}");
-    // The oldest connection that waits gives way.
+    // The oldest connection that waits is closed for a new one.
     let mut first = Router::connect(&daemon).await;
     let hello = "+PONG\r\n";
     first
@@ -470,12 +472,12 @@ async fn clients_need_the_password_and_have_bounds() {
     daemon.stop().await;
 }
 
-/// A PING with so many bytes of text, and its reply; none where the connection was cut.
+/// Sends a PING with `bytes` bytes of text, and returns the reply. `None` if the connection was cut off.
 async fn long_ping(daemon: &Daemon, bytes: usize) -> Option<String> {
     let mut router = Router::connect(daemon).await;
     let text = format!("${bytes}\r\n{}\r\n", "x".repeat(bytes));
     let command = format!("*2\r\n$4\r\nPING\r\n{text}");
-    // Either may fail: the connection ends while bytes are on their way.
+    // Writing and reading may fail, because the connection may end meanwhile.
     router.0.write_all(command.as_bytes()).await.ok()?;
     let mut reply = vec![0; text.len()];
     let read = tokio::time::timeout(PATIENCE, router.0.read_exact(&mut reply));
@@ -495,7 +497,7 @@ async fn all_commands_that_wait_have_one_bound() {
     let begin = async || {
         let mut router = Router::connect(&daemon).await;
         let part = format!("*2\r\n$4\r\nPING\r\n$700000\r\n{}", "x".repeat(699_999));
-        // It may be cut off on the way.
+        // The connection may be cut off during the write.
         let _ = router.0.write_all(part.as_bytes()).await;
         router
     };
@@ -544,7 +546,7 @@ async fn long_replies_come_whole() {
     daemon.stop().await;
 }
 
-/// Redis's own client speaks to the listener, where it is installed.
+/// Redis's own command-line client works with the listener. Skipped if it is not installed.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_cli_is_answered() {
     let broker = broker().await;

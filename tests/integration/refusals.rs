@@ -19,7 +19,7 @@ use crate::support::{
 };
 
 const GPU: &str = "gpu-0";
-/// Subscriptions that the daemon needs, each with a name for [`Scene::without`].
+/// Subscriptions that the daemon needs. [`Scene::without`] takes them as missing rights.
 const SUBSCRIPTIONS: [&str; 5] = [
     "kvatlas.v1.events.>",
     "kvatlas.v1.query.>",
@@ -27,22 +27,22 @@ const SUBSCRIPTIONS: [&str; 5] = [
     "kvatlas.v1.roster.>",
     "_INBOX.>",
 ];
-/// Subscription that an engine's publisher needs to be asked.
+/// Subscription that an engine's publisher needs for daemons' questions.
 const QUESTIONS: &str = "kvatlas.v1.resync.llama.gpu-0.*";
 const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
 
-/// A broker whose daemon has rights that can change.
+/// A broker that gives a daemon rights, which a test can change.
 struct Scene {
     broker: EmbeddedBroker,
     folder: tempfile::TempDir,
 }
 
 impl Scene {
-    /// A broker that gives the daemon all its rights but `missing`.
+    /// Starts a broker that gives the daemon all its rights except `missing`.
     async fn without(missing: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_rights(&folder.path().join("rights.conf"), missing);
-        // The server takes paths for those behind its own directory.
+        // The server takes every path as relative to its own directory.
         let name = folder.path().file_name().unwrap().to_str().unwrap();
         let options = BrokerOptions {
             config_lines: vec![format!("include \"../{name}/rights.conf\"")],
@@ -57,7 +57,7 @@ impl Scene {
         self.folder.path().join("rights.conf")
     }
 
-    /// Takes the rights in `missing` away, gives all others, and has the server load its configuration again.
+    /// Makes the server load a configuration with all rights except `missing`.
     fn reload_without(&self, missing: &[&str]) {
         write_rights(&self.rights(), missing);
         let pid = Pid::from_raw(i32::try_from(self.broker.pid()).unwrap()).unwrap();
@@ -123,7 +123,7 @@ async fn becomes_ready(daemon: &Daemon) {
     .await;
 }
 
-/// Waits until the daemon is not ready, and says so in the server's words about `subject`.
+/// Waits until the daemon is not ready, and gives the server's words about `subject` as the reason.
 async fn becomes_unready(daemon: &Daemon, subject: &str) {
     eventually(
         &format!("the daemon says that {subject} is refused"),
@@ -140,7 +140,7 @@ async fn becomes_unready(daemon: &Daemon, subject: &str) {
     .await;
 }
 
-/// A publisher that has told of four blocks, which are known exactly.
+/// Starts a publisher that has published four blocks, and checks that its holder is exact.
 async fn four_blocks_are_told(client: &Client) -> Publisher {
     let mut publisher = client.publisher(GPU, 0);
     let blocks = vec![stored(hashes(10, 4))];
@@ -148,7 +148,7 @@ async fn four_blocks_are_told(client: &Client) -> Publisher {
     publisher
 }
 
-/// A daemon with every right, which knows four blocks.
+/// Starts a daemon with all rights, which knows four blocks.
 async fn with_four_blocks(settings: &[(&str, &str)]) -> (Scene, Daemon, Client, Publisher) {
     let scene = Scene::without(&[]).await;
     let daemon = scene.daemon(settings).await;
@@ -214,7 +214,7 @@ async fn queries_that_the_server_no_longer_gives_show_in_readiness_and_are_answe
 async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_may() {
     let (scene, daemon, client, mut publisher) = with_four_blocks(&[JETSTREAM]).await;
 
-    // A request that is under way is still answered. The next one is refused, at the latest when a consumer is made anew.
+    // A request in progress is still answered. The next request is refused, at the latest when a consumer is made anew.
     scene.reload_without(&["$JS.API.>"]);
     let mut blocks = 4;
     eventually("the refusal shows", async || {
@@ -238,7 +238,7 @@ async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_ma
     daemon.stop().await;
 }
 
-/// The answers of all publishers come on one subscription.
+/// The answers of all publishers arrive on one subscription.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     let scene = Scene::without(&[]).await;
@@ -278,7 +278,7 @@ async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     daemon.stop().await;
 }
 
-/// The publisher always has something to say before a heartbeat is due.
+/// The publisher always publishes a batch before a heartbeat is due.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_publisher_that_may_not_hear_questions_listens_again_when_it_may() {
     let scene = Scene::without(&[]).await;

@@ -12,12 +12,12 @@ use crate::support::{process, skipped};
 const FAILED: i32 = 1;
 const USAGE: i32 = 64;
 
-/// The binary, without the settings of whoever runs the tests.
+/// Runs the binary, without the settings of the person who runs the tests.
 fn kvatlas(arguments: &[&str]) -> Output {
     kvatlas_with(&[], arguments)
 }
 
-/// The same, with variables of its own.
+/// Runs the binary as [`kvatlas`] does, with further environment variables.
 fn kvatlas_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     process::kvatlas(arguments)
         .envs(variables.iter().copied())
@@ -25,7 +25,7 @@ fn kvatlas_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The one JSON object that a command printed, and nothing else.
+/// Reads the standard output of a command as one JSON object.
 fn report(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
@@ -37,15 +37,15 @@ fn count(report: &Value, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("no count {key} in {report}"))
 }
 
-/// A trace of conversations that share a first block, grow, and come back after others: enough to be hit, evicted and stored
-/// again.
+/// Makes a trace of conversations that share a first block, grow, and return after others. So blocks are hit, evicted
+/// and stored again.
 fn trace(requests: u64) -> NamedTempFile {
     let mut text = String::new();
     for number in 0..requests {
         let (conversation, turn) = (number * 7 % 23, number / 23 % 6);
         let mut ids = vec![0];
         ids.extend((0..4 + turn * 3).map(|block| 1 + conversation * 1000 + block));
-        // Now and then somebody says something that nobody else says.
+        // Some requests have a block that no other request has.
         ids.extend((number % 5 == 0).then_some(1_000_000 + number));
         let ids = ids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         writeln!(
@@ -60,7 +60,7 @@ fn trace(requests: u64) -> NamedTempFile {
     file
 }
 
-/// The arguments of a replay of `trace` on a small fleet, with `more`.
+/// Runs a replay of `trace` on a small fleet, with `more` arguments.
 fn replay(trace: &NamedTempFile, more: &[&str]) -> Output {
     let path = trace.path().to_str().unwrap();
     let always = [
@@ -86,12 +86,12 @@ fn every_reply_about_a_small_fleet_is_right() {
         (count(&report, "requests"), count(&report, "wrong_replies")),
         (600, 0)
     );
-    // Twelve checkpoints with a sample each, and every distinct prompt at the end.
+    // There are twelve checkpoints with a sample each, and a check of every distinct prompt at the end.
     assert!(count(&report, "checked_replies") > 12 * 50, "{report}");
     let hit_rate = report["hit_rate"].as_f64().unwrap();
     assert!(hit_rate > 0.1 && hit_rate < 1.0, "{report}");
     assert!(hit_rate > report["random_hit_rate"].as_f64().unwrap(), "{report}");
-    // More was stored than there is room for, so blocks were removed too.
+    // More blocks were stored than there is room for, so blocks were removed, too.
     assert!(count(&report, "blocks") > 2 * 5 * 60, "{report}");
     assert!(count(&report, "indexed_blocks") <= 5 * 60, "{report}");
     let latency = &report["query_us"];
@@ -108,7 +108,7 @@ fn every_reply_about_a_fleet_that_publishes_through_a_stream_is_right() {
         (count(&report, "requests"), count(&report, "wrong_replies")),
         (200, 0)
     );
-    // How many are in doubt for the moment depends on how busy the machine is.
+    // The number of replies with a momentary doubt depends on how busy the machine is.
     assert_eq!(count(&report, "degraded_replies"), 0, "{report}");
 }
 
@@ -152,7 +152,7 @@ async fn a_daemon_that_runs_already_is_left_as_it_was() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(holders().await, 5);
 
-    // Now the namespace is somebody's, and stays as it is.
+    // The namespace now has workers of another client, and they stay.
     let output = replay(&trace, &["--nats", broker.url()]);
     assert_eq!(output.status.code(), Some(USAGE), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("--namespace"));
@@ -174,7 +174,7 @@ async fn in_the_daemons_environment_it_is_found_without_a_flag() {
     let report = report(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
     assert_eq!(count(&report, "wrong_replies"), 0, "{report}");
-    // The namespace has been left empty, so it can be asked about with the same variables.
+    // The replay has left the namespace empty. A query with the same variables finds it.
     let status = ["query", "--namespace", "replay", "--status", "--json"];
     let output = kvatlas_with(&variables, &status);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -184,7 +184,8 @@ async fn in_the_daemons_environment_it_is_found_without_a_flag() {
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_replies_fail_the_command() {
     let broker = crate::support::broker().await;
-    // Such a daemon needs the content of the blocks, which a trace does not have: it rejects the events, and says so.
+    // This daemon needs the content of blocks, which a trace does not have. It rejects the events, and the replay
+    // reports that.
     let daemon = crate::support::daemon(broker.url(), &[("namespace_defaults.hashing", "recompute")]).await;
     let output = replay(&trace(50), &["--nats", broker.url()]);
     let report = report(&output);
@@ -260,8 +261,8 @@ fn the_demo_says_how_to_get_a_server() {
     );
 }
 
-/// A production trace of 12,031 requests lies beside the checkout where the project is developed. Elsewhere the test says that
-/// it was skipped; in CI the trace has to be there.
+/// The production trace of 12,031 requests lies beside the checkout on the developers' machines. Elsewhere the test
+/// reports that it was skipped; in CI the trace must be there.
 #[test]
 fn every_reply_about_a_real_trace_is_right() {
     let path =

@@ -1,6 +1,6 @@
-//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon, and everything that can go wrong
-//! when the daemon asks for what it missed. After every scenario every reply equals the ground truth; in none is a reply wrong that is marked
-//! exact.
+//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon. All faults of the
+//! questions and answers that follow are tested, too. After every scenario, every reply equals the truth. In no
+//! scenario is a reply wrong that is marked exact.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,23 +23,23 @@ use kvatlas_telemetry::labels::ResyncFailure;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// One lane, so that a probe shows how far the daemon is.
+/// Setting for a single lane, so that an applied probe shows how far the daemon is.
 const ONE_LANE: (&str, &str) = ("events.lanes", "1");
-/// The ways in which events may travel: with a stream the relay stands between the publishers and the stream.
+/// Transports with which scenarios run. With a stream, the relay is between the publishers and the stream.
 const WAYS: [Way; 2] = [Way::Core, Way::Stream];
 
 fn options() -> PublisherOptions {
     PublisherOptions {
         batch_delay: Duration::ZERO,
         heartbeat_interval: Duration::from_millis(50),
-        // Small, so that the ring does not reach back for ever and answers have many chunks.
+        // The ring and the chunks are small, so that the ring does not have all batches, and answers have many chunks.
         ring_batches_max: 16,
         chunk_bytes_max: 700,
         ..PublisherOptions::default()
     }
 }
 
-/// A fleet behind a relay, and a router that asks all the time.
+/// Publishers behind a relay, and a router that queries all the time.
 struct Scene {
     _broker: Restartable,
     daemon: Process,
@@ -52,7 +52,7 @@ struct Scene {
     stop_router: CancellationToken,
 }
 
-/// The size, and with it the number of chunks, at which an answer is too large: one without an end gets there at once.
+/// Limit on the size of an answer, and so on the number of its chunks. An endless answer reaches it at once.
 const SMALL_ANSWERS: (&str, &str) = ("resync.max_answer_bytes", "4 MiB");
 
 impl Scene {
@@ -96,7 +96,7 @@ impl Scene {
         }
     }
 
-    /// Publishes so many batches, and sees to it now and then that the daemon has worked off what it was given.
+    /// Publishes `batches` batches. At intervals, waits until the daemon has applied what it was given.
     async fn publish(&mut self, batches: usize) {
         for number in 0..batches {
             let events = self.workload.events();
@@ -115,7 +115,7 @@ impl Scene {
         self.relay.barrier(&self.client).await;
     }
 
-    /// Ends the faults, waits for the truth, and prints how the scenario went.
+    /// Ends the faults, waits until every reply equals the truth, and prints the results of the scenario.
     async fn end(self, scenario: &str) -> Tally {
         self.relay.set_faults(Faults::default());
         self.relay.set_answer_fault(None);
@@ -143,7 +143,7 @@ async fn route(
     let mut tally = Tally::default();
     while !stop.is_cancelled() {
         ask_all(&client, &truth, &prompts, &mut tally).await;
-        // The machine is for the daemon too.
+        // The pause leaves processor time to the daemon.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     tally
@@ -197,7 +197,8 @@ async fn batches_dropped_duplicated_reordered_and_corrupted() {
                 let mut scene = Box::pin(Scene::through(way, seed, 4)).await;
                 scene.relay.set_faults(faults);
                 scene.publish(300).await;
-                // Blocks that only a lost batch told of are known to nobody until it is made good: such replies are blind.
+                // No reply can have blocks that only a lost batch stores. Until the batch is sent again, such a reply
+                // is blind.
                 all.add(scene.end(&format!("batches {name} ({way}), seed {seed}")).await);
             }
             all.report(&format!("batches {name} ({way}), all seeds"));
@@ -226,7 +227,7 @@ async fn a_publisher_restarts_with_a_new_epoch_or_lower_numbers() {
             scene.publishers =
                 vec![engine(nats.clone(), &origin(), "gpu-9", start(Beginning::Epoch(5))).await];
             scene.publish(60).await;
-            // The engine dies, and comes back with an empty cache; with luck the daemon hears its first batches.
+            // The engine restarts with an empty cache. The daemon may or may not receive its first batches.
             scene.publishers.clear();
             scene.relay.set_faults(Faults {
                 drop,
@@ -251,7 +252,7 @@ async fn two_claim_one_worker(way: Way) {
         ..options()
     };
     let nats = scene.relay.publishers();
-    // The one with the lower epoch goes on as if nothing were, and answers questions too.
+    // The publisher with the lower epoch continues, and answers questions, too.
     let replaced = engine(nats.clone(), &origin(), "gpu-9", start(5)).await;
     for number in 0..20 {
         replaced
@@ -272,7 +273,7 @@ async fn two_claim_one_worker(way: Way) {
             .unwrap();
         scene.publish(10).await;
     }
-    // While both go on, nobody knows whose blocks these are. The younger one is left alone.
+    // While both publishers continue, the worker is contested. The state of the higher epoch stays.
     eventually("the worker is contested", async || {
         let holder = scene.client.holder("gpu-9", 0).await?;
         let is_contested = holder.degraded.contains(DegradedReason::Contested);
@@ -298,12 +299,12 @@ async fn a_worker_is_cleared_while_its_resync_runs() {
         .into_iter()
         .flat_map(|way| (0..3).map(move |round| (way, round)))
     {
-        // The daemon waits for its answer, however busy the machine is.
+        // The daemon waits for the answer, even on a busy machine.
         let settings = [ONE_LANE, SMALL_ANSWERS, ("resync.timeout_ms", "60000")];
         let mut scene = Box::pin(Scene::with(&settings, way, 40 + round, 1)).await;
         scene.publish(40).await;
         scene.relay.hold_answers(true);
-        // Lost, and shown by the next one.
+        // The batch is lost, and the next batch shows the gap.
         scene.relay.set_faults(Faults {
             drop: 1000,
             ..Faults::default()
@@ -315,7 +316,7 @@ async fn a_worker_is_cleared_while_its_resync_runs() {
             (scene.relay.answers_held() > 0).then_some(())
         })
         .await;
-        // The answer was made before this, and comes after it.
+        // The answer was made before this batch, and arrives after it.
         let chain = scene.workload.prompts()[0].clone();
         let events = match round {
             0 => vec![Event::Cleared],
@@ -340,7 +341,7 @@ async fn a_worker_is_cleared_while_its_resync_runs() {
     }
 }
 
-/// How an answer lies, and what the daemon calls it.
+/// Returns all kinds of wrong answers, each with the failure that the daemon counts.
 fn lies() -> Vec<(&'static str, ResyncFailure, AnswerFault)> {
     fn each(change: impl Fn(&mut ResyncChunk) + Send + Sync + 'static) -> AnswerFault {
         Arc::new(move |mut chunks| {
@@ -524,7 +525,7 @@ async fn a_thousand_workers_join_at_once_and_a_daemon_that_knows_none_of_them_le
     for (number, (name, publisher)) in (0..).zip(&publishers) {
         let chain = &prompts[number % prompts.len()];
         let events = vec![stored(chain[..1 + number % chain.len()].to_vec())];
-        // Heartbeats before it take numbers, but change nothing.
+        // The heartbeats before this batch change nothing.
         let cursor = BatchCursor {
             epoch: 1,
             seq: u64::MAX,
@@ -536,7 +537,7 @@ async fn a_thousand_workers_join_at_once_and_a_daemon_that_knows_none_of_them_le
     tally.report("1,000 workers join at once");
     first.stop().await;
 
-    // Nothing is left of what the first one knew.
+    // The second daemon has no state of the first one.
     let second = daemon(broker.url(), &Way::Core.settings(&[ONE_LANE])).await;
     let mut tally = Tally::default();
     settle(&client, &truth, &prompts, &mut tally).await;
@@ -609,7 +610,7 @@ async fn a_publisher_that_answers_nothing_leaves_its_holder_degraded() {
 
 #[test]
 fn a_chunk_is_decoded_within_limits() {
-    // The lies above are built from chunks that are right.
+    // The wrong answers above are made from chunks that are right.
     let chunk = ResyncChunk {
         rank: 0,
         cursor: BatchCursor { epoch: 1, seq: 1 },

@@ -1,4 +1,4 @@
-//! Publishers that come back with a lower epoch, and workers of whom a daemon has not heard yet.
+//! Publishers that come back with a lower epoch, and workers that a daemon does not know yet.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use kvatlas_core::wire::{BatchCursor, ErrorCode, QueryKey, SingleQuery, Tier};
 
 const GPU: &str = "gpu-0";
 
-/// The time in an hour, in microseconds since the Unix epoch.
+/// Returns the time one hour from now, in microseconds since the Unix epoch.
 fn ahead() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     u64::try_from(now.as_micros()).unwrap() + 3_600_000_000
@@ -33,7 +33,7 @@ async fn a_publisher_whose_clock_was_ahead_comes_back_above_its_old_epoch() {
     client.exact(GPU, 0).await;
     let status = client.holder(GPU, 0).await.unwrap();
     assert!(status.epoch_ahead_s > 3500, "{status:?}");
-    // It dies without a word.
+    // The publisher dies without a goodbye.
     drop(before);
     let after = engine(client.nats.clone(), &subjects(), GPU, PublisherOptions::default()).await;
     let blocks = vec![stored(hashes(100, 3))];
@@ -43,7 +43,7 @@ async fn a_publisher_whose_clock_was_ahead_comes_back_above_its_old_epoch() {
         (matches(&new) == [(GPU.to_owned(), 0, 3, true)] && matches(&gone).is_empty()).then_some(())
     })
     .await;
-    // The daemon may have its answer before the publisher notes where it is.
+    // The daemon may have the answer before the publisher's cursor shows the new epoch.
     eventually("the publisher is above its old epoch", async || {
         (after.cursor().epoch > old.epoch).then_some(())
     })
@@ -52,7 +52,7 @@ async fn a_publisher_whose_clock_was_ahead_comes_back_above_its_old_epoch() {
     daemon.stop().await;
 }
 
-/// A publisher that answers no questions cannot learn of the higher epoch.
+/// A publisher that answers no questions cannot learn that the daemon follows a higher epoch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_two_publishers_claim_is_contested() {
     let broker = broker().await;
@@ -78,7 +78,7 @@ async fn a_holder_that_two_publishers_claim_is_contested() {
     assert_eq!(matches(&reply), [(GPU.to_owned(), 0, 4, false)]);
     let reply = client.ask(hashes(100, 3)).await;
     assert_eq!((matches(&reply), reply.is_exact()), (Vec::new(), false));
-    // The next epoch settles it.
+    // A higher epoch ends the contest.
     let mut next = client
         .publisher(GPU, 0)
         .resuming(BatchCursor { epoch: 10, seq: 0 });
@@ -139,7 +139,7 @@ async fn who_does_not_say_its_block_size_may_have_what_tokens_do_not_find() {
     daemon.stop().await;
 }
 
-/// The configuration says what publishers do not.
+/// The configuration gives the block size that publishers leave out.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_namespace_of_the_configuration_no_block_size_is_guessed() {
     let broker = broker().await;

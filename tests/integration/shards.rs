@@ -16,7 +16,7 @@ use kvatlas_core::wire::{
 
 const WORKERS: u32 = 12;
 
-/// Workers `gpu-0`, `gpu-1`, …, of which each holds one block more than the one before.
+/// Publishes the batches of workers `gpu-0`, `gpu-1`, …. Each worker has one block more than its predecessor.
 async fn publish(client: &Client) {
     for number in 0..WORKERS {
         let mut publisher = client.publisher(&format!("gpu-{number}"), 0);
@@ -26,7 +26,7 @@ async fn publish(client: &Client) {
     }
 }
 
-/// Returns what one daemon with all workers would say.
+/// Returns the holders in the answer of one daemon with all workers.
 fn expected(limit: usize) -> Vec<(String, u32, u32, bool)> {
     let holder = |number| (format!("gpu-{number}"), 0, number + 1, true);
     (0..WORKERS).rev().map(holder).take(limit).collect()
@@ -57,7 +57,7 @@ fn missing(reply: &QueryReply) -> (u32, Vec<u32>) {
     (gathered.shards, gathered.missing)
 }
 
-/// Waits until all workers are known to whomever `queries` asks.
+/// Waits until answers to `queries` have all workers.
 async fn all_known(queries: &QueryClient) -> QueryReply {
     eventually("all workers are known", async || {
         let reply = queries.query(&namespace(), query(None)).await.ok()?;
@@ -80,7 +80,7 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     assert_eq!(matches(&reply), expected(usize::MAX));
     assert_eq!((missing(&reply), reply.holders_total), ((3, Vec::new()), WORKERS));
 
-    // The limit holds for the whole, not for each shard.
+    // The limit holds for the merged answer, not for each shard.
     let reply = queries.query(&namespace(), query(Some(4))).await.unwrap();
     assert_eq!((matches(&reply), reply.holders_total), (expected(4), WORKERS));
     let results = queries
@@ -105,7 +105,7 @@ async fn a_client_gathers_what_one_daemon_would_say() {
         (WORKERS as usize, 3)
     );
 
-    // Errors are those of the shards, and nobody listens for plain clients.
+    // A gathering client gets the errors of the shards. A client without gathering finds no daemon.
     eventually("nobody publishes, as all shards know by now", async || {
         let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
         matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace)
@@ -143,7 +143,7 @@ async fn missing_shards_are_named() {
     })
     .await;
     assert_eq!((matches(&reply), missing(&reply)), (known, (3, vec![1])));
-    // Shard 1 may know the namespace, so that the others do not is no answer.
+    // The missing shard may know the namespace, so the client must not report that it does not exist.
     let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
     assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable));
     first.stop();
@@ -178,7 +178,7 @@ async fn a_shard_that_drops_the_events_of_a_namespace_is_missing_there() {
         queries.status(&namespace()).await.unwrap().gathered,
         reply.gathered
     );
-    // Of what nobody publishes, nothing is dropped.
+    // No outcome is counted for a namespace without publishers.
     eventually("nobody publishes, as all shards know by now", async || {
         let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
         matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace)
@@ -218,7 +218,7 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
     assert!(matches!(&results[..], [QueryResult::Reply(reply)] if matches(reply) == expected(2)));
     assert_eq!(client.status().await.unwrap().holders.len(), WORKERS as usize);
 
-    // What is wrong with a request is said by the gateway itself.
+    // The gateway itself refuses a wrong request.
     let refused = client
         .nats
         .request(subjects().query(&namespace()), "garbage".into())
@@ -226,7 +226,7 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
         .unwrap();
     let headers = refused.headers.unwrap();
     assert_eq!(headers.get("Nats-Service-Error-Code").unwrap().as_str(), "400");
-    // Its replies are whole; those of the shards say what they are part of.
+    // A gateway's reply is complete. A shard's reply names its shard.
     assert!(headers.get(SHARD_HEADER).is_none());
     let payload = kvatlas_core::wire::QueryRequest::Single(query(None)).encode();
     let part = client
@@ -257,7 +257,7 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_refuses_what_is_too_much_at_once() {
     let broker = broker().await;
-    // One shard of two never answers, so every gather lasts until the deadline.
+    // One of two shards never answers, so every gathering lasts until the deadline.
     let settings = [
         ("gateway.enabled", "true"),
         ("gateway.max_gathers", "1"),
@@ -307,7 +307,7 @@ async fn the_number_of_shards_can_be_changed_without_a_blind_moment() {
     }
 }
 
-/// How many workers a daemon knows.
+/// Returns the number of workers that a daemon knows.
 fn workers_of(daemon: &Process) -> usize {
     let (_, body) = http_get(daemon.admin_address(), "/workers");
     let json: serde_json::Value = serde_json::from_str(&body).unwrap();
@@ -332,7 +332,7 @@ async fn each_shard_shares_its_requests_out_among_its_replicas() {
     for _ in 0..50 {
         assert_eq!(matches(&ask().await), expected(usize::MAX));
     }
-    // One replica of each shard goes: nothing is missing.
+    // One replica of each shard stops, and no shard is missing.
     for index in [2, 0] {
         daemons.remove(index).stop();
         let reply = ask().await;

@@ -20,7 +20,8 @@ fn newest(folder: &Path) -> PathBuf {
         .unwrap()
 }
 
-/// How many holders, batches and distinct blocks in forests the newest snapshot has.
+/// Returns the numbers of holders, batches, and distinct blocks in forests (blocks stored once for many holders) in the
+/// newest snapshot.
 fn content(folder: &Path) -> (u64, u64, u64) {
     let file = std::fs::File::open(newest(folder)).unwrap();
     let totals = verify(std::io::BufReader::new(file), &WireLimits::default())
@@ -29,7 +30,7 @@ fn content(folder: &Path) -> (u64, u64, u64) {
     (totals.holders, totals.batches, totals.forest_blocks)
 }
 
-/// Two holders that share a prefix, and one that has a hole.
+/// Publishes two holders that share a prefix, and one holder with a hole.
 async fn fill(client: &Client) {
     for (name, branch) in [("gpu-0", 20), ("gpu-1", 30)] {
         let mut publisher = client.publisher(name, 0);
@@ -65,16 +66,16 @@ async fn restart_again_and_again(url: &str, more: &Settings<'_>, is_exact: bool)
     let client = Client::connect(url).await;
     fill(&client).await;
     assert!(first.stop().await.overran.is_empty());
-    // Blocks 10 to 13, and two branches; the holder with a hole is written as events.
+    // The forests have blocks 10 to 13, and two branches. The holder with a hole is written as batches.
     assert_eq!(content(folder.path()), (3, 1, 10));
 
-    // A snapshot of restored holders is what the first one was.
+    // A snapshot of restored holders equals the first snapshot.
     for _ in 0..2 {
         let restarted = daemon(url, &settings).await;
         check(&client, is_exact).await;
         assert!(restarted.stop().await.overran.is_empty());
         let (holders, _, blocks) = content(folder.path());
-        // A holder that begins a resync while the snapshot is written is in it twice.
+        // A holder that begins a resync while the snapshot is written appears twice in it.
         assert!(holders >= 3 && blocks == 10, "{holders} holders, {blocks} blocks");
     }
 
@@ -91,7 +92,8 @@ async fn with_jetstream_a_restart_is_exact() {
     }
 }
 
-/// A snapshot does not tell that two publishers claim a holder, or that batches of a publisher are dropped.
+/// A snapshot does not have these doubts: that two publishers claim a holder, and that batches of a publisher are
+/// dropped.
 #[tokio::test(flavor = "multi_thread")]
 async fn doubts_of_the_moment_outlast_a_restart_and_raised_limits_read_the_stream_again() {
     let broker = Restartable::start(&crate::support::server()).await;

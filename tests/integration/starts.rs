@@ -1,4 +1,4 @@
-//! Messages from others must not keep a daemon from its start, however many and large they are.
+//! Messages of other clients must not keep a daemon from starting, however many and large they are.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,12 +18,13 @@ use crate::support::{
     subjects, worker,
 };
 
-/// The smallest bound in bytes on what a connection may have received and nobody has taken.
+/// Setting for the smallest possible bound on the bytes that a connection may have received and the daemon has not
+/// taken.
 const SMALL: (&str, &str) = ("events.subscription_bytes", "4 MiB");
-/// More than that.
+/// Number of bytes that exceeds the bound of [`SMALL`].
 const FLOOD_BYTES: usize = 8 << 20;
 
-/// Answers whoever asks for a roster with pages without end; tells how many bytes they were so far.
+/// Answers requests for the list of holders with endless pages. Returns a channel with the number of bytes sent so far.
 async fn lie_without_end(liar: &Client) -> watch::Receiver<usize> {
     let mut requests = liar.nats.subscribe(subjects().roster("kvatlas")).await.unwrap();
     round_trip(&liar.nats, PATIENCE).await.unwrap();
@@ -58,7 +59,7 @@ async fn becomes_ready(daemon: &Daemon) {
         .expect("the daemon becomes ready");
 }
 
-/// Breaks all connections of a daemon, and lets it make others.
+/// Breaks all connections of a daemon, and lets it connect again.
 async fn breaks(proxy: &Proxy, admin: SocketAddr) {
     proxy.set(Network {
         is_cut: true,
@@ -97,7 +98,7 @@ async fn a_connection_that_breaks_behind_a_large_roster_is_made_again() {
     daemon.stop().await;
 }
 
-/// Sends more than a connection may hold as soon as somebody is subscribed to `subject`.
+/// Sends more bytes than a connection may hold, as soon as a client has subscribed to `subject`.
 async fn flood_the_first_subscriber(from: &Client, subject: String) {
     eventually("somebody is subscribed", async || {
         let request = async_nats::Request::new().timeout(Some(Duration::from_millis(100)));
@@ -114,9 +115,9 @@ async fn flood_the_first_subscriber(from: &Client, subject: String) {
     round_trip(&from.nats, PATIENCE).await.unwrap();
 }
 
-/// The flood comes before the server's answer to the subscription.
+/// Lets a flood come before the server's answer to the subscription.
 async fn a_flood_before_the_confirmation_does_not_keep_a_daemon_from_its_start(subject: String) {
-    // Longer than it takes to send the flood.
+    // Delay that is longer than sending the flood takes.
     const DELAY: Duration = Duration::from_millis(500);
     let broker = Restartable::start(&server()).await;
     let proxy = Proxy::to(broker.port()).await;

@@ -1,4 +1,4 @@
-//! Spans of traced requests and batches, at a collector that speaks OTLP over HTTP.
+//! Spans of traced requests and batches, as sent to a collector by OTLP over HTTP.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::support::{
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// Spans that a collector was sent.
+/// Spans that the collector has received.
 type Received = Arc<Mutex<Vec<Value>>>;
 
-/// A collector, and its address.
+/// Starts a collector, and returns its spans and its address.
 async fn collector() -> (Received, String) {
     async fn take(State(received): State<Received>, Json(body): Json<Value>) -> Json<Value> {
         let spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"].clone();
@@ -45,7 +45,7 @@ fn traced(flags: &str) -> HeaderMap {
     headers
 }
 
-/// The spans of this name, once there is one.
+/// Waits for spans of this name, and returns them.
 async fn spans(received: &Received, name: &str) -> Vec<Value> {
     eventually(&format!("a span {name}"), async || {
         let all = received.lock();
@@ -89,7 +89,7 @@ async fn traced_on_its_way(way: Way) {
         publish(&client, seq, batch.encode()).await;
     }
     client.applied("gpu-0", 0, BatchCursor { epoch: 1, seq: 2 }).await;
-    // Only the sampled one.
+    // Only the sampled batch has a span.
     let found = spans(&received, "kvatlas batch").await;
     let [batch] = &found[..] else { panic!("{found:?}") };
     assert_eq!(
@@ -109,7 +109,7 @@ async fn traced_on_its_way(way: Way) {
         (&json!(TRACE), &json!(2))
     );
     assert!(found[0]["attributes"].to_string().contains(&subject), "{found:?}");
-    // Over HTTP, too.
+    // A request over HTTP has a span, too.
     let mut request = tokio::net::TcpStream::connect(daemon.http_address().unwrap())
         .await
         .unwrap();
@@ -160,7 +160,7 @@ async fn errors_are_in_spans_and_a_lost_collector_is_counted() {
     let found = spans(&received, "kvatlas query").await;
     assert_eq!(found[0]["status"]["code"], 2, "{found:?}");
     publish(&client, 1, b"garbage".to_vec()).await;
-    // No namespace comes of it, so that no lane sees it; a second one goes to the lane.
+    // The batch names no namespace that may exist, so no lane gets it. A second batch reaches a lane.
     let batch = EventBatch {
         epoch: 1,
         seq: 1,
@@ -181,7 +181,7 @@ async fn errors_are_in_spans_and_a_lost_collector_is_counted() {
     .await;
     daemon.stop().await;
 
-    // Nobody is there to take spans: requests are answered all the same.
+    // No collector listens at this address. Requests are answered all the same.
     let settings = [("traces.endpoint", "http://127.0.0.1:1/v1/traces")];
     let daemon = crate::support::daemon(broker.url(), &settings).await;
     let refused = client
@@ -204,7 +204,7 @@ async fn errors_are_in_spans_and_a_lost_collector_is_counted() {
 async fn the_spans_of_a_gateway_and_of_its_shards_are_of_one_trace() {
     let broker = broker().await;
     let (received, endpoint) = collector().await;
-    // Processes of their own: a gateway beside its shards.
+    // A gateway and its shards run in processes of their own.
     let traces = ("traces.endpoint", endpoint.as_str());
     let shards: [_; 2] = ["0/2", "1/2"].map(|shard| {
         let settings = [traces, ("sharding.shard", shard)];

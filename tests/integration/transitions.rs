@@ -1,7 +1,7 @@
-//! Every transition that an operator wants to see has a metric. Gaps; resyncs that start, succeed and fail; holders that fall
-//! silent and are removed; evicted blocks; the age of the newest snapshot; the lag of the events.
+//! Metrics of every transition that an operator wants to see: gaps, resyncs, silent and removed holders, evicted
+//! blocks, the age of the newest snapshot, and the lag of the events.
 //!
-//! Alone in its binary: the metrics are those of the process.
+//! The test is alone in its binary, because the metrics belong to the process.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn every_transition_is_counted() {
         ("namespace_defaults.remove_after_ms", "1500"),
         ("limits.max_blocks_per_namespace", "1000"),
     ]);
-    // It has said something before there was a daemon.
+    // The engine has published a batch before the daemon started.
     let early = engine_at(broker.url(), "early").await;
     early
         .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
@@ -54,7 +54,7 @@ async fn every_transition_is_counted() {
     counted(&daemon, "kvatlas_holders_degraded_total", "reason=\"gap\"").await;
     counted(&daemon, "kvatlas_holders", "state=\"exact\"").await;
 
-    // It loses a batch, nobody answers for it, and then it is silent.
+    // The worker loses a batch, its publisher answers no question, and then it is silent.
     let client = Client::connect(broker.url()).await;
     let plain = client.publisher("plain", 0);
     let mut plain = plain.resuming(BatchCursor { epoch: 1, seq: 3 });
@@ -66,7 +66,7 @@ async fn every_transition_is_counted() {
     counted(&daemon, "kvatlas_holders_degraded_total", "reason=\"stale\"").await;
     counted(&daemon, "kvatlas_holders_removed_total", "").await;
 
-    // More than there is room for.
+    // These blocks exceed the room of the index.
     let late = engine_at(broker.url(), "late").await;
     for chain in 1..=12 {
         let first = chain * 10_000;

@@ -1,5 +1,5 @@
-//! Answers that the daemon is not certain of are not called exact: lost, repeated, damaged and misplaced batches,
-//! broken connections, restarts.
+//! Answers of which the daemon is not certain are not called exact: after lost, repeated, damaged and misplaced
+//! batches, broken connections, and restarts.
 
 use crate::support::{
     Client, broker, broker_on, daemon, eventually, hashes, lasting_port, matches, namespace, reasons,
@@ -40,7 +40,7 @@ async fn a_gap_degrades_until_the_state_is_replaced() {
         ["gap"],
         "a batch in order does not bring back the lost one"
     );
-    // What was lost can be anything: also blocks of another prompt.
+    // The lost batch may be about any blocks, also those of another prompt.
     let other = client.ask(hashes(900, 2)).await;
     assert_eq!((matches(&other), other.doubtful_holders), (Vec::new(), 1));
 
@@ -56,7 +56,7 @@ async fn a_gap_degrades_until_the_state_is_replaced() {
         [(GPU.to_owned(), 0, 1, true)]
     );
 
-    // So does a cleared event, within an epoch.
+    // A clear within an epoch replaces everything, too.
     let mut publisher = publisher.resuming(at(2, 7));
     let status = client.tell(&mut publisher, GPU, 0, Vec::new()).await;
     assert_eq!(reasons(&status), ["gap"]);
@@ -101,7 +101,7 @@ async fn duplicates_and_old_epochs_change_nothing() {
     client
         .tell(&mut publisher, GPU, 0, vec![removed(hashes(13, 1))])
         .await;
-    // The first batch again, and one of an earlier incarnation; then one that shows that both have been seen.
+    // A repeated batch and a batch of an earlier epoch are sent.
     for (epoch, seq) in [(5, 1), (4, 9)] {
         let again = EventBatch {
             epoch,
@@ -116,7 +116,7 @@ async fn duplicates_and_old_epochs_change_nothing() {
         let subject = subjects().events(&namespace(), &worker(GPU));
         client.nats.publish(subject, again.encode().into()).await.unwrap();
     }
-    // On the connection of the publisher, so that it comes behind them.
+    // This batch goes over the same connection, so it arrives after them.
     let status = client.tell(&mut publisher, GPU, 0, Vec::new()).await;
     assert!(status.exact);
     assert_eq!((status.epoch, status.seq), (5, 3));
@@ -146,7 +146,7 @@ async fn an_undecodable_batch_degrades_every_rank_of_the_worker_it_came_for() {
         .await;
     let subject = subjects().events(&namespace(), &worker(GPU));
     client.nats.publish(subject, "garbage".into()).await.unwrap();
-    // A batch in order behind the garbage: when it has been applied, the garbage has been seen.
+    // This batch follows the garbage, so the daemon has seen the garbage when the batch is applied.
     let status = client.tell(&mut first, GPU, 0, Vec::new()).await;
     assert_eq!(reasons(&status), ["undecodable"]);
     let expected = [("gpu-0", 0, false), ("gpu-0", 1, false), ("gpu-1", 0, true)];
@@ -228,8 +228,8 @@ async fn after_a_broker_restart_a_holder_is_unverified_until_its_next_batch() {
     assert_eq!(reasons(&status), ["unverified"]);
     assert_eq!(status.blocks, 4, "nothing is forgotten");
 
-    // Until the daemon has a subscription again, batches are lost for good. A worker that begins a new epoch with every try
-    // shows when that is so.
+    // Until the daemon has subscribed again, batches are lost for good. A probe that begins a new epoch at each attempt
+    // shows when the daemon receives batches.
     let mut epoch = 0;
     eventually("the daemon follows events again", async || {
         epoch += 1;
@@ -238,7 +238,7 @@ async fn after_a_broker_restart_a_holder_is_unverified_until_its_next_batch() {
         client.holder("probe", 0).await.filter(|holder| holder.exact)
     })
     .await;
-    // A batch that continues the count proves that nothing was lost; one that does not proves the opposite.
+    // A batch whose number continues proves that nothing was lost. A batch after a gap proves the opposite.
     assert_eq!(reasons(&client.holder(GPU, 0).await.unwrap()), ["unverified"]);
     assert!(client.tell(&mut quiet, GPU, 0, Vec::new()).await.exact);
     let mut lossy = lossy.resuming(at(1, 2));
@@ -275,7 +275,7 @@ async fn a_restart_from_a_snapshot_is_warm_and_says_what_it_cannot_know() {
         .await;
     assert!(first.stop().await.overran.is_empty());
 
-    // One batch is lost while no daemon runs.
+    // A batch is lost while no daemon runs.
     lossy
         .publish(Tier::DEVICE, vec![removed(hashes(10, 1))])
         .await
@@ -298,7 +298,7 @@ async fn a_restart_from_a_snapshot_is_warm_and_says_what_it_cannot_know() {
         .tell(&mut lossy, "gpu-1", 3, vec![stored_after(10, hashes(11, 1))])
         .await;
     assert_eq!(reasons(&status), ["gap"]);
-    // Behind the hole lie the blocks that were behind it before the restart.
+    // The blocks after the hole are the same as before the restart.
     assert_eq!(
         matches(&client.ask(hashes(10, 4)).await)[1],
         ("gpu-1".to_owned(), 3, 4, false)
@@ -372,7 +372,7 @@ async fn a_goodbye_removes_the_holder_and_frees_its_lane() {
         matches(&client.ask(hashes(10, 4)).await),
         [("gpu-1".to_owned(), 0, 4, true)]
     );
-    // It may come back.
+    // The holder may come back after a goodbye.
     let mut back = leaving.resuming(at(2, 0));
     assert!(
         client
@@ -394,7 +394,7 @@ async fn what_a_full_buffer_swallows_is_never_called_exact() {
     let daemon = daemon(broker.url(), &settings).await;
     let client = Client::connect(broker.url()).await;
     let mut publisher = client.publisher(GPU, 0);
-    // A flood that the tiny buffer cannot take: batch n stores block n of one chain.
+    // The flood exceeds the tiny buffer. Batch `n` stores block `n` of a chain.
     const BATCHES: u64 = 20_000;
     for number in 0..BATCHES {
         let event = if number == 0 {
@@ -405,7 +405,7 @@ async fn what_a_full_buffer_swallows_is_never_called_exact() {
         publisher.publish(Tier::DEVICE, vec![event]).await.unwrap();
     }
     publisher.flush().await.unwrap();
-    // Heartbeats until the daemon has caught up: then either all came, or the holder says that some did not.
+    // Heartbeats are sent until the daemon has caught up. Then either all batches have come, or the holder has a gap.
     let status = eventually("the daemon is at the end of the count", async || {
         let cursor = publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
         client
@@ -435,7 +435,7 @@ async fn a_publisher_can_change_only_the_worker_its_subject_names() {
     client
         .tell(&mut honest, GPU, 0, vec![stored(hashes(10, 4))])
         .await;
-    // A batch that says in its payload to be of another worker is one of the worker on its subject.
+    // A batch counts for the worker in its subject, even if its payload names another worker.
     let events = vec![Event::Cleared];
     let mut payload = EventBatch {
         epoch: 9,

@@ -1,4 +1,5 @@
-//! The depth that a request can reuse, on every way on which it reaches a daemon: batches, streams, snapshots, answers of publishers.
+//! The depth that a request can reuse. It must be right on every way to a daemon: batches, streams, snapshots, answers
+//! of publishers.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::support::{
 
 const GPU: &str = "gpu-0";
 
-/// Four blocks, of which the first and the last are resumable.
+/// Returns an event that stores four blocks, of which the first and the last are resumable.
 fn partly() -> Event {
     Event::Stored(StoredBlocks {
         resumable: Resumable::from_flags([true, false, false, true]),
@@ -20,16 +21,16 @@ fn partly() -> Event {
     })
 }
 
-/// The block at a place is resumable from now on, or no longer.
+/// Returns an event by which a block becomes resumable, or is no longer resumable.
 fn turned(place: u64, is_resumable: bool) -> Event {
     Event::Resumable(ResumableBlocks::by_sequence(hashes(1 + place, 1), is_resumable))
 }
 
-/// Waits until the answer is certain, and all four blocks are held and so many are usable.
+/// Waits until the answer is certain, with all four blocks held and `usable` of them usable.
 async fn is_usable(client: &Client, usable: u32) {
     eventually(&format!("{usable} of 4 blocks are usable"), async || {
         let query = by_sequence(&hashes(1, 4));
-        // A daemon that has just begun refuses: it doesn't know yet who publishes.
+        // A daemon that has just started refuses, because it does not know all publishers yet.
         let reply = client.ask_with(query).await.ok()?;
         let holder = reply.holders.first()?;
         let depth = (holder.matched_blocks, holder.usable());
@@ -57,7 +58,7 @@ async fn snapshots_and_streams_keep_it() {
         publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
         is_usable(&client, 1).await;
         second.stop().await;
-        // While nobody listens: the stream has it.
+        // No daemon runs when this batch is published. The stream keeps it.
         let before = last_message(&client.nats).await.unwrap();
         publisher
             .publish(Tier::DEVICE, vec![turned(2, true)])

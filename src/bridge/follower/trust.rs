@@ -31,7 +31,7 @@ impl Follower {
     /// published last. If it lacks that batch, the next batch decides.
     pub(super) async fn settle_contradiction(&mut self) -> Result<(), FollowError> {
         self.relay.lost().await?;
-        let Some(heard) = self.continuity.heard() else {
+        let Some(heard) = self.continuity.heard().filter(|_| !self.topics.hears_other()) else {
             return self.distrust(None).await;
         };
         match self.agrees(heard).await {
@@ -100,6 +100,9 @@ impl Follower {
     /// Asks a replay socket that is not believed for the batch `heard`, which was just published. If the socket has the same
     /// bytes, it belongs to the same process, and all batches are taken from it.
     pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
+        if self.topics.hears_other() {
+            return self.ask_later().await;
+        }
         match self.agrees(HeardBatch::new(heard.seq, &heard.payload)).await {
             Ok(true) => self.take_all().await,
             Ok(false) => self.ask_later().await,

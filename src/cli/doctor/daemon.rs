@@ -87,7 +87,7 @@ pub(super) async fn check_round_trip(
     }
 }
 
-/// Returns the failed check for a probe event that no answer had within `timeout`. `last` is the last of these answers.
+/// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer.
 fn unknown_probe(last: &LackingAnswer, timeout: Duration) -> Check {
     let unknown = format!("a daemon answers, and does not know the probe event within {timeout:?}");
     match last {
@@ -119,9 +119,9 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while the daemon does not
-/// know the namespace, and fails on any other error. If the last answer lacked shards, sets `incomplete` to the list of its
-/// shards.
+/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while the daemon does
+/// not know the namespace; fails on any other error. `incomplete` is set to the list of the last answer's shards if
+/// some of them did not answer.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,

@@ -38,7 +38,7 @@ pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of 
 /// Parts of a deployment to look at.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
-    /// The daemon's configuration file; variables of the environment go over it.
+    /// The daemon's configuration file; environment variables override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
@@ -60,9 +60,9 @@ pub(crate) struct DoctorArguments {
     /// Worker of the probe event; no real worker may have this name.
     #[arg(long, value_name = "NAME", default_value = PROBE_NAME)]
     worker: WorkerName,
-    /// Admin listener of a replica; may be given for each [default: those of the daemons, gateways and bridges that are found on NATS; without
-    /// a daemon or gateway among them also 127.0.0.1:9464]
-    /// [environment: KVATLAS_ADMIN_LISTEN].
+    /// Admin listener of a replica; may be given several times [default: the listeners of all daemons, gateways and
+    /// bridges that are found on NATS; also 127.0.0.1:9464 if no daemon or gateway is among them] [environment:
+    /// KVATLAS_ADMIN_LISTEN].
     #[arg(long = "admin", value_name = "ADDRESS")]
     admin: Vec<String>,
     /// How long to wait for each answer: 5, 2.5s or 500ms.
@@ -76,11 +76,11 @@ pub(crate) struct DoctorArguments {
 /// A role of `deploy/nats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum NatsRole {
-    /// Takes in events and answers queries.
+    /// Receives events and answers queries.
     Daemon,
     /// Publishes the events of a worker.
     Publisher,
-    /// Asks.
+    /// Sends queries.
     Router,
     /// All of these, as on a server without permissions.
     All,

@@ -1,5 +1,5 @@
-//! Checks of the replicas. They are found on NATS, or named on the command line. Each replica should be ready, have the right
-//! time, and know as many holders as the other replicas of its group.
+//! Checks of the replicas. Replicas are found on NATS, or named on the command line. Each replica should be ready, have
+//! the right time, and know as many holders as the other replicas of its group.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -110,8 +110,8 @@ struct Metadata {
     admin: Option<String>,
 }
 
-/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each process that
-/// cannot be reached from here.
+/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each
+/// process whose admin listener this machine cannot reach.
 pub(super) async fn find(
     connected: &DoctorConnection,
     prefix: &str,

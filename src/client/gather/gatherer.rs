@@ -54,8 +54,8 @@ impl Gatherer {
         })
     }
 
-    /// Sends the query in `payload` to all shards with `headers`, and merges the answers. `options` are the query's options.
-    /// Waits for `patience` at most.
+    /// Sends an encoded query (`payload`) to all shards, with `headers`, and merges the answers. `options` must be the
+    /// options of that query, because merging depends on them. Waits for `patience` at most.
     ///
     /// # Errors
     ///
@@ -76,8 +76,8 @@ impl Gatherer {
         })
     }
 
-    /// Sends the `queries` to all shards with `headers`, and merges the answers. `payload` is the encoded request. Waits for
-    /// `patience` at most.
+    /// Sends an encoded batch of queries (`payload`) to all shards, with `headers`, and merges the answers. `queries`
+    /// must be the queries in `payload`. Waits for `patience` at most.
     ///
     /// # Errors
     ///
@@ -137,8 +137,9 @@ impl Gatherer {
         })
     }
 
-    /// Sends the report of a router in `payload` to every shard, on `subject`. Returns the total number of entries that the
-    /// shards have accepted. Waits for `patience` at most. If several replicas of a shard reply, the first reply counts.
+    /// Sends a router's encoded report (`payload`) to every shard, on `subject`. Returns the total number of entries
+    /// that the shards have accepted. Waits for `patience` at most. If several replicas of a shard reply, the first
+    /// reply counts.
     ///
     /// # Errors
     ///
@@ -166,7 +167,7 @@ impl Gatherer {
         }
     }
 
-    /// Returns the number of late replies since the last call. A reply is late if its request had already been answered.
+    /// Returns the number of late replies since the last call. A reply is late if its request no longer waits for it.
     pub fn take_late_replies(&self) -> u64 {
         self.inbox.take_late()
     }
@@ -201,8 +202,8 @@ impl Gatherer {
     }
 }
 
-/// Collects replies until all shards of one division of the workers have replied, or the time is up; `None` if no
-/// daemon is subscribed.
+/// Collects replies until all shards of one division (way to divide the workers) have replied, or until `deadline`.
+/// `None` if no daemon is subscribed.
 async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<Message>> {
     let mut collection = Collection::within(REPLY_BYTES_MAX);
     while let Ok(Some(reply)) = tokio::time::timeout_at(deadline, replies.next()).await {
@@ -227,8 +228,8 @@ fn shard_of(reply: &Message) -> Option<Shard> {
     header.as_str().parse().ok()
 }
 
-/// Decodes the replies of one division of the workers into shards, and merges them. A shard counts as missing if it
-/// could not answer or its reply cannot be decoded.
+/// Decodes the replies of one division (way to divide the workers into shards), and merges them. A shard counts as
+/// missing if it could not answer, or if its reply cannot be decoded.
 fn merge<Reply, Whole>(
     division: Division<Message>,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,

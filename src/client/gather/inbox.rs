@@ -89,7 +89,7 @@ impl ReplyInbox {
         }
     }
 
-    /// Returns the number of replies since the last call that came when nobody waited for them any more.
+    /// Returns the number of replies since the last call that came too late: their requests no longer waited for them.
     pub(super) fn take_late(&self) -> u64 {
         self.waiting.late.swap(0, Ordering::Relaxed)
     }

@@ -15,8 +15,8 @@ use kvatlas_core::wire::{
 /// The answer of one shard to a request: its reply, or an error.
 pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
-/// Returns the answers of the shards that know the namespace. If no shard does, or a shard answered with another error, returns
-/// one error for the whole request.
+/// Returns the answers of the shards that know the namespace. Returns one error for the whole request if no shard knows
+/// the namespace, or if a shard answered with another error.
 pub(super) fn sort_out<T>(answers: Vec<ShardAnswer<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
     let mut known = Vec::with_capacity(answers.len());
     let mut unknown = None;
@@ -119,7 +119,8 @@ fn merge_result(results: Vec<QueryResult>, options: &QueryOptions, gathered: &Ga
     }
 }
 
-/// Merges the answers to a status request. A block that several shards know is counted once for each of them.
+/// Merges the answers to a status request. A block that several shards know is counted several times in the merged
+/// answer.
 pub(super) fn merge_statuses(
     statuses: Vec<StatusReply>,
     gathered: &Gathered,

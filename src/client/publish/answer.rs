@@ -18,8 +18,8 @@ pub(super) struct ResyncAnswerChunks {
 }
 
 impl Outbox {
-    /// Whether only the full state can answer the request, because the publisher no longer keeps all of the missing
-    /// batches.
+    /// Whether the answer must be the full state: the daemon asks for the full state or knows another epoch, or the
+    /// publisher can no longer send all batches that the daemon lacks.
     pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
         self.missing(request).is_none()
     }
@@ -42,8 +42,8 @@ impl Outbox {
             .collect()
     }
 
-    /// Makes the answer to a daemon: the missing batches if the publisher still keeps them all, or else the full state.
-    /// The full state is `kept` if the caller keeps it, or else comes from the publisher's own table of blocks.
+    /// Makes the answer to a daemon: the missing batches if the publisher can still send them all, or else the full
+    /// state. The full state comes from `kept`; if that is `None`, from the publisher's own table of blocks.
     ///
     /// # Errors
     ///
@@ -300,7 +300,7 @@ mod tests {
         let fits = |payload: &[u8]| payload.len() <= limit - 200;
         let mut outbox = outbox(options());
         publish(&mut outbox, 1);
-        // The server that it is connected to now takes less than the one before.
+        // After a reconnect, the new server takes smaller messages than the old one.
         outbox.note_server_limit(limit);
         let hashes = (1..=5000).map(SequenceHash).collect();
         let large = Event::Stored(StoredBlocks::by_sequence(None, None, hashes));
@@ -321,7 +321,7 @@ mod tests {
             .answer(&request(5, 0, true), None, Clocks::default())
             .unwrap();
         assert_eq!((state.kind, blocks(&state)), (ResyncAnswerKind::Full, 5000));
-        // A state that is kept elsewhere may have all in one event.
+        // A full state that the caller keeps may have all blocks in one event.
         let hashes = (1..=5000).map(SequenceHash).collect();
         let kept = vec![(
             Tier::DEVICE,
@@ -331,7 +331,7 @@ mod tests {
             .answer(&request(5, 0, true), Some(kept), Clocks::default())
             .unwrap();
         assert_eq!(blocks(&state), 5000);
-        // What was sent before, and would not be taken now, is not sent again.
+        // Batches that exceed the server's new limit are not sent again.
         outbox.note_server_limit(900);
         let last = outbox.cursor.seq;
         let again = request(5, last - 1, false);
@@ -399,7 +399,7 @@ mod tests {
         let orphan = StoredBlocks::by_sequence(Some(SequenceHash(7000)), None, vec![SequenceHash(7001)]);
         outbox.add(Tier::DEVICE, vec![Event::Stored(orphan)], at(0));
         assert_eq!(doubts(&mut outbox, at(60_000_000)), gap);
-        // What the publisher doubts itself does not end it.
+        // An event without doubts does not end the doubt about the blocks that were left out.
         let sealed = outbox.add(
             Tier::DEVICE,
             vec![Event::Doubted(DegradedReasons::default())],

@@ -39,7 +39,7 @@ pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
     messages
 }
 
-/// Cuts an event into pieces. Each piece takes at most `bytes_max`, or has a single block.
+/// Cuts an event into pieces. A piece takes at most `bytes_max` bytes, unless it has only one block.
 fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     let bytes = event_bytes(&event);
     if bytes <= bytes_max {
@@ -101,7 +101,7 @@ fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = Rem
     by_sequence.chain(by_lineage).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns how many blocks fit into `room` bytes, at least one. `blocks` blocks together take `bytes` bytes.
+/// Returns how many blocks fit into `room` bytes, at least one. `bytes` is the size of `blocks` blocks together.
 fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
     let of_one = bytes.div_ceil(blocks.max(1)).max(1);
     (room / of_one).max(1)
@@ -122,7 +122,7 @@ fn text_bytes(stored: &StoredBlocks) -> usize {
     }
 }
 
-/// Iterator over the pieces of stored blocks. The last block of a piece is the parent of the next piece.
+/// Iterator that cuts stored blocks into pieces. The last block of a piece is the parent of the next piece.
 struct StoredPieces {
     rest: Option<StoredBlocks>,
     blocks: usize,

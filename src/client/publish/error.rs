@@ -38,7 +38,7 @@ pub enum PublisherError {
     /// The server refused a batch, or the subscription to daemons' questions.
     #[error("the NATS server refuses it: {words}; give the user the right to it")]
     Refused {
-        /// The server's words.
+        /// Text of the server's error.
         words: String,
     },
     /// The table of the holder's blocks cannot be made.

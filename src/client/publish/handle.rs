@@ -42,9 +42,9 @@ pub struct PublisherCounters {
     pub heartbeats_sent: u64,
     /// Batches that could not be sent. Daemons notice the gap and ask for these batches.
     pub batches_failed: u64,
-    /// Batches, including heartbeats, that were sent but that the server refused because the client has no right to publish them.
-    /// They are counted only with a [`PublishConnection`]. Publishers of several ranks of one worker on one connection share the
-    /// number.
+    /// Batches, including heartbeats, that were sent but that the server refused because the client has no right to
+    /// publish them. Counted only with a [`PublishConnection`]. Publishers of several ranks of one worker on one
+    /// connection share the number.
     pub batches_refused: u64,
     /// Calls of [`HolderPublisher::publish`] that had to wait for room in the queue.
     pub queue_waits: u64,
@@ -82,8 +82,8 @@ pub(super) struct PublisherShared {
 
 /// Publishes the events of one holder, and answers daemons that miss batches or blocks. See the [module](super).
 ///
-/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep the
-/// blocks until the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
+/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep
+/// the blocks until the holder counts as gone. To leave in good order, call [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]
 pub struct HolderPublisher {
     commands: mpsc::Sender<PublisherCommand>,
@@ -298,8 +298,9 @@ impl HolderPublisher {
         self.heartbeat_until((!are_sent).then(Instant::now)).await
     }
 
-    /// Lets heartbeats end after `time`. A further call replaces the end; without any call, heartbeats do not end. This is for a
-    /// relay that checks again and again whether its engine lives: if the relay itself hangs, the heartbeats end.
+    /// Sends heartbeats only until `time` has passed from now. The next call sets a new end. Without a call, heartbeats
+    /// have no end. A relay calls this method each time it finds its engine alive: if the relay itself hangs, the
+    /// heartbeats end.
     ///
     /// # Errors
     ///

@@ -34,10 +34,12 @@ impl Transport {
 /// Point at which the batch numbers begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Beginning {
-    /// Begins a new epoch, whose number is the time in microseconds. The holder has no blocks yet.
+    /// Begins a new epoch, in which the holder has no blocks yet. The epoch's number is the present time, in
+    /// microseconds.
     #[default]
     NewEpoch,
-    /// Begins a new epoch of this number, which must be above every earlier one. The holder has no blocks yet.
+    /// Begins a new epoch of this number, in which the holder has no blocks yet. The number must be above every earlier
+    /// epoch's.
     Epoch(u64),
     /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first
     /// batch number is skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already
@@ -55,8 +57,9 @@ pub struct PublisherOptions {
     pub beginning: Beginning,
     /// Way in which batches travel to daemons.
     pub transport: Transport,
-    /// Block size and hashing of the namespace, as the daemon has them. A namespace that the daemon's configuration does not name
-    /// takes over the block size. Any other namespace refuses batches of another size.
+    /// Block size and hashing of the namespace, as the daemons have them. If a daemon's configuration names the
+    /// namespace, the daemon refuses batches of another block size. Otherwise the daemon takes the block size from the
+    /// batches.
     pub settings: NamespaceSettings,
     /// Whether batches tell the block size; `true` by default. Use `false` for blocks that have no tokens, such as the block of a
     /// probe.

@@ -68,7 +68,7 @@ pub(super) struct Outbox {
     server_bytes_max: usize,
 }
 
-/// Maximum number of bytes of a message beside its batches: headers, and the frame of a chunk.
+/// Maximum number of bytes that a message has in addition to its batches: its headers, and the fields of a chunk.
 const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
@@ -110,7 +110,7 @@ impl Outbox {
         })
     }
 
-    /// Notes the server's limit on messages. No batch and no chunk that is made from now on is larger.
+    /// Notes the server's limit on messages. Batches and chunks that are made from now on stay within this limit.
     pub(super) fn note_server_limit(&mut self, message_bytes_max: usize) {
         self.server_bytes_max = message_bytes_max;
     }
@@ -171,15 +171,15 @@ impl Outbox {
         sealed
     }
 
-    /// Returns the block size that batches tell; `None` if they tell none.
+    /// Returns the block size that batches carry; `None` if they carry none.
     pub(super) fn told_block_size(&self) -> Option<BlockSize> {
         let block_size = self.options.settings.block_size;
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile (address and labels), and returns the batches to send immediately. These are the open batch
-    /// (events that wait to share a batch), which has no room for the profile, and a heartbeat that tells the profile.
-    /// Adds no heartbeat if the profile has not changed, or if the holder has left.
+    /// Sets the profile (address and labels), and returns the batches to send immediately. The open batch (events that
+    /// wait to share a batch) comes first, if there is one; it has no room for the profile. Then comes a heartbeat that
+    /// tells the profile. Adds no heartbeat if the profile has not changed, or if the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -188,8 +188,8 @@ impl Outbox {
     }
 
     /// Returns the time at which the open batch (events that wait to share a batch) must be sent, in microseconds on
-    /// the monotonic clock; `None` if no batch is open. The time is one delay after the previous batch. After a pause
-    /// it has already passed, so an event waits for further events only if events come in quick succession.
+    /// the monotonic clock; `None` if no batch is open. The time is one `batch_delay` after the previous batch. After a
+    /// longer pause, it has already passed, so the open batch is sent immediately.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
@@ -321,8 +321,8 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten together with its
-    /// batch numbers, or that they are to forget.
+    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten together
+    /// with its batch numbers, or are to forget.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
@@ -486,14 +486,14 @@ mod tests {
         assert!(!risen.rise_above(15, at(20)), "a younger process has begun");
         assert!(risen.rise_above(500, at(20)));
         assert_eq!(risen.cursor, BatchCursor { epoch: 501, seq: 1 });
-        // What waited goes into the new epoch, of which number 1 cannot be given.
+        // Events that waited go into the new epoch. The epoch's number 1 is skipped.
         let next = decoded(&risen.seal(at(30)).unwrap());
         assert_eq!((next.epoch, next.seq, next.events.len()), (501, 2, 1));
         assert!(risen.ring.after(0).is_none() && risen.ring.after(1).is_some());
         assert_eq!(risen.table.as_mut().unwrap().state().unwrap().count(), 1);
         assert!(!risen.rise_above(600, at(40)), "the other one lives");
         assert!(risen.rise_above(MINUTE * 2, at(40 + MINUTE)));
-        // A younger process has replaced one that is not new any more.
+        // A publisher that is no longer new may have been replaced by a younger process.
         let mut old = outbox(PublisherOptions::default());
         assert!(!old.rise_above(2 * MINUTE, at(3 * MINUTE)));
         assert!(!old.rise_above(3 * MINUTE + SKEW_US, at(3 * MINUTE)));
@@ -527,7 +527,7 @@ mod tests {
             (cursor(91, 2), vec![doubted])
         );
         assert!(outbox.seal(at(5)).is_none(), "it is part of the full state");
-        // The clock is ahead of both, and the ring has nothing of before.
+        // The clock is ahead of both epochs, and the ring has no batch of an earlier epoch.
         assert!(decoded(&outbox.take_turn(5, at(1000))).events.len() == 1);
         assert_eq!(outbox.cursor, cursor(1000, 2));
         assert!(outbox.ring.after(0).is_none() && outbox.ring.after(1).is_some());

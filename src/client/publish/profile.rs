@@ -71,7 +71,7 @@ mod tests {
         assert_eq!((told.take(false), told.take(true)), (None, Some(here)));
         assert!(told.replace(there.clone()) && !told.replace(there.clone()));
         assert_eq!((told.take(false), told.take(false)), (Some(there.clone()), None));
-        // It is taken back in words, and the next epoch has none to take back.
+        // An empty profile is told once, to take the old profile back. In the next epoch there is nothing to take back.
         assert!(told.replace(none.clone()));
         assert_eq!((told.take(false), told.all()), (Some(none.clone()), Some(&none)));
         told.begin_epoch();

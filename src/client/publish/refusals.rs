@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::error::PublisherError;
 use crate::refusal::{Refusal, Refused};
 
-/// Longest time for the server to process the messages that were published.
+/// Longest wait for one message that `Watches::look` sends to its own client.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Number of messages that `Watches::look` sends to its own client after the published messages. The client library delivers
@@ -73,14 +73,14 @@ impl From<Client> for PublishConnection {
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
-/// Message subject or subscription for whose refusals by the server publishers watch.
+/// Message subject or subscription for whose refusal publishers watch.
 #[derive(Debug)]
 struct RefusalWatch {
     watchers: usize,
     told: watch::Sender<RefusalTally>,
 }
 
-/// Number of refusals of one watched subject or subscription, and the server's words at the last refusal.
+/// Number of refusals of one watched subject or subscription, and the text of the server's last error about it.
 #[derive(Debug, Clone, Default)]
 struct RefusalTally {
     times: u64,
@@ -164,7 +164,7 @@ impl Watch {
         self.told.borrow().times
     }
 
-    /// Returns the server's words if there was a refusal since the last call; `None` otherwise.
+    /// Returns the text of the server's error if there was a refusal since the last call; `None` otherwise.
     fn report(&self) -> Option<String> {
         let told = self.told.borrow();
         let reported = self.reported.swap(told.times, Ordering::AcqRel);
@@ -195,7 +195,7 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Returns the number of messages that have been refused.
+    /// Returns the number of this publisher's messages that the server has refused.
     pub(super) fn messages(&self) -> u64 {
         self.messages.times()
     }
@@ -236,7 +236,8 @@ impl Watches {
         Some(())
     }
 
-    /// Returns the subject of questions, if the subscription to it was refused and has not been tried again within `pause`.
+    /// Returns the subject of questions if the caller should subscribe to it again: the server has refused the
+    /// subscription since the last retry, and the last retry is at least `pause` ago.
     pub(super) fn refused_questions(&self, pause: Duration) -> Option<String> {
         let watch = self.questions.as_ref()?;
         let times = watch.times();

@@ -39,7 +39,7 @@ impl BlockTable {
         self.is_short = false;
     }
 
-    /// Returns the doubts about the blocks of [`Self::state`]. There are none unless blocks were left out.
+    /// Returns the doubt about the blocks of [`Self::state`]: that blocks were left out. Empty if none were left out.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),

@@ -50,8 +50,8 @@ pub(super) struct Lent {
 /// Turns of a publisher that shares its holder with other publishers.
 struct PublisherTurns {
     voice: Voice,
-    /// Present turn of the publisher, named by the number that its epochs in this turn must exceed. `None` while it
-    /// must not publish.
+    /// Present turn of the publisher, as the number that its epochs in this turn must exceed. `None` while the
+    /// publisher must not publish.
     current: Option<u64>,
     /// Subject of daemons' questions; `None` if the publisher answers none.
     questions_subject: Option<String>,
@@ -151,8 +151,8 @@ impl Task {
         clocks(self.started)
     }
 
-    /// Begins or stops to publish if the turn has changed. In its turn, this publisher may publish in place of the
-    /// others of the holder.
+    /// Begins to publish if this publisher's turn has begun, and stops if its turn has ended. During its turn, the
+    /// publisher publishes in place of the holder's other publishers.
     async fn change_turn(&mut self, questions: &mut Option<Subscriber>) {
         let Some(turns) = &mut self.turns else { return };
         let turn = turns.voice.turn();
@@ -174,7 +174,7 @@ impl Task {
         self.send_all([first]).await;
     }
 
-    /// Whether the publisher may publish now, that is, whether the turn in which it began to publish still holds.
+    /// Whether the publisher may publish now: it takes no turns, or the turn in which it began to publish still lasts.
     fn may_speak(&self) -> bool {
         self.turns
             .as_ref()
@@ -293,8 +293,8 @@ impl Task {
         }
     }
 
-    /// Answers a daemon. All chunks of the answer are made before the first is sent, so that they belong to one state. They are
-    /// sent while later batches are published.
+    /// Answers a daemon. All chunks of the answer are made before the first is sent, so that they belong to one state.
+    /// The chunks are sent while later batches are published.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<PublisherCommand>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;

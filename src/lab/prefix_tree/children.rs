@@ -24,7 +24,7 @@ impl<K, G> Default for NodeChildren<K, G> {
     }
 }
 
-/// Maximum capacity at which a table is never shrunk while its node has several children.
+/// Capacity up to which a table is never shrunk while its node has several children.
 const SMALL_TABLE: usize = 64;
 
 impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {

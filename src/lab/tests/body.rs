@@ -113,7 +113,8 @@ impl Run {
             });
         }
         self.index.flush();
-        // A conflating design may have kept what the oracle refused or what it lost the name of.
+        // A design that confuses equal contents may still have blocks that the oracle refused, or whose names the
+        // design lost.
         if !self.is_exact {
             for number in 0..u32::try_from(shape.holders).unwrap() {
                 self.index.clear(HolderNumber(number));

@@ -132,7 +132,7 @@ fn an_actor_may_own_an_index_that_cannot_leave_its_thread() {
 #[test]
 fn radix_trees_take_names_that_are_no_chain() {
     fn check(mut index: impl PrefixIndex) {
-        // An engine's own names: unrelated to the contents, and another holder's are others.
+        // Names as an engine makes them: unrelated to the contents, and different for each holder.
         let named = |offset: u64| -> Vec<PrefixBlock> {
             let block = |(number, symbol): (u64, u32)| PrefixBlock {
                 content: content(symbol),
@@ -166,7 +166,7 @@ fn jumping() -> ThreadPool<JumpIndex> {
 #[test]
 fn a_jump_compares_sets_and_not_counts() {
     let mut index = jumping();
-    // Two have the block at position 0 and two that at position 3, but not the same two.
+    // Two holders have the block at position 0, and two have the block at position 3. But only one has both.
     store(&mut index, HOLDER, &[A, B]);
     store(&mut index, HolderNumber(8), &[A, B, X, A]);
     store(&mut index, HolderNumber(9), &[A, B, X, A]);

@@ -10,7 +10,7 @@ use hyper::Response;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::Receiver;
 
-/// Future that makes an answer. It does not wait for I/O of the client.
+/// Future of an answer. It does not wait for the client to send or to receive anything.
 pub type Answering = Pin<Box<dyn Future<Output = Response<AdminBody>> + Send>>;
 
 /// The body of an answer.

@@ -36,8 +36,8 @@ pub use server::{AdminError, AdminServer};
 pub use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
-/// Maximum number of answers that are streamed at the same time. One source may have more connections than that, so no stream is
-/// closed to make room for another request.
+/// Maximum number of answers that are streamed at the same time. A client address may have twice as many connections.
+/// So its streams never have to be closed to make room for its other requests.
 pub const STREAMS_MAX: usize = 16;
 
 /// A request for the page in a browser, or for a file that the page loads.
@@ -52,8 +52,8 @@ pub struct PageRequest<'a> {
 /// The answer to a [`PageRequest`].
 pub struct PageAnswer(pub Answering);
 
-/// The source of the admin listener's answers. All methods run on the admin thread. They must be quick, and must not
-/// wait for another thread that can be saturated.
+/// The source of the admin listener's answers. All methods run on the admin thread. A method must be quick, and must
+/// not wait for another thread that can be saturated.
 pub trait AdminSource: Send + Sync {
     /// Returns all metrics in Prometheus' text format.
     fn metrics(&self) -> String;

@@ -54,8 +54,7 @@ const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
 
 type LatchTroubles = [Option<String>; Latch::ALL.len()];
 
-/// The latches (flags for the preconditions of serving), shared by the parts of the daemon that set them and by the
-/// probe that reads them.
+/// The latches (flags for the preconditions of serving). Parts of the daemon set them, and the probe reads them.
 ///
 /// The daemon is ready while every latch is set and it is not draining. A latch may be cleared again, for example when
 /// the server withdraws a right. Draining never ends.
@@ -64,8 +63,8 @@ pub struct Readiness {
     bits: AtomicU8,
     /// Functions that tell whether a connection stands at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
-    /// Last trouble with the connection for which a latch (precondition of serving) waits, by latch; `None` while that
-    /// connection stands.
+    /// The last trouble, by latch (precondition of serving), with the connection that the latch waits for. `None` while
+    /// that connection stands.
     troubles: Mutex<LatchTroubles>,
 }
 
@@ -95,8 +94,9 @@ impl Readiness {
         self.connections.lock().push(Box::new(stands));
     }
 
-    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection stands. The
-    /// trouble only explains why the daemon is not ready; it does not affect readiness.
+    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection
+    /// stands. The trouble is shown as a reason why the daemon is not ready. The trouble does not change whether the
+    /// daemon is ready.
     pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
         self.troubles.lock()[latch as usize] = trouble;
     }
@@ -108,8 +108,9 @@ impl Readiness {
         self.connections.lock().clear();
     }
 
-    /// Whether a question that has reached the daemon may be answered: every latch except [`Latch::Connected`] is set,
-    /// and the daemon is not draining. While no NATS server can be reached, answers call no holder exact.
+    /// Whether a question that has reached the daemon may be answered. All latches must be set except
+    /// [`Latch::Connected`], and the daemon must not be draining. Without that latch, no NATS server can be reached,
+    /// and answers call no holder exact.
     pub fn may_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }

@@ -107,7 +107,7 @@ impl Answer {
     }
 }
 
-/// Sends one request and reads one answer, as long as its head says; the connection stays open.
+/// Sends one request, and reads one answer of the length that the answer's head gives. The connection stays open.
 fn exchange(stream: &mut TcpStream, request: &str) -> io::Result<Answer> {
     stream.write_all(request.as_bytes())?;
     let mut head = Vec::new();
@@ -201,7 +201,8 @@ fn head_has_the_length_but_no_body() {
     let (server, _source) = start(patient());
     let mut stream = connect(&server);
     for route in ["/", "/metrics", "/livez", "/readyz", "/workers", "/index"] {
-        // On one connection: a body would be taken for the next answer.
+        // Each request goes over the same connection, on which a body would be taken for the beginning of the next
+        // answer.
         let head = exchange(
             &mut stream,
             &format!("HEAD {route} HTTP/1.1\r\nHost: admin\r\n\r\n"),
@@ -360,11 +361,11 @@ fn thousands_of_slow_connections_keep_nobody_out() {
     let mut slow = Vec::new();
     for _ in 0..500 {
         let mut stream = connect(&server);
-        // The server may have closed it for another one already.
+        // The server may already have closed this connection to make room for another.
         let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nHost:");
         slow.push(stream);
     }
-    // Within the time of the slow ones, which none of them reaches here.
+    // This answer comes within the time limit of the slow connections, so none of them has timed out.
     assert_eq!(get(&server, "/livez").status, 200);
     drop(slow);
     server.stop().expect("it stops");

@@ -70,8 +70,8 @@ impl Intake {
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Counts all of the first `received` bytes of the connection as taken. Call it when no message waits any more,
-    /// with a value of [`Self::received`] that was read before that.
+    /// Counts the first `received` bytes of the connection as taken. Call this when no message waits any more. Read
+    /// `received` from [`Self::received`] before the check that no message waits.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }
@@ -112,8 +112,8 @@ impl Intake {
         }
     }
 
-    /// Ends the connection of `client` whenever more bytes than the bound were received and not taken, until the client
-    /// is closed. The client must have been made with this bound.
+    /// Ends the connection of `client` whenever the bytes that were received and not taken exceed the bound. Returns
+    /// when the client is closed. The client must have been made with this bound.
     pub async fn watch(self: Arc<Self>, client: Client) {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;

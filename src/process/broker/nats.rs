@@ -206,7 +206,7 @@ pub async fn connect(
     connect_with(config, role, buffer, patience, notice).await
 }
 
-/// Returns the servers of a configuration for use in messages: hosts and ports, without passwords in URLs.
+/// Returns the servers of a configuration as text for people: hosts and ports, without the passwords in URLs.
 pub fn places_of(config: &NatsConfig) -> String {
     let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
     config.urls.iter().map(name).collect::<Vec<_>>().join(", ")
@@ -294,7 +294,7 @@ fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     })
 }
 
-/// Connects one part of the daemon to NATS, as [`connect`] does. Tries to connect without end. Counts and logs each incident
+/// Connects one part of the daemon to NATS, as [`connect`] does, but tries without end. Counts and logs each incident
 /// under the label `connection`.
 pub async fn connect_counted(
     config: &NatsConfig,
@@ -324,7 +324,8 @@ pub fn follow_connection(readiness: &Readiness, client: &Client) {
     readiness.follow_connection(move || client.connection_state() == State::Connected);
 }
 
-/// Returns the incident that an event of the client library means, if it means one. `servers` names the servers that are tried.
+/// Converts an event of the client library into an incident; `None` if the event is no incident. `servers` names the
+/// servers that are tried.
 fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     match event {
         Event::Connected => Some(ConnectionNotice::Connected),
@@ -414,12 +415,11 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
         .unwrap_or(Err(RoundTripError::TimedOut(patience)))
 }
 
-/// Waits until the server has confirmed a subscription that was made on `client` before. Returns whether the server has confirmed
-/// it. `name` names the subscription in the log.
+/// Waits until the server has confirmed a subscription that was made on `client` before, and then returns `true`. While
+/// the server cannot be reached, the function keeps waiting. `name` names the subscription in the log.
 ///
-/// If the server cannot be reached, the function keeps waiting. It returns `false` if so many bytes wait in `intake` that no
-/// connection is made. Then the subscriber must [discard](Intake::discard) its subscription, because no task takes messages from
-/// an unconfirmed subscription.
+/// Returns `false` if so many bytes wait in `intake` that no new connection is made. The subscriber must then
+/// [discard](Intake::discard) its subscription, because no task takes messages from an unconfirmed subscription.
 pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// Word for a property by which an engine tells blocks apart but that its events leave out.
+/// Word in a flag or a file which says that the engine tells blocks apart by a property that its events leave out.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.
@@ -14,8 +14,8 @@ const UNTOLD: &str = "untold";
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines whose events tell only the numbers.
     pub adapters: BTreeMap<u64, String>,
-    /// Whether the engine tells blocks apart by adapters, salts or looked-ahead tokens that its events leave out. If so, the
-    /// blocks of the engine are in doubt.
+    /// Whether the engine tells blocks apart by adapters, salts or tokens beyond the block that its events leave out.
+    /// If so, the blocks of the engine are in doubt.
     pub is_untold: bool,
 }
 

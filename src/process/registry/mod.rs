@@ -101,7 +101,7 @@ impl NewEngine {
     }
 
     /// Whether the connection over which this publisher's events come may also bring events of other holders. False for
-    /// a publisher with ZeroMQ sockets of its own.
+    /// a publisher that has ZeroMQ sockets of its own.
     pub fn is_source(&self) -> bool {
         self.connection() != Connection::Sockets
     }
@@ -116,7 +116,7 @@ pub enum Connection {
     Plane,
     /// A stream over gRPC from the engine's server.
     Stream,
-    /// Questions over HTTP to the engine's server, which gives each event away once.
+    /// Questions over HTTP to the engine's server. The server returns each event only once.
     Drain,
 }
 
@@ -240,7 +240,8 @@ impl GivenEngine {
         }
     }
 
-    /// Returns the endpoints that the bridge connects to for this engine. Of a server, only its own URL is known in advance.
+    /// Returns the endpoints that the bridge connects to for this engine. For a server, this is only its URL, because
+    /// the endpoints of its publishers are not known in advance.
     pub fn endpoints(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Publisher(engine) => Box::new(engine.endpoints()),
@@ -313,7 +314,7 @@ pub enum SizeOf {
     /// An engine that is followed.
     #[error("{0} has that size; unregister the engines of the model first")]
     Engine(Box<EngineKey>),
-    /// This holder in the index, and maybe further holders.
+    /// This holder in the index, and perhaps further holders.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
     Holder(HolderId),
 }
@@ -453,8 +454,9 @@ pub trait EngineRegistry: Send + Sync {
     /// [`RegisterRefusal::Host`].
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
 
-    /// Returns the token that a client needs to register engines. Programs on this machine, and clients that have shown the
-    /// configured token, do not need it. `None` if the bridge has no such token.
+    /// Returns the registration token: a client has to show it to register engines. Programs on this machine need no
+    /// token, nor do clients that have shown the token of the HTTP listener. `None` if the bridge has no registration
+    /// token.
     fn register_token(&self) -> Option<&Secret>;
 
     /// Stops following all engines for which `is_meant` returns true, and returns their keys. If it returns true for one rank of

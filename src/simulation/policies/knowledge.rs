@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The index gives the same depths for each prompt as the worker's cache, also after the cache was emptied, and for
+        /// The index gives the same depths as the worker's cache. This also holds after the cache was emptied, and for
         /// prompts that were never admitted.
         #[test]
         fn what_is_heard_is_the_cache(

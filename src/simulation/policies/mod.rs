@@ -56,7 +56,8 @@ pub struct ServiceModel {
     pub event_delay_us: u64,
     /// Time between two heartbeats of a worker, in microseconds.
     pub heartbeat_us: u64,
-    /// Weight of a block to compute in relation to a block in flight, for the policies that weigh load.
+    /// Cost of a block to compute, as a multiple of the cost of a block in flight (a block of a prompt whose answer has
+    /// not ended). Policies that weigh load use it.
     pub overlap_weight: u64,
 }
 
@@ -86,8 +87,8 @@ pub struct Scenario {
     pub restart_every_us: u64,
     /// Number of lost events in a thousand.
     pub lost_events_per_mille: u32,
-    /// Length of the periods in which the index answers and does not answer by turns, in microseconds; 0 if the index always
-    /// answers.
+    /// Length of a period, in microseconds; 0 if the index always answers. The index answers during one period, gives
+    /// no answers during the next, and so on.
     pub blind_every_us: u64,
 }
 

@@ -5,7 +5,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::outcome::PolicyOutcome;
 
-/// Why the picture cannot be drawn.
+/// Reason why the picture cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw: {0}")]
 pub struct PlotError(String);

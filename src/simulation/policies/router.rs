@@ -3,11 +3,12 @@
 use fastrand::Rng;
 use kvatlas_core::worded;
 
-/// Number of leading blocks by which policies of affinity choose a worker, so that equal beginnings go to the same
-/// worker. They reach beyond the system prompt, which most prompts share.
+/// Number of a prompt's first blocks by which some policies choose its worker, so that prompts with equal beginnings go
+/// to the same worker. These blocks reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
-/// Divisor for [`Policy::ExactWithHome`]. The tolerance is the prompt's own cost divided by this number. If some of the prompt is
-/// cached, every worker within the tolerance of the least cost counts as equally cheap.
+/// Divisor for the tolerance of [`Policy::ExactWithHome`] if some of the prompt is cached. The tolerance is the
+/// prompt's own cost divided by this number. Workers whose cost exceeds the least cost by at most the tolerance count as
+/// equally cheap.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 /// Greatest load at which [`Policy::AffinityWithLoad`] still sends a prompt to a worker, in hundredths of the mean
 /// load. A prompt's *home* is the worker that its first blocks hash to. If the home has more load, the next worker is
@@ -25,9 +26,9 @@ worded! {
         ExactWithHome => "exact answers, load, home",
         /// The worker with the most blocks to reuse, by the index.
         Exact => "exact answers",
-        /// As `ExactWithLoad`, but all blocks that full attention has count as reusable.
+        /// As `ExactWithLoad`, but every matched block of full attention counts as reusable.
         MatchedWithLoad => "matched only, with load",
-        /// As `Exact`, but all blocks that full attention has count as reusable.
+        /// As `Exact`, but every matched block of full attention counts as reusable.
         Matched => "matched only",
         /// The worker with the least cost, as `ExactWithLoad`, but by the router's guesses instead of the index.
         GuessWithLoad => "own guesses, with load",
@@ -53,8 +54,8 @@ impl Policy {
         matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()
     }
 
-    /// Whether the policy treats every block that full attention has as reusable. In a model without windows and states, this is
-    /// right.
+    /// Whether the policy counts every matched block of full attention as reusable. In a model without windows and
+    /// states, this is right.
     pub(super) fn goes_by_matched(self) -> bool {
         matches!(self, Self::Matched | Self::MatchedWithLoad)
     }
@@ -167,9 +168,9 @@ impl PolicyRouter {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Returns the worker with the highest score for the first blocks, among the workers whose cost exceeds the least cost by no
-    /// more than a tolerance. This is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for
-    /// a prompt, in the same order, without talking to each other.
+    /// Returns the worker with the highest score for the first blocks. Only workers whose cost exceeds the least cost
+    /// by no more than a tolerance are considered. This is rendezvous hashing (Thaler and Ravishankar, 1998): all
+    /// routers prefer the same workers for a prompt, in the same order, without talking to each other.
     ///
     /// If some of the prompt is known to be cached, the tolerance is a tenth of the prompt's own cost. If nothing is known, the
     /// preferred worker probably has the prompt. So the tolerance is the prompt's whole cost.

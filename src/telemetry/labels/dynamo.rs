@@ -3,7 +3,7 @@
 use super::LabelValue;
 
 label_values! {
-    /// How a request of a router of Dynamo ended.
+    /// Outcome of a request of a router of Dynamo.
     DynamoOutcome: "outcome" {
         /// The router has its answer.
         Answered => "answered",

@@ -49,7 +49,7 @@ impl GrpcMethod {
 }
 
 label_values! {
-    /// How a request over gRPC ended, by the status code of its answer.
+    /// Outcome of a request over gRPC, by the status code of its answer.
     GrpcOutcome: "outcome" {
         /// The request was answered.
         Ok => "ok",
@@ -57,7 +57,7 @@ label_values! {
         Cancelled => "cancelled",
         /// Some argument of the request is not valid.
         InvalidArgument => "invalid_argument",
-        /// The call took too long, or its message did not arrive in time.
+        /// Handling the request took too long, or its message did not arrive in time.
         DeadlineExceeded => "deadline_exceeded",
         /// Too many requests came at the same time, or there is no room for the request, for the blocks that it reports, or for
         /// its answer.
@@ -107,7 +107,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why the reported blocks of a worker were forgotten, so that it has to send a snapshot.
+    /// Reason why the reported blocks of a worker were forgotten, so that it has to send a snapshot.
     ReportLoss: "reason" {
         /// A batch of changes that the worker reported is missing.
         Gap => "gap",

@@ -65,7 +65,7 @@ impl HttpRoute {
 }
 
 label_values! {
-    /// How a request to the query listener ended, by its status.
+    /// Outcome of a request to the query listener, by the status of its answer.
     HttpOutcome: "outcome" {
         /// Status 2xx.
         Ok => "ok",

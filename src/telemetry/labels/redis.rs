@@ -19,7 +19,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a command of a router of llm-d was refused.
+    /// Reason why a command of a router of llm-d was refused.
     RedisRefusal: "reason" {
         /// The command is not one that the listener answers.
         UnknownCommand => "unknown_command",
@@ -41,7 +41,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a speculative entry (a router's guess of where a block will be) was dropped before its router took it back.
+    /// Reason why a speculative entry (a router's guess of where a block will be) was dropped before its router took it back.
     GuessDrop: "reason" {
         /// The time to live of the speculative entry had ended.
         Expired => "expired",

@@ -3,7 +3,7 @@
 use super::LabelValue;
 
 label_values! {
-    /// Why reported outcomes were not counted. An outcome tells how many blocks a request really found.
+    /// Reason why reported outcomes were not counted. An outcome tells how many blocks a request really found.
     OutcomeRefusal: "reason" {
         /// The payload is no report of outcomes, or the subject is not one for such reports.
         Undecodable => "undecodable",
@@ -22,7 +22,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a hint was not kept, or was dropped before its time ended. A hint is a router's report of where it has sent
+    /// Reason why a hint was not kept, or was dropped before its time ended. A hint is a router's report of where it has sent
     /// a request.
     HintDrop: "reason" {
         /// The payload, the subject or the prompt of the hint is not valid, or is larger than allowed.

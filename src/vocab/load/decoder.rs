@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{LoadError, byte_level};
 
-/// Component of the file: a decoder, or several decoders in a sequence.
+/// Decoder in a `tokenizer.json`, or several decoders in a sequence.
 #[derive(Deserialize)]
 pub(super) struct TokenizerComponent {
     #[serde(rename = "type")]

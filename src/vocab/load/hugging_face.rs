@@ -1,7 +1,7 @@
 //! Hugging Face's `tokenizer.json`.
 //!
-//! The file's decoder turns the text of a token, also of an added one, into its bytes. A file without a decoder is read in one
-//! of two ways:
+//! The file's decoder turns the text of a token into the token's bytes. This is also true of added tokens. A file
+//! without a decoder is read in one of two ways:
 //!
 //! - If its pre-tokeniser is `ByteLevel`, its texts are in the alphabet of GPT-2.
 //! - Otherwise `▁` is a blank, as in SentencePiece, and a text such as `<0x0A>` is a byte if the model falls back to bytes.
@@ -31,8 +31,9 @@ struct TokenizerModel {
     vocab: Vocab,
     #[serde(default)]
     byte_fallback: bool,
-    /// Suffix of tokens that end a word. The next field is the prefix of tokens that continue a word.
+    /// Suffix of tokens that end a word.
     end_of_word_suffix: Option<String>,
+    /// Prefix of tokens that continue a word.
     continuing_subword_prefix: Option<String>,
 }
 

@@ -63,7 +63,7 @@ fn an_added_token_is_what_the_decoder_makes_of_it() {
             {{"type": "Strip", "content": " ", "start": 1, "stop": 0}}]}}"#
     );
     assert_eq!(parse(&with_decoder(&llama, "▁a")).0, [&b"a"[..], b"\n", b" a"]);
-    // The decoder says nothing of bytes, whatever the model does.
+    // The decoder turns no text into a byte, although the model falls back to bytes.
     let metaspace = r#"{"type": "Metaspace", "replacement": "_"}"#;
     assert_eq!(
         parse(&with_decoder(metaspace, "_▁")).0,
@@ -88,7 +88,7 @@ fn what_a_decoder_does_that_is_not_known_is_refused() {
             r#"{"type": "Replace", "pattern": {"String": ""}, "content": " "}"#,
             "Replace",
         ),
-        // Of each token, and not of the whole text.
+        // This step would strip each token, and not the whole text.
         (
             r#"{"type": "Strip", "content": " ", "start": 1, "stop": 0}"#,
             "Strip",
@@ -119,7 +119,7 @@ fn a_tiktoken_file() {
     let (tokens, format) = parse("IQ== 0\nIGE= 2\r\n\n");
     assert_eq!(format, VocabularyFormat::Tiktoken);
     assert_eq!(tokens, [&b"!"[..], b"", b" a"]);
-    // As Whisper's file has its last token.
+    // The last token of Whisper's file is written like this.
     assert_eq!(parse("IQ== 0\n= 1\n").0, [&b"!"[..], b""]);
 }
 

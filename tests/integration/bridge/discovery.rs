@@ -1,4 +1,4 @@
-//! Engines that are found in files and by DNS. The name server is a small one of our own.
+//! Engines that are found in files and by DNS. The name server is a small simulation.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -31,7 +31,7 @@ pub(super) fn discover(bridge: &Bridge, source: &str) {
     bridge.discover(&source.parse().unwrap(), &defaults, options);
 }
 
-/// Waits until the servers with these names are known, and returns them.
+/// Waits until the bridge knows exactly the servers with these names, and returns them.
 async fn known(bridge: &Bridge, names: &[&str]) -> Vec<ServerState> {
     eventually(&format!("{names:?} are known"), async || {
         let servers = bridge.servers();
@@ -44,7 +44,7 @@ async fn known(bridge: &Bridge, names: &[&str]) -> Vec<ServerState> {
     .await
 }
 
-/// Waits until the only source cannot look, and says so.
+/// Waits until the only source of engines reports an error, and returns the error.
 async fn failing(bridge: &Bridge) -> String {
     eventually("the source says why it cannot look", async || {
         bridge.sources().remove(0).last_error
@@ -52,14 +52,14 @@ async fn failing(bridge: &Bridge) -> String {
     .await
 }
 
-/// Replaces a file in one step.
+/// Replaces a file atomically, by a rename.
 pub(super) fn replace(path: &Path, text: &str) {
     let fresh = path.with_extension("fresh");
     std::fs::write(&fresh, text).unwrap();
     std::fs::rename(fresh, path).unwrap();
 }
 
-/// Replaces a file by one with these engines, each with its endpoint.
+/// Replaces a file with a list of these engines, each given by its name and endpoint.
 fn write(path: &Path, engines: &[(&str, &str)]) {
     let tables = engines
         .iter()
@@ -82,16 +82,16 @@ async fn a_file_that_changes_needs_no_restart() {
     discover(&site.bridge, &format!("file:{}", folder.path().display()));
     site.settles("gpu-0", 2, &[]).await;
     let epoch = site.holder("gpu-0").await.map(|holder| holder.epoch);
-    // Another one, and one that stays as it was.
+    // The file now lists a second engine. The first one stays as it was.
     write(&path, &[("gpu-0", &first.url()), ("gpu-1", &second.url())]);
     site.settles("gpu-1", 3, &[]).await;
     assert_eq!(site.holder("gpu-0").await.map(|holder| holder.epoch), epoch);
-    // A file that is none changes nothing.
+    // A file that cannot be parsed changes nothing.
     std::fs::write(&path, "[[engine]").unwrap();
     let error = failing(&site.bridge).await;
     assert!(error.contains("engines.toml"), "{error}");
     assert_eq!(site.bridge.servers().len(), 2);
-    // One has gone, and one is elsewhere.
+    // One engine is gone from the file, and the other one has another address.
     write(&path, &[("gpu-1", &first.url())]);
     site.settles("gpu-1", 2, &[]).await;
     eventually("what is gone is forgotten", async || {
@@ -125,16 +125,16 @@ async fn sources_of_one_kind_are_counted_together() {
     .await;
 }
 
-/// The records of a name server: addresses, and services with their ports.
+/// Records of a name server: addresses, and services with their ports.
 #[derive(Default)]
 struct Zone {
     addresses: BTreeMap<String, Vec<Ipv4Addr>>,
     services: BTreeMap<String, Vec<(u16, String)>>,
-    /// Set where it answers with an error of its own.
+    /// Whether the name server answers every question with an error.
     fails: bool,
 }
 
-/// A name server on UDP that answers questions for A and SRV records. It ends with this.
+/// Simulated name server on UDP, which answers questions for A and SRV records. It ends when the value is dropped.
 struct NameServer {
     address: SocketAddr,
     zone: Arc<Mutex<Zone>>,
@@ -174,7 +174,7 @@ fn encoded(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The answer to a question of RFC 1035: its header, the question, and the records.
+/// Returns the answer to a question in the format of RFC 1035: header, question and records.
 fn answer(question: &[u8], zone: &Zone) -> Vec<u8> {
     const A: u16 = 1;
     const SRV: u16 = 33;
@@ -250,7 +250,7 @@ async fn a_name_with_addresses_has_an_engine_at_each() {
     site.settles(worker.as_str(), 2, &[]).await;
     set(&[[127, 0, 0, 1], [127, 0, 0, 2]]);
     known(&site.bridge, &[&name("127.0.0.1"), &name("127.0.0.2")]).await;
-    // A name server that fails has said nothing.
+    // An error of the name server changes nothing.
     names.zone.lock().fails = true;
     failing(&site.bridge).await;
     assert_eq!(site.bridge.servers().len(), 2);
@@ -291,7 +291,7 @@ async fn records_of_services_have_names_and_ports() {
     );
     site.settles("vllm-0", 2, &[]).await;
     site.settles("vllm-1", 3, &[]).await;
-    // The pod's name goes on, and its address is another one's now: that is another pod.
+    // The name now has the address of another pod, so it stands for another pod.
     let target = "vllm-1.vllm.llm.svc".to_owned();
     names
         .zone

@@ -1,4 +1,4 @@
-//! Engines whose events leave something out, or whose hashes cover more than their blocks.
+//! Engines whose events lack some fields, or whose hashes cover tokens beyond their blocks.
 
 use kvatlas_core::wire::{QueryKey, QueryReply, SingleQuery};
 use serde_json::{Value, json};
@@ -6,14 +6,15 @@ use serde_json::{Value, json};
 use super::python::{Publishers, Spec, python};
 use super::{BLOCK, Site, follow_text, name_of, namespace, stored, tokens};
 
-/// vLLM's event as versions wrote it that had no room for adapters and salts.
+/// Returns vLLM's stored event in the form of old versions, which has no fields for adapters and salts.
 fn stored_old(which: u32, first: u32, count: u32) -> Value {
     let mut event = stored(which, first, count);
     event.as_array_mut().unwrap().truncate(7);
     event
 }
 
-/// vLLM's event for the blocks of the sequence `which` from `first` to `first + count`, as newer versions write it.
+/// Returns vLLM's stored event for the blocks of sequence `which` from `first` to `first + count`, in the form of newer
+/// versions.
 fn stored_map(which: u32, first: u32, count: u32) -> Value {
     let names: Vec<u64> = (first..first + count)
         .map(|block| name_of(which, block))
@@ -98,7 +99,7 @@ async fn adapters_have_the_names_that_the_configuration_gives_them() {
     assert_eq!(reply.doubtful_holders, 1, "an adapter of the other has no name");
 }
 
-/// As vLLM does with EAGLE and MTP.
+/// With EAGLE and MTP, a block hash of vLLM also covers the token after the block.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_is_found_where_the_engine_hashes_a_token_ahead() {
     let Some(python) = python() else { return };
@@ -116,7 +117,7 @@ async fn a_prompt_is_found_where_the_engine_hashes_a_token_ahead() {
     let whole = site.ask_as(tokens(1, 0, 3), None, None).await;
     assert_eq!(found(&whole), [("ahead", 2), ("plain", 1)]);
     assert!(whole.is_exact());
-    // Another token follows the second block.
+    // A token that differs from the engine's follows the second block.
     let mut other = tokens(1, 0, 2);
     other.push(5);
     let reply = site.ask_as(other, None, None).await;

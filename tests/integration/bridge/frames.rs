@@ -1,4 +1,4 @@
-//! An engine that announces frames beyond all bounds, and one beside it.
+//! An engine that announces frames of any length, and a well-behaved engine beside it.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -11,7 +11,7 @@ use crate::support::PATIENCE;
 use crate::support::metrics::{counter, total};
 use crate::support::process::{Process, memory_peak};
 
-/// The greeting of ZMTP 3.0, without authentication.
+/// Returns the greeting of ZMTP 3.0 without authentication.
 fn greeting() -> [u8; 64] {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -21,7 +21,8 @@ fn greeting() -> [u8; 64] {
 
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 
-/// The next connection that subscribes. A busy machine may have the bridge give up one before.
+/// Returns the next connection that subscribes. On a busy machine, the bridge may give up a connection before it
+/// subscribes.
 pub(super) async fn subscriber(listener: &TcpListener) -> TcpStream {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -40,7 +41,7 @@ async fn subscribed(mut stream: TcpStream) -> std::io::Result<TcpStream> {
         let [flags, length] = [stream.read_u8().await?, stream.read_u8().await?];
         let mut body = vec![0; usize::from(length)];
         stream.read_exact(&mut body).await?;
-        // Commands have the flag 4; the subscription is the first message.
+        // Frames of commands have flag 4. The first frame without that flag is the subscription.
         if flags & 4 == 0 {
             assert_eq!(body, [1]);
             return Ok(stream);
@@ -53,7 +54,7 @@ async fn closed(stream: &mut TcpStream) {
     while stream.read(&mut [0; 64]).await.is_ok_and(|read| read > 0) {}
 }
 
-/// A publisher that sends the batches 0 to `last` of one block each, also to one that subscribes again.
+/// Publishes the batches 0 to `last`, of one block each. Sends all of them again to each new subscriber.
 async fn publish(listener: TcpListener, mut last: watch::Receiver<u32>) {
     loop {
         let mut stream = subscriber(&listener).await;
@@ -75,7 +76,7 @@ async fn publish(listener: TcpListener, mut last: watch::Receiver<u32>) {
     }
 }
 
-/// The three frames of a batch.
+/// Returns the three frames of a batch.
 pub(super) fn batch(number: u64, event: &Value) -> Vec<u8> {
     let payload = rmp_serde::to_vec(&json!([1.5, [event], 0])).unwrap();
     let mut bytes = vec![1, 0, 1, 8];
@@ -85,12 +86,12 @@ pub(super) fn batch(number: u64, event: &Value) -> Vec<u8> {
     bytes
 }
 
-/// The head of a long frame.
+/// Returns the header of a long frame.
 fn announced(length: u64) -> Vec<u8> {
     [&[2], &length.to_be_bytes()[..]].concat()
 }
 
-/// Sends zeros until nobody takes them any more; says how many bytes were taken at most.
+/// Sends zeros until the connection ends or 256 MiB are sent. Returns the number of bytes that were sent.
 async fn sends_on(stream: &mut TcpStream) -> usize {
     const ENOUGH: usize = 256 << 20;
     let zeros = vec![0; 1 << 20];
@@ -103,7 +104,7 @@ async fn sends_on(stream: &mut TcpStream) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frame_without_bounds_ends_its_connection_and_nothing_else() {
-    // Silence alone never makes a holder stale here.
+    // Silence alone makes no holder stale here.
     let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let good = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -117,10 +118,10 @@ async fn a_frame_without_bounds_ends_its_connection_and_nothing_else() {
     let _publishing = AbortOnDropHandle::new(tokio::spawn(publish(good, batches)));
     site.settles("good", 1, &[]).await;
 
-    // Known, until it announces more than there is.
+    // The engine is exact until it announces too long a frame.
     let mut stream = loop {
         let mut stream = subscriber(&bad).await;
-        // Where that fails, it is closed.
+        // If the write fails, the connection has ended.
         let _ = stream.write_all(&batch(0, &stored(2, 0, 1))).await;
         tokio::select! {
             () = site.settles("bad", 1, &[]) => break stream,
@@ -131,7 +132,7 @@ async fn a_frame_without_bounds_ends_its_connection_and_nothing_else() {
     let too_long = format!("{cut}{{reason=\"frame_too_long\"}}");
     let attack = async {
         for length in [1 << 62, 1 << 30, u64::MAX].into_iter().cycle() {
-            // Where that fails, the connection had ended before, and another one counts.
+            // If the write fails, the connection ended before, and a further connection is counted instead.
             let _ = stream.write_all(&announced(length)).await;
             let taken = sends_on(&mut stream).await;
             assert!(taken < 128 << 20, "{taken} bytes were taken of {length}");

@@ -1,6 +1,7 @@
-//! vLLM's own front end over gRPC: it tells of sockets, model, block size and process, and hands on no events itself.
+//! vLLM's own front end over gRPC. It tells the sockets, the model, the block size and the process of an engine, but
+//! passes on no events.
 //!
-//! The server is of our own, with the messages of vLLM 0.33's; the publishers behind it are real ones.
+//! The front end is simulated, with the messages of vLLM 0.33. The publishers behind it are real.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ use super::subscribed::{answered, serve_grpc};
 use super::{BLOCK, Site, stored};
 use crate::support::eventually;
 
-/// The messages as the front end sends them; the product declares only what it reads.
+/// Messages in the form in which the front end sends them. The bridge itself declares only the fields that it reads.
 mod sent {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Sources {
@@ -70,7 +71,7 @@ mod sent {
     }
 }
 
-/// The answers of a front end; none where it does not have the method.
+/// Answers of a simulated front end. `None` stands for a method that the front end does not have.
 #[derive(Clone)]
 struct Answers {
     sources: Option<sent::Sources>,
@@ -79,7 +80,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// The answers for these publishers, by rank.
+    /// Makes the answers for these publishers, by rank.
     fn of(publishers: &Publishers, engines: &[usize]) -> Self {
         let at_any = |endpoint: &str| format!("tcp://*:{}", endpoint.rsplit_once(':').unwrap().1);
         let source = |(rank, engine): (usize, &usize)| sent::Source {
@@ -146,7 +147,7 @@ impl Service<http::Request<Body>> for Control {
     }
 }
 
-/// A front end on a free port, until it is dropped.
+/// Simulated front end on a free port. It ends when the value is dropped.
 struct FrontEnd {
     address: SocketAddr,
     answers: Arc<Mutex<Answers>>,
@@ -202,7 +203,8 @@ async fn a_front_end_over_grpc_tells_sockets_model_and_block_size() {
     .await;
 }
 
-/// Without a replay socket nothing but the front end can tell: the numbers of the new process go on as those of the old one would.
+/// There is no replay socket, and the batch numbers continue those of the old process. So only the front end can tell
+/// that the process is another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_process_by_its_name_has_nothing_of_the_old_one() {
     let Some(python) = python() else { return };

@@ -1,4 +1,5 @@
-//! The state of a bridge in JetStream: it dies and goes on as with a directory, and bridges know each other's registrations.
+//! State of a bridge in JetStream. A new bridge continues from there as from a directory, and bridges learn of each
+//! other's registrations.
 
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
@@ -35,7 +36,7 @@ async fn the_next_bridge_goes_on_from_jetstream() {
     }
 }
 
-/// A server without JetStream, and then one with it in its place.
+/// The NATS server first runs without JetStream, and is then replaced by one with JetStream.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there() {
     let Some(python) = python() else { return };
@@ -63,7 +64,7 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     let store = tempfile::tempdir().unwrap();
     drop(site.broker);
     site.broker = broker_on_port(&server(), store.path(), port).await;
-    // Nothing has changed since: what failed is tried again.
+    // The engine has not changed since, so the bridge repeats the write that failed.
     eventually("its state is kept", async || {
         is_kept(&site, "a").await.then_some(())
     })
@@ -83,7 +84,7 @@ async fn is_written(site: &Site) {
     .await;
 }
 
-/// A bridge that takes registrations, and the address where.
+/// Starts a bridge that accepts registrations. Returns it, with a client for its HTTP listener.
 async fn registering(site: &Site, more: &[&str]) -> (Process, HttpClient) {
     let mut arguments = vec!["--http-listen=127.0.0.1:0"];
     arguments.extend_from_slice(more);
@@ -93,7 +94,7 @@ async fn registering(site: &Site, more: &[&str]) -> (Process, HttpClient) {
     (bridge, HttpClient::connect(address).await)
 }
 
-/// Waits until the bridge follows so many engines.
+/// Waits until the bridge follows exactly `engines` engines.
 async fn follows(http: &mut HttpClient, engines: usize) {
     eventually("the bridge knows the registrations", async || {
         let workers = http.get("/workers").await.json();
@@ -120,7 +121,7 @@ async fn what_is_registered_with_one_bridge_is_followed_by_the_other() {
         }
         follows(&mut at_second, 2).await;
         site.settles("gpu-0", 2, &[]).await;
-        // Removed at the other one.
+        // The second bridge removes the engine.
         let gone = json!({"instance_id": "gpu-1", "model_name": "m"});
         assert_eq!(at_second.post("/unregister", &gone).await.status, 200);
         follows(&mut at_first, 1).await;
@@ -131,7 +132,7 @@ async fn what_is_registered_with_one_bridge_is_followed_by_the_other() {
         first.kill();
         publishers.publish(0, &json!([stored(2, 0, 5)]));
         site.settles("gpu-0", 7, &[]).await;
-        // A third one knows the same from the start.
+        // A third bridge knows the registrations from its start.
         second.kill();
         let (_third, mut at_third) = registering(&site, &flags).await;
         follows(&mut at_third, 1).await;
@@ -161,7 +162,7 @@ async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
         let body = json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
         assert_eq!(at_second.post("/register", &body).await.status, 201);
         is_written(&site).await;
-        // The set is the second one's alone: the next one has it from there.
+        // Only the second bridge has used this set of files, and the next bridge continues from it.
         second.kill();
         let (_third, mut at_third) = registering(&site, &[STATE]).await;
         follows(&mut at_third, 1).await;

@@ -1,4 +1,5 @@
-//! A bridge that dies, and the one after it: with a state directory nothing is lost that the engine's replay socket still covers.
+//! A bridge that dies, and the bridge after it. With a state directory, no block is lost that the engine's replay
+//! socket still covers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use crate::support::http::HttpClient;
 use crate::support::process::Process;
 use crate::support::{Client, eventually, http_get};
 
-/// Any depth may be right just now.
+/// Value of the truth while any number of blocks may be right.
 const ANY: u32 = u32::MAX;
 
-/// Asks all the time, and fails where an answer that is called exact is wrong.
+/// Task that queries all the time. It fails if an answer that is called exact is wrong.
 pub struct Asking {
-    /// How many blocks of the sequences 1 and 2 the engine has; [`ANY`] while that changes.
+    /// Numbers of blocks that the engine has of the sequences 1 and 2; [`ANY`] while a number changes.
     truth: Arc<[AtomicU32; 2]>,
     task: JoinHandle<u64>,
 }
@@ -48,14 +49,15 @@ impl Asking {
         self.truth[which - 1].store(blocks, Ordering::Release);
     }
 
-    /// Ends, and returns how many answers were exact.
+    /// Ends the task, and returns the number of exact answers.
     pub async fn end(self) -> u64 {
         self.expect(1, 0);
         self.task.await.unwrap()
     }
 }
 
-/// Asks once; 1 where the answer was exact, and right.
+/// Queries once. Returns 1 if the answer was exact and right; 0 if it was not exact or the truth is not known. A wrong
+/// exact answer panics.
 async fn ask(client: &Client, which: u32, truth: &AtomicU32) -> u64 {
     let key = QueryKey::Tokens {
         tokens: tokens(which, 0, 64),
@@ -72,7 +74,7 @@ async fn ask(client: &Client, which: u32, truth: &AtomicU32) -> u64 {
         Some(holder) => holder.exact,
         None => reply.doubtful_holders == 0,
     };
-    // What is true has changed meanwhile, or may be changing; or this is the end.
+    // The truth is not known if it may have changed during the query, or if the task is to end.
     let is_known = before == after && before != ANY && (which, before) != (1, 0);
     if !is_exact || !is_known {
         return 0;
@@ -85,7 +87,7 @@ async fn ask(client: &Client, which: u32, truth: &AtomicU32) -> u64 {
     1
 }
 
-/// A bridge of its own process.
+/// Starts a bridge in a process of its own.
 pub fn bridge(site: &Site, publishers: &Publishers, more: &[&str]) -> Process {
     let engine = format!("--engine={}", publishers.flag(0, "gpu-0"));
     let mut arguments = vec!["--model", "m", "--block-size", "4", engine.as_str()];
@@ -101,7 +103,8 @@ fn engine_file(folder: &Path) -> PathBuf {
     folder.join("m.gpu-0.0.engine")
 }
 
-/// Sequences 1 and 2, each block in a batch of its own; then ten batches more than the replay socket keeps, of others.
+/// Publishes the blocks of sequences 1 and 2, each in a batch of its own. Then publishes other batches, ten more than
+/// the replay socket keeps.
 fn publish_more_than_is_kept(publishers: &mut Publishers, buffer: u32) -> u64 {
     for part in 0..10 {
         publishers.publish(0, &json!([stored(1, part, 1)]));
@@ -117,7 +120,8 @@ fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
     }
 }
 
-/// Has a bridge with this `state` end by `signal` once its state `is_kept`, and the next one go on from there.
+/// Waits until the state of a bridge `is_kept`, ends the bridge by `signal`, and lets the next bridge continue from
+/// `state`.
 pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept: impl AsyncFn() -> bool) {
     let Some(python) = python() else { return };
     let spec = Spec {
@@ -130,7 +134,7 @@ pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept:
     site.settles("gpu-0", known, &[]).await;
     eventually("its state is kept", async || is_kept().await.then_some(())).await;
     let asking = Asking::start(site, 10, 10);
-    // The replay socket does not reach back to the start any more, and the file is older than what was published.
+    // The replay socket no longer has the first batches, and the kept state is older than the last batches.
     publish_others(&mut publishers, 4, 60);
     site.settles("gpu-0", known + 60, &[]).await;
     asking.expect(2, ANY);
@@ -152,7 +156,7 @@ pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept:
     drop(second);
 }
 
-/// The bridge before is stopped or killed.
+/// The old bridge ends by SIGTERM or by SIGKILL.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_bridge_knows_what_the_one_before_did() {
     for signal in [Signal::TERM, Signal::KILL] {
@@ -163,7 +167,7 @@ async fn the_next_bridge_knows_what_the_one_before_did() {
     }
 }
 
-/// The engine is another process by then, which has published less, as much, or more.
+/// Meanwhile the engine has become another process, which has published fewer, as many, or more batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_kept_of_another_process_is_refused() {
     let Some(python) = python() else { return };
@@ -192,7 +196,8 @@ async fn what_was_kept_of_another_process_is_refused() {
     }
 }
 
-/// Without a file that is of use, what the replay socket does not reach is in doubt, and both the log and the list say why.
+/// Without a usable state file, blocks that the replay socket no longer covers are in doubt. The log and the list of
+/// engines say why.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
     let Some(python) = python() else { return };
@@ -211,7 +216,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
     let needed = |begins: u32, needed: u32| {
         format!("the replay begins at {begins}, needed {needed}: raise buffer_steps")
     };
-    // More than it keeps are published while there is no bridge.
+    // While no bridge runs, the engine publishes more batches than the replay socket keeps.
     for part in 4..10 {
         publishers.publish(0, &json!([stored(1, part, 1)]));
     }
@@ -236,7 +241,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
         .await;
         let holder = site.holder("gpu-0").await.unwrap();
         assert!(!holder.exact, "{holder:?}");
-        // Daemons know it, too, in the same words.
+        // Daemons give the same reason.
         eventually("daemons tell why", async || {
             let (_, workers) = http_get(site.daemon.admin_address()?, "/workers?worker=gpu-0");
             let workers: Value = serde_json::from_str(&workers).ok()?;
@@ -244,7 +249,7 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
             detail.starts_with("the replay begins at 6").then_some(())
         })
         .await;
-        // Killed: what is kept stays as it was.
+        // The kill leaves the kept state unchanged.
         next.kill();
     }
 }

@@ -1,4 +1,4 @@
-//! A bridge begins and ends: what daemons are told then, and when a process says that it is ready.
+//! Start and end of a bridge: what it tells daemons, and when its process reports that it is ready.
 
 use serde_json::{Value, json};
 
@@ -11,14 +11,14 @@ use crate::support::server;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_that_is_stopped_says_so_at_once() {
     let Some(python) = python() else { return };
-    // Silence alone never makes a holder stale here.
+    // Silence alone makes no holder stale here.
     let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     publishers.publish(1, &json!([stored(2, 0, 3)]));
     site.follow(&publishers, 0, "gpu-0");
     site.settles("gpu-0", 2, &[]).await;
-    // A process of its own, told by signal.
+    // This bridge has a process of its own, which a signal ends.
     let flag = format!("--engine={}", publishers.flag(1, "gpu-1"));
     let mut process = kvatlas(&["bridge", "--nats-url", site.broker.url(), "--admin-listen", "off"])
         .args(["--model", "m", "--block-size", "4", &flag])
@@ -85,13 +85,13 @@ async fn up_is_ready_when_it_knows_what_engines_have() {
             break;
         }
     }
-    // The first answer after that is whole, and exact.
+    // The first answer after the start already has all blocks, and is exact.
     let mut http = HttpClient::connect(address.unwrap()).await;
     let query = json!({"model_name": "m", "token_ids": tokens(1, 0, 200)});
     let answer = http.post("/query", &query).await;
     let scores = answer.json()["scores"].clone();
     assert_eq!((scores, answer.is_exact()), (json!({"gpu-0": {"0": 800}}), true));
-    // What is counted before the daemon starts is counted too.
+    // Counts from before the daemon's start are kept, too.
     let metrics = String::from_utf8(http.get("/metrics").await.body).unwrap();
     for name in ["undecodable", "events_left_out", "connections_cut"] {
         assert!(

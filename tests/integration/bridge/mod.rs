@@ -1,4 +1,4 @@
-//! The bridge, between publishers with the library that engines use and a real daemon.
+//! The bridge between a real daemon and publishers that use the ZeroMQ library of real engines.
 
 mod discovery;
 mod forms;
@@ -42,7 +42,7 @@ use python::{Publishers, Spec, python};
 
 const BLOCK: u32 = 4;
 
-/// A daemon, and a bridge that tells it what publishers say.
+/// A daemon, and a bridge that publishes engines' events to it.
 struct Site {
     broker: EmbeddedBroker,
     daemon: Daemon,
@@ -50,7 +50,7 @@ struct Site {
     bridge: Bridge,
 }
 
-/// Times that let a test see the end of a silence.
+/// Returns options with times so short that a test can see the end of a silence.
 fn options() -> BridgeOptions {
     BridgeOptions {
         follow: FollowOptions {
@@ -107,7 +107,7 @@ impl Site {
         holders.into_iter().filter(is_it).collect()
     }
 
-    /// Waits until the holder has so many blocks, for these reasons in doubt.
+    /// Waits until the holder has exactly `blocks` blocks and exactly these `doubts`.
     async fn settles(&self, name: &str, blocks: u64, doubts: &[&str]) {
         let last = std::cell::RefCell::new(None);
         let what = || {
@@ -124,7 +124,7 @@ impl Site {
             last.replace(holder);
             is_it.then_some(())
         });
-        // Before the look itself gives up, which does not know what it saw last.
+        // This time limit is shorter than that of the look-up itself, so that the failure can show the last state.
         if tokio::time::timeout(PATIENCE * 9 / 10, looked).await.is_err() {
             panic!(
                 "not in time: {}; servers {:?}; sources {:?}",
@@ -135,7 +135,8 @@ impl Site {
         }
     }
 
-    /// Returns the holders of the tokens 1, 2, … `blocks` × 4, of the sequence `which`, and how much each holds.
+    /// Queries the first `blocks` blocks of sequence `which`. Returns the holders, with the number of blocks that each
+    /// holds.
     async fn ask(&self, which: u32, blocks: u32) -> Vec<HolderMatch> {
         let key = QueryKey::Tokens {
             tokens: tokens(which, 0, blocks),
@@ -170,7 +171,7 @@ fn follow(bridge: &Bridge, publishers: &Publishers, engine: usize, name: &str) {
     follow_text(bridge, &publishers.flag(engine, name));
 }
 
-/// Follows what the text of `--engine` says.
+/// Follows the engine that is given as in `--engine`.
 fn follow_text(bridge: &Bridge, text: &str) {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
@@ -182,19 +183,19 @@ fn follow_text(bridge: &Bridge, text: &str) {
     }
 }
 
-/// The tokens of `count` blocks of the sequence `which`, from block `first` on.
+/// Returns the tokens of `count` blocks of sequence `which`, from block `first` on.
 fn tokens(which: u32, first: u32, count: u32) -> Vec<u32> {
     (first * BLOCK..(first + count) * BLOCK)
         .map(|token| which * 100_000 + token)
         .collect()
 }
 
-/// Returns the engine's name for a block: no hash of the contract.
+/// Returns the name that the engine gives a block. It is not a hash of the contract.
 fn name_of(which: u32, block: u32) -> u64 {
     0x1000_0000_0000 + u64::from(which) * 1000 + u64::from(block)
 }
 
-/// vLLM's event for blocks of the sequence `which`, with room for adapters and salts.
+/// Returns vLLM's stored event for blocks of sequence `which`, with fields for adapters and salts.
 fn stored(which: u32, first: u32, count: u32) -> Value {
     let names: Vec<u64> = (first..first + count)
         .map(|block| name_of(which, block))
@@ -232,7 +233,7 @@ async fn what_engines_publish_is_answered() {
                 ..Spec::default()
             }],
         );
-        // Before anyone follows: the replay has it.
+        // These blocks are published before any bridge follows. The replay socket has them.
         publishers.publish(0, &json!([stored(1, 0, 8)]));
         site.follow(&publishers, 0, "gpu-0");
         site.settles("gpu-0", 8, &[]).await;
@@ -244,7 +245,7 @@ async fn what_engines_publish_is_answered() {
             (9, 3)
         );
         assert!(site.ask(1, 64).await.iter().all(|holder| holder.exact));
-        // Nothing of a payload that is no batch is believed.
+        // No part of a payload that is not a batch is applied.
         publishers.publish_raw(0, "c1");
         site.settles("gpu-0", 12, &["upstream_gap"]).await;
         publishers.publish(0, &json!([["AllBlocksCleared"], stored(2, 0, 1)]));
@@ -264,7 +265,7 @@ async fn what_is_lost_on_the_way_is_asked_for() {
     publishers.publish_lost(0, &json!([stored(1, 4, 2)]));
     publishers.publish(0, &json!([stored(1, 6, 2)]));
     site.settles("gpu-0", 8, &[]).await;
-    // Nothing follows the last one: the poll finds it.
+    // No batch follows the lost one. The bridge finds it by asking the replay socket at intervals.
     publishers.publish_lost(0, &json!([removed(1, 4, 4)]));
     site.settles("gpu-0", 4, &[]).await;
     assert_eq!(site.depth(1, "gpu-0").await, 4);
@@ -304,7 +305,7 @@ async fn an_engine_that_can_replay_nothing_is_no_restarted_one() {
     site.settles("gpu-0", 4, &["unverified", "upstream_lost"]).await;
 }
 
-/// Behind a proxy the connection stands while the engine becomes another process.
+/// As behind a proxy, the connection stays open while the engine becomes another process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_engine_that_says_nothing_is_not_empty() {
     let Some(python) = python() else { return };
@@ -373,7 +374,7 @@ async fn a_bridge_that_stood_still_is_believed_when_it_has_looked_again() {
     assert_eq!(seen.blocks, 500, "exact before everything was read: {seen:?}");
 }
 
-/// A child that does not outlive the test.
+/// Child process that is killed when the value is dropped.
 struct Killed(std::process::Child);
 
 impl Drop for Killed {
@@ -387,7 +388,7 @@ impl Drop for Killed {
 async fn what_cannot_be_given_back_stays_in_doubt_until_a_clear() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    // It remembers two batches only.
+    // The replay socket keeps only two batches.
     let mut publishers = Publishers::start(
         &python,
         &[Spec {
@@ -403,7 +404,7 @@ async fn what_cannot_be_given_back_stays_in_doubt_until_a_clear() {
     assert!(site.ask(4, 1).await.iter().all(|holder| !holder.exact));
     publishers.publish(0, &json!([stored(7, 0, 1)]));
     site.settles("gpu-0", 3, &["upstream_gap"]).await;
-    // A second daemon learns of the doubt by asking.
+    // A second daemon learns of the doubt from the publisher's answer.
     let second = daemon(
         site.broker.url(),
         &[
@@ -431,7 +432,7 @@ async fn another_process_has_nothing_of_the_old_one() {
     let site = Site::new(&[]).await;
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     site.follow(&publishers, 0, "gpu-0");
-    // It comes back with fewer, as many, and more batches than were seen of it.
+    // The engine restarts, and publishes fewer, as many, or more batches than the bridge had seen.
     for (round, batches) in [(1, 0), (2, 1), (3, 3), (4, 9)] {
         for part in 0..3 {
             publishers.publish(0, &json!([stored(100 + round, part, 1)]));
@@ -465,9 +466,9 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     publishers.publish(1, &json!([stored(1, 0, 1)]));
     site.follow(&publishers, 0, "early");
     site.follow(&publishers, 1, "late");
-    // Until it says something, nothing is known of it.
+    // Nothing is known of the engine until it publishes.
     site.settles("early", 0, &["unverified", "upstream_lost"]).await;
-    // What is sent before that is lost, and nobody can give it back.
+    // A batch from before the subscription is lost, and the engine cannot send it again.
     (0..2).for_each(|engine| publishers.wait_for_subscriber(engine));
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     publishers.publish(1, &json!([stored(2, 0, 2)]));
@@ -479,7 +480,7 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     let engines = site.bridge.engines();
     let early = engines.iter().find(|state| state.engine.key.instance == "early");
     assert_eq!(early.unwrap().last_error.as_deref(), Some("lost_batches"));
-    // A new process counts from its start again.
+    // A new process begins its batch numbers again.
     publishers = publishers.restart(&python);
     site.settles("early", 3, &["unverified", "upstream_gap", "upstream_lost"])
         .await;
@@ -488,7 +489,7 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     site.settles("early", 1, &[]).await;
 }
 
-/// A replay socket is there to help: without it, what is published still counts.
+/// The replay socket is optional: without it, published batches still count.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_whose_replay_socket_is_dead_is_followed_all_the_same() {
     let Some(python) = python() else { return };
@@ -496,7 +497,7 @@ async fn an_engine_whose_replay_socket_is_dead_is_followed_all_the_same() {
     let spec = Spec::without_replay();
     let mut publishers = Publishers::start(&python, &[spec]);
     let flag = publishers.flag(0, "gpu-0");
-    // Nobody listens there.
+    // No process listens at this address.
     follow_text(&site.bridge, &format!("{flag},replay=tcp://127.0.0.1:1"));
     let mut sequences = 0..;
     let followed = eventually("its batches are applied", async || {
@@ -504,7 +505,7 @@ async fn an_engine_whose_replay_socket_is_dead_is_followed_all_the_same() {
         site.holder("gpu-0").await.filter(|holder| holder.blocks > 0)
     })
     .await;
-    // What came before it was given up may be lost.
+    // Batches that came before the replay socket was given up may be lost.
     assert!(
         [&[][..], &["upstream_gap"]].contains(&&reasons(&followed)[..]),
         "{followed:?}"
@@ -522,7 +523,7 @@ async fn an_engine_out_of_sight_is_unverified_and_then_stale() {
     site.follow(&publishers, 0, "gpu-0");
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     site.settles("gpu-0", 2, &[]).await;
-    // It hangs: the connection stands, and nothing comes.
+    // The engine hangs: its connection stays open, but nothing arrives.
     let pid = rustix::process::Pid::from_raw(publishers.pid()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     site.settles("gpu-0", 2, &["unverified", "upstream_lost"]).await;
@@ -534,7 +535,7 @@ async fn an_engine_out_of_sight_is_unverified_and_then_stale() {
     site.settles("gpu-0", 3, &[]).await;
     publishers.kill();
     site.settles("gpu-0", 3, &["unverified", "upstream_lost"]).await;
-    // A bridge that ends says that nobody sees the engine.
+    // At its end, the bridge reports that it no longer sees the engine.
     site.bridge.stop(false).await;
     site.settles("gpu-0", 3, &["unverified", "stale", "upstream_lost"])
         .await;
@@ -558,7 +559,7 @@ async fn fifty_engines_at_once() {
         for engine in 0..50 {
             let which = u32::try_from(engine).unwrap();
             let event = json!([stored(which, round, 1)]);
-            // One batch in five never arrives.
+            // One batch in five is lost.
             match (round + which) % 5 {
                 0 => publishers.publish_lost(engine, &event),
                 _ => publishers.publish(engine, &event),
@@ -604,17 +605,17 @@ async fn engines_come_and_go_over_http() {
         (registered.status, registered.json()),
         (201, json!({"status": "ok"}))
     );
-    // It may have something from now on: the model is known, and what it has is not.
+    // The engine may have blocks from now on. The model is known, and the engine's blocks are not.
     let asked = http
         .post("/query", &json!({"model_name": "m", "token_ids": [1]}))
         .await;
     assert_eq!((asked.status, asked.json()["scores"].clone()), (200, json!({})));
-    // Again is no conflict, elsewhere is.
+    // Registering the same endpoint again is no conflict. Another endpoint is.
     assert_eq!(http.post("/register", &dynamo).await.status, 201);
     let mut other = dynamo.clone();
     other["endpoint"] = json!(publishers.endpoint(1));
     assert_eq!(http.post("/register", &other).await.status, 409);
-    // The bridge connects to this machine only, unless its configuration names others.
+    // Without configured hosts, the bridge connects only to this machine.
     let mut inner = dynamo.clone();
     (inner["instance_id"], inner["endpoint"]) = (json!(9), json!("tcp://169.254.169.254:80"));
     let refused = http.post("/register", &inner).await;
@@ -626,7 +627,7 @@ async fn engines_come_and_go_over_http() {
     (inner["endpoint"], inner["replay_endpoint"]) =
         (dynamo["endpoint"].clone(), json!("tcp://inner.example:1"));
     assert_eq!(http.post("/register", &inner).await.status, 403);
-    // Another model behind an address that is known.
+    // Another model is registered at an address that is followed already.
     let mut reused = dynamo.clone();
     (reused["instance_id"], reused["model_name"]) = (json!(9), json!("other"));
     let refused = http.post("/register", &reused).await;
@@ -638,7 +639,7 @@ async fn engines_come_and_go_over_http() {
     let mut bad = dynamo.clone();
     bad["endpoint"] = json!("ipc:///tmp/x");
     assert_eq!(http.post("/register", &bad).await.status, 400);
-    // Queries by tokens would not find its blocks, and say that nobody has any.
+    // Queries by tokens would not find blocks of another size, and would say that no worker has any.
     let mut other_size = dynamo.clone();
     (other_size["instance_id"], other_size["block_size"]) = (json!(8), json!(32));
     let refused = http.post("/register", &other_size).await;

@@ -1,5 +1,5 @@
-//! Engines that are found as pods, in InferencePools and by EndpointSlices. The Kubernetes API is a small fake of our own: lists, watches,
-//! refusals, and times at which it is away.
+//! Engines that are found as pods, in InferencePools and by EndpointSlices. The Kubernetes API is simulated: it has
+//! lists, watches, refusals and outages.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,19 +23,19 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
 
-/// Somebody who watches.
+/// A watch that a client has opened.
 struct Watch {
     plural: String,
     selector: String,
     lines: mpsc::UnboundedSender<String>,
 }
 
-/// The objects that the API knows, and who watches.
+/// Objects of the simulated API, and the open watches.
 #[derive(Default)]
 struct Cluster {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// InferencePools and EndpointSlices, by plural and name.
+    /// InferencePools and EndpointSlices, by their plural and name.
     others: BTreeMap<(&'static str, String), Value>,
     watches: Vec<Watch>,
     is_forbidden: bool,
@@ -66,7 +66,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Makes an object that is no pod, or changes it.
+    /// Makes an object other than a pod, or changes it.
     fn put_other(&mut self, plural: &'static str, name: &str, object: &Value) {
         let key = (plural, name.to_owned());
         let kind = if self.others.contains_key(&key) {
@@ -87,7 +87,7 @@ impl Cluster {
     }
 }
 
-/// Tells whether a selector of labels, or of the name, is about an object.
+/// Whether a selector of labels, or of the name, selects an object.
 fn selects(selector: &str, object: &Value) -> bool {
     let mut pairs = selector.split(',').filter_map(|pair| pair.split_once('='));
     pairs.all(|(key, value)| match key {
@@ -96,7 +96,7 @@ fn selects(selector: &str, object: &Value) -> bool {
     })
 }
 
-/// The API. It is away while it is stopped, and knows everything afterwards.
+/// Simulated Kubernetes API. While it is stopped, requests fail; its objects are kept.
 struct Api {
     address: SocketAddr,
     cluster: Arc<Mutex<Cluster>>,
@@ -146,7 +146,7 @@ fn list_or_watch(
         return axum::Json(list).into_response();
     }
     let (line, lines) = mpsc::unbounded_channel();
-    // What has changed since the list is not kept: a watch from an older version than the last is refused, as the API does after a while.
+    // The API keeps no old changes: a watch from any version but the last is refused, as a real API does after a while.
     if parameter("resourceVersion") != Some(known.version.to_string().as_str()) {
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Expired",
             "message": "too old resource version", "code": 410});
@@ -250,7 +250,7 @@ impl Api {
         cluster.pods.insert(name.to_owned(), pod);
     }
 
-    /// Asks for a pod's end: it is there until its engine has ended.
+    /// Begins the end of a pod, which stays until its engine has ended.
     fn terminate(&self, name: &str) {
         let mut cluster = self.cluster.lock();
         let mut pod = cluster.pods[name].clone();
@@ -265,7 +265,7 @@ impl Api {
         cluster.tell("DELETED", pod);
     }
 
-    /// A bridge that finds engines here.
+    /// Starts a bridge that looks for engines in this API.
     fn bridge(&self, site: &Site, folder: &tempfile::TempDir) -> Process {
         self.bridge_of(site, folder, "kubernetes:app=vllm")
     }
@@ -287,7 +287,7 @@ impl Api {
     }
 }
 
-/// The view that the bridge shows of its engines.
+/// Returns the answer of the bridge's route `/workers`.
 async fn shown(bridge: &Process) -> Value {
     let mut http = HttpClient::connect(bridge.admin_address()).await;
     http.get("/workers").await.json()
@@ -322,15 +322,15 @@ async fn pods_are_followed_from_their_start_to_their_end() {
         (&listed["identity"], &listed["labels"]["zone"]),
         (&json!("u0"), &json!("a"))
     );
-    // A watch that is cut goes on.
+    // The bridge opens a new watch after its watch was cut.
     api.cut();
     api.put("vllm-2", "u2", &servers[2]);
     site.settles("vllm-2", 3, &[]).await;
-    // It is gone when its end is asked for, and stays gone when it has ended.
+    // The holder is gone when the pod's end begins, and stays gone after the end.
     api.terminate("vllm-2");
     is_gone(&site, "vllm-2").await;
     api.delete("vllm-2");
-    // While the API is away, what is known stays.
+    // While the API is away, the known engines stay.
     api.go_away().await;
     let error = eventually("the bridge says that the API is away", async || {
         shown(&bridge).await["sources"][0]["last_error"]
@@ -342,7 +342,7 @@ async fn pods_are_followed_from_their_start_to_their_end() {
     publishers.publish(0, &json!([stored(1, 1, 3)]));
     site.settles("vllm-0", 4, &[]).await;
     site.settles("vllm-1", 2, &[]).await;
-    // A pod of a StatefulSet is made anew meanwhile, and has the address of another one.
+    // Meanwhile a pod of a StatefulSet is made anew, with the address of another pod.
     api.delete("vllm-0");
     api.put("vllm-1", "u3", &servers[2]);
     api.come_back().await;
@@ -353,7 +353,7 @@ async fn pods_are_followed_from_their_start_to_their_end() {
     assert_eq!(shown["servers"][0]["identity"], "u3");
 }
 
-/// Waits until the bridge says of its only server something that `is_it`.
+/// Waits until the error of the bridge's only server satisfies `is_it`.
 async fn troubled(bridge: &Process, what: &str, is_it: impl Fn(&str) -> bool) {
     eventually(what, async || {
         let shown = shown(bridge).await;
@@ -375,7 +375,7 @@ async fn the_address_of_a_pod_may_be_anothers_while_the_watch_is_behind() {
     let folder = tempfile::tempdir().unwrap();
     let bridge = api.bridge(&site, &folder);
     site.settles("vllm-0", 3, &[]).await;
-    // It ends, and another one has its address and its ports; nobody can be asked whose they are.
+    // The engine's process is replaced at the same address and ports. The API cannot tell to which pod they belong.
     api.go_away().await;
     publishers = publishers.restart(&python);
     publishers.publish(0, &json!([stored(2, 0, 2)]));
@@ -386,10 +386,10 @@ async fn the_address_of_a_pod_may_be_anothers_while_the_watch_is_behind() {
     site.settles("vllm-0", 3, &["unverified", "stale", "upstream_lost"])
         .await;
     assert_eq!(site.depth(2, "vllm-0").await, 0);
-    // It was its own container that was made anew.
+    // The pod is the same: its own container was restarted.
     api.come_back().await;
     site.settles("vllm-0", 2, &[]).await;
-    // The pod has gone, and the watch says nothing.
+    // The pod is gone, but the watch does not report it.
     let gone = api.cluster.lock().pods.remove("vllm-0").unwrap();
     publishers = publishers.restart(&python);
     publishers.publish(0, &json!([stored(3, 0, 1)]));
@@ -437,7 +437,7 @@ async fn a_thousand_pods_in_a_burst_are_all_known() {
         (!api.cluster.lock().watches.is_empty()).then_some(())
     })
     .await;
-    // Nobody answers there.
+    // No engine answers at this server.
     let unused = Server::start(Answers::none()).await;
     for number in 0..1000 {
         api.put(&format!("vllm-{number}"), &format!("u{number}"), &unused);
@@ -457,7 +457,7 @@ async fn a_thousand_pods_in_a_burst_are_all_known() {
     .await;
 }
 
-/// Publishers with 1, 2 … blocks, and a server for each.
+/// Starts engines, of which engine number `n` has `n + 1` blocks, with a server for each.
 async fn engines(python: &std::path::Path, count: u32) -> (Publishers, Vec<Server>) {
     let specs: Vec<Spec> = (0..count).map(|_| Spec::default()).collect();
     let mut publishers = Publishers::start(python, &specs);
@@ -470,7 +470,7 @@ async fn engines(python: &std::path::Path, count: u32) -> (Publishers, Vec<Serve
     (publishers, servers)
 }
 
-/// Waits until the bridge says of its only source something with `words` in it.
+/// Waits until the error of the bridge's only source contains `words`.
 async fn source_says(bridge: &Process, words: &str) {
     eventually(words, async || {
         let shown = shown(bridge).await;
@@ -497,18 +497,18 @@ async fn the_pods_of_a_pool_are_followed_and_so_is_its_selector() {
         json!({"kind": "InferencePool", "apiVersion": "inference.networking.k8s.io/v1", "metadata": {"namespace": "llm"},
             "spec": {"selector": {"matchLabels": {"app": app}}, "targetPorts": ports}})
     };
-    // The pool's port counts, and not the container's.
+    // The port of the pool counts, not the port of the container.
     let port = |server: &Server| server.address.port();
     api.cluster
         .lock()
         .put_other(POOLS, "llama", &pool("vllm", &[port(&servers[0])]));
     site.settles("vllm-0", 1, &[]).await;
     assert_eq!(shown(&bridge).await["sources"][0]["last_error"], json!(null));
-    // Another pool is nobody's business.
+    // Another pool has no effect.
     api.cluster
         .lock()
         .put_other(POOLS, "mistral", &pool("none", &[1]));
-    // Its selector changes while the API is away.
+    // The pool's selector changes while the API is away.
     api.go_away().await;
     api.cluster
         .lock()
@@ -516,7 +516,7 @@ async fn the_pods_of_a_pool_are_followed_and_so_is_its_selector() {
     api.come_back().await;
     site.settles("other-0", 2, &[]).await;
     is_gone(&site, "vllm-0").await;
-    // So does its port.
+    // The pool's port changes.
     api.cluster
         .lock()
         .put_other(POOLS, "llama", &pool("other", &[port(&servers[2])]));
@@ -526,7 +526,7 @@ async fn the_pods_of_a_pool_are_followed_and_so_is_its_selector() {
         "llama",
         &pool("other", &[port(&servers[1]), port(&servers[2])]),
     );
-    // Ranks of one pod, each with a server of its own.
+    // A pod has several ranks, each with a server of its own.
     site.settles("other-0-rank-0", 2, &[]).await;
     site.settles("other-0-rank-1", 3, &[]).await;
     is_gone(&site, "other-0").await;
@@ -562,14 +562,14 @@ async fn the_endpoints_of_a_service_are_followed_until_they_end() {
     let second = slice(&servers[1], json!([endpoint("vllm-1", "u1", loading.clone())]));
     api.cluster.lock().put_other(SLICES, "vllm-b", &second);
     site.settles("vllm-1", 2, &[]).await;
-    // Another Service is nobody's business.
+    // Another Service has no effect.
     let mut other = slice(&servers[1], json!([endpoint("web-0", "u2", json!({}))]));
     other["metadata"]["labels"]["kubernetes.io/service-name"] = json!("web");
     api.cluster.lock().put_other(SLICES, "web-a", &other);
     let ended = slice(&servers[1], json!([endpoint("vllm-1", "u1", ending)]));
     api.cluster.lock().put_other(SLICES, "vllm-b", &ended);
     is_gone(&site, "vllm-1").await;
-    // Another process is there, and nobody can be asked whose it is.
+    // Another process is at the address, and the API cannot tell to which pod the address belongs.
     api.go_away().await;
     publishers = publishers.restart(&python);
     publishers.publish(0, &json!([stored(2, 0, 3)]));
@@ -578,7 +578,7 @@ async fn the_endpoints_of_a_service_are_followed_until_they_end() {
     })
     .await;
     assert_eq!(site.depth(2, "vllm-0").await, 0);
-    // It is another pod's.
+    // The address now belongs to another pod.
     let moved = slice(&servers[0], json!([endpoint("vllm-2", "u3", loading)]));
     api.cluster.lock().put_other(SLICES, "vllm-a", &moved);
     api.come_back().await;
@@ -611,7 +611,7 @@ async fn chosen_labels_of_a_pod_are_its_engines_and_a_change_of_them_begins_noth
         json!({"app": "vllm", "zone": "b", "role": "decode", "other": "1"}),
     );
     assert_eq!(becomes("role=decode,zone=b").await, epoch);
-    // What was not chosen is shown by the bridge alone, as it is now.
+    // Labels that are not chosen are shown only by the bridge, with their present values.
     assert_eq!(shown(&bridge).await["servers"][0]["labels"]["other"], "1");
     api.relabel("vllm-0", json!({"app": "vllm"}));
     assert_eq!(becomes("").await, epoch);

@@ -1,4 +1,4 @@
-//! Publishers in Python, with the library that engines use.
+//! Publishers in Python, which use the ZeroMQ library of real engines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// A Python with pyzmq and msgspec; none where there is none to be had, which is said and counted, and fails in CI.
+/// Returns a Python with pyzmq and msgspec. `None` if there is none: the test is then reported and counted as skipped,
+/// and fails in CI.
 pub fn python() -> Option<PathBuf> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let found = FOUND.get_or_init(prepare).clone();
@@ -31,7 +32,7 @@ fn has_modules(python: &Path) -> bool {
     tried.is_ok_and(|status| status.success())
 }
 
-/// The environment in `.tools/zmq`, made where it is missing.
+/// Returns the Python environment in `.tools/zmq`. Makes it if it is missing.
 fn prepare() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("KVATLAS_TEST_PYTHON").map(PathBuf::from) {
         return has_modules(&named).then_some(named);
@@ -42,7 +43,7 @@ fn prepare() -> Option<PathBuf> {
     if has_modules(&python) {
         return Some(python);
     }
-    // Made elsewhere first: two test binaries may come here at once.
+    // The environment is made under another name first, because two test binaries may do this at the same time.
     std::fs::create_dir_all(&tools).ok()?;
     let fresh = tools.join(format!("zmq-{}", std::process::id()));
     let made = Command::new("python3").args(["-m", "venv"]).arg(&fresh).status();
@@ -58,15 +59,15 @@ fn prepare() -> Option<PathBuf> {
     has_modules(&python).then_some(python)
 }
 
-/// How a publisher is set up.
+/// Properties of a publisher.
 #[derive(Clone, Copy)]
 pub struct Spec {
     pub has_replay: bool,
-    /// Frames of a replayed batch, behind the client's.
+    /// Form of a replayed batch: the number of frames after the client's frame.
     pub framing: u8,
-    /// Batches that can be replayed.
+    /// Number of batches that the replay socket keeps.
     pub buffer: usize,
-    /// An answer of the replay socket leaves out so many batches behind as many; 0 gives all.
+    /// Number of batches in a group: each answer of the replay socket leaves out every second group. 0 leaves out none.
     pub torn: usize,
 }
 
@@ -82,7 +83,7 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// A publisher that replays nothing.
+    /// Returns the properties of a publisher without a replay socket.
     pub fn without_replay() -> Self {
         Self {
             has_replay: false,
@@ -91,13 +92,13 @@ impl Spec {
     }
 }
 
-/// A process with publishers.
+/// Process with several publishers.
 pub struct Publishers {
     process: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     specs: Vec<Spec>,
-    /// Ports of each: its own, and that of its replay socket.
+    /// Ports of each publisher: the port of its events, and the port of its replay socket.
     ports: Vec<Vec<u16>>,
 }
 
@@ -156,7 +157,7 @@ impl Publishers {
         i32::try_from(self.process.id()).unwrap()
     }
 
-    /// The text for `--engine`.
+    /// Returns the text that describes an engine for `--engine`.
     pub fn flag(&self, engine: usize, name: &str) -> String {
         let ports = &self.ports[engine];
         let replay = ports
@@ -179,12 +180,12 @@ impl Publishers {
         self.command(&json!({"engine": engine, "events": events}))
     }
 
-    /// A batch that subscribers never see.
+    /// Counts a batch as published, but does not send it to subscribers. The replay socket has it.
     pub fn publish_lost(&mut self, engine: usize, events: &Value) -> u64 {
         self.command(&json!({"engine": engine, "events": events, "lost": true}))
     }
 
-    /// Waits until the engine knows of a subscription that it did not know of before.
+    /// Waits until a new subscription reaches the engine.
     pub fn wait_for_subscriber(&mut self, engine: usize) {
         self.command(&json!({"engine": engine, "wait": true}));
     }
@@ -193,23 +194,24 @@ impl Publishers {
         self.command(&json!({"engine": engine, "raw": payload}))
     }
 
-    /// Makes the engine another process behind the same sockets: it counts anew, and answers so many questions more.
+    /// Turns the engine into another process on the same sockets. Its batch numbers begin again, and its replay socket gives
+    /// only `answers` further answers.
     pub fn count_anew(&mut self, engine: usize, answers: usize) {
         self.command(&json!({"engine": engine, "anew": answers}));
     }
 
-    /// Makes the engine another process behind the same sockets, whose batches `lost` are never seen and whose batch `seen` is: nobody asks
-    /// in between.
+    /// Turns the engine into another process on the same sockets. Its batches `lost` do not reach subscribers, and its
+    /// batch `seen` does. No question is answered in between.
     pub fn become_another(&mut self, engine: usize, lost: &[Value], seen: &Value) {
         self.command(&json!({"engine": engine, "another": lost, "events": seen}));
     }
 
-    /// A batch under another topic.
+    /// Publishes a batch under another topic.
     pub fn publish_under(&mut self, engine: usize, topic: &str, events: &Value) -> u64 {
         self.command(&json!({"engine": engine, "topic": topic, "events": events}))
     }
 
-    /// An envelope as Dynamo's event plane sends it.
+    /// Publishes an envelope of Dynamo's event plane.
     pub fn publish_plane(&mut self, engine: usize, envelope: &[u8]) {
         let digits: String = envelope.iter().map(|byte| format!("{byte:02x}")).collect();
         self.command(&json!({"engine": engine, "plane": digits}));

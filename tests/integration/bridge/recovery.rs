@@ -1,6 +1,8 @@
-//! Dynamo's event plane heals itself: what a late start, a hole or a doubt has left out is asked of the worker, over both request planes.
+//! Recovery on Dynamo's event plane. After a late start, lost events or a doubt, the bridge asks the worker for its
+//! events, over both request planes.
 //!
-//! The workers are of our own, with the frames of Dynamo 1.6.1 and faults at will; `deploy/scenario-routers.sh` has genuine ones.
+//! The workers are simulated, with the frames of Dynamo 1.6.1 and with faults. `deploy/scenario-routers.sh` has real
+//! workers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,10 +22,10 @@ use super::{Site, follow_text};
 use crate::support::eventually;
 
 const SUBJECT: &str = "namespace.dynamo.component.backend.endpoint.generate.kv-events";
-/// The doubts about a holder that is out of sight.
+/// Reasons for doubt about a holder that the bridge does not see.
 const LOST: [&str; 2] = ["unverified", "upstream_lost"];
 
-/// The mistakes of one answer.
+/// Fault of a worker's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     /// The runtime refuses the request.
@@ -33,31 +35,31 @@ enum Fault {
     DumpFails,
     /// The connection ends in the middle of the answer.
     Cut,
-    /// The end of the answer is never told.
+    /// The answer has no end.
     Endless,
     WrongChecksum,
     TooLarge,
     NoJson,
-    /// The answer tells of somebody else.
+    /// The answer is about another worker.
     Foreign,
-    /// Events are missing in the middle.
+    /// Some events in the middle of the answer are missing.
     Holes,
-    /// Somebody else answers first.
+    /// Another client sends an answer first.
     Stranger,
-    /// Nothing but the acknowledgement comes.
+    /// After the acknowledgement, nothing follows.
     Silent,
 }
 
-/// A worker's own index.
+/// The simulated worker's own index.
 #[derive(Default)]
 struct Index {
-    /// The events, whose numbers begin with 1.
+    /// Events in order. Event numbers begin with 1.
     events: Vec<Value>,
-    /// The number of the first event that can be asked for alone.
+    /// Number of the first event that the worker still has in its buffer. Earlier events can be had only in a dump.
     buffer_begins: u64,
-    /// A dump says that so many of its last events are not in it.
+    /// Number of events by which the event number of a dump is too low.
     understates: u64,
-    /// The mistake of all answers.
+    /// Fault of all answers; `None` for right answers.
     fault: Option<Fault>,
     asked: usize,
     dumps: usize,
@@ -107,7 +109,7 @@ fn two_parts(header: &Value, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Answers one request at the address in it.
+/// Answers one request, at the address that the request gives.
 async fn answer(index: &Mutex<Index>, request: &[u8]) {
     let length =
         |at: usize| usize::try_from(u64::from_be_bytes(request[at..at + 8].try_into().unwrap())).unwrap();
@@ -138,15 +140,15 @@ async fn answer(index: &Mutex<Index>, request: &[u8]) {
         _ => {}
     }
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // Whoever asks may have enough before the end.
+    // The bridge may close the connection before the end of the answer.
     let _ = stream.write_all(&frames(&info, &told, fault)).await;
     if fault == Some(Fault::Endless) {
-        // It is held until the other end gives up.
+        // The connection stays open until the bridge closes it.
         let _ = stream.read(&mut [0; 16]).await;
     }
 }
 
-/// An answer of worker 8.
+/// Turns an answer into an answer about worker 8.
 fn of_another(told: &Value) -> Value {
     let mut told = told.clone();
     for answer in ["TreeDump", "Events"] {
@@ -160,7 +162,7 @@ fn of_another(told: &Value) -> Value {
     told
 }
 
-/// All that is sent for an answer.
+/// Returns all bytes that are sent for an answer.
 fn frames(info: &Value, told: &Value, fault: Option<Fault>) -> Vec<u8> {
     let error = (fault == Some(Fault::Refused)).then_some("no such endpoint");
     let body = json!({"data": told, "complete_final": false})
@@ -208,7 +210,7 @@ async fn serve_connection(mut stream: TcpStream, index: Arc<Mutex<Index>>) {
     }
 }
 
-/// A worker of Dynamo, number 7: its index, its endpoint, and its record. It ends with this.
+/// Simulated worker of Dynamo, with number 7: its index, endpoint and record. It ends when the value is dropped.
 struct Worker {
     index: Arc<Mutex<Index>>,
     folder: TempDir,
@@ -216,7 +218,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// A worker that is asked over TCP.
+    /// Starts a worker that answers requests over TCP.
     async fn over_tcp() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -229,7 +231,7 @@ impl Worker {
         })
     }
 
-    /// A worker that is asked over NATS.
+    /// Starts a worker that answers requests over NATS.
     async fn over_nats(site: &Site) -> Self {
         let nats = async_nats::connect(site.broker.url()).await.unwrap();
         let subject = "dynamo_backend.worker_kv_query_source_1-7";
@@ -275,7 +277,7 @@ impl Worker {
         });
         let path = self.record(publisher);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // As a whole, at once.
+        // The file appears at once with its whole content.
         let made = tempfile::NamedTempFile::new_in(self.folder.path()).unwrap();
         std::fs::write(made.path(), record.to_string()).unwrap();
         made.persist(path).unwrap();
@@ -289,7 +291,7 @@ impl Worker {
         );
     }
 
-    /// An event that the worker has had, and has not told anybody: its message.
+    /// Adds an event to the worker's index without publishing it. Returns the event's message.
     fn has(&self, data: &Value) -> Value {
         let mut index = self.index.lock();
         let event = json!({"event_id": index.last() + 1, "data": data, "dp_rank": 0});
@@ -304,7 +306,7 @@ impl Worker {
     }
 }
 
-/// Blocks `first` to `first + count` of the sequence `which` are stored.
+/// Returns an event that stores the blocks `first` to `first + count` of sequence `which`.
 fn stored(which: u32, first: usize, count: usize) -> Value {
     let (blocks, sequences) = hashes(which, u32::try_from(first + count).unwrap());
     let blocks: Vec<Value> = (first..first + count)
@@ -320,7 +322,7 @@ fn removed(which: u32, place: usize) -> Value {
 }
 
 impl Site {
-    /// Publishes events on the plane.
+    /// Publishes events on the event plane.
     async fn tell(&self, publisher: u64, number: u64, events: &[Value]) {
         let payload = envelope(publisher, number, &json!(events));
         self.client.nats.publish(SUBJECT, payload.into()).await.unwrap();
@@ -340,16 +342,16 @@ async fn a_worker_that_is_heard_late_is_asked_for_all_that_it_has() {
     over_tcp.has(&removed(1, 2));
     over_tcp.has(&stored(2, 0, 2));
     over_tcp.follow(&site);
-    // It says nothing.
+    // The worker publishes nothing.
     site.settles("7", 4, &[]).await;
     assert_eq!((site.depth(1, "7").await, site.depth(2, "7").await), (2, 2));
-    // Its numbers go on from there, whatever the publisher's count is.
+    // The worker's event numbers continue from its answer, whatever number the message has.
     let event = over_tcp.has(&stored(2, 2, 1));
     site.tell(1, 900, &[event]).await;
     site.settles("7", 5, &[]).await;
     assert_eq!(over_tcp.index.lock().dumps, 1);
     assert!(site.ask(2, 8).await.iter().all(|holder| holder.exact));
-    // Who says nothing is asked now and then, and so does not become stale.
+    // A silent worker is asked at intervals, so it does not become stale.
     let asked = over_tcp.asked();
     eventually("asked again", async || {
         (over_tcp.asked() > asked + 8).then_some(())
@@ -367,19 +369,19 @@ async fn what_is_lost_on_the_way_is_asked_for() {
         worker.follow(&site);
         site.settles("7", 2, &[]).await;
         let dumps = worker.index.lock().dumps;
-        // Two are lost, and the next comes.
+        // Two events are lost, and the next event arrives.
         worker.has(&stored(1, 2, 2));
         worker.has(&removed(1, 3));
         let next = worker.has(&stored(2, 0, 1));
         site.tell(1, 3, &[next]).await;
         site.settles("7", 4, &[]).await;
         assert_eq!((site.depth(1, "7").await, site.depth(2, "7").await), (3, 1));
-        // Nothing comes behind the last one.
+        // No event follows the lost one.
         worker.has(&stored(2, 1, 5));
         site.settles("7", 9, &[]).await;
-        // The worker still had them one by one.
+        // The worker still had the lost events in its buffer, so no dump was needed.
         assert_eq!(worker.index.lock().dumps, dumps);
-        // Now it has not.
+        // The worker no longer has the lost event in its buffer.
         worker.has(&removed(2, 5));
         worker.index.lock().buffer_begins = 100;
         let next = worker.has(&stored(3, 0, 3));
@@ -387,7 +389,7 @@ async fn what_is_lost_on_the_way_is_asked_for() {
         site.settles("7", 11, &[]).await;
         assert_eq!((site.depth(2, "7").await, site.depth(3, "7").await), (5, 3));
         assert!(worker.index.lock().dumps > dumps);
-        // What cannot be read may have been its.
+        // An unreadable message may have been an event of this worker.
         site.client.nats.publish(SUBJECT, "\u{1}".into()).await.unwrap();
         worker.has(&stored(3, 3, 1));
         site.settles("7", 12, &[]).await;
@@ -395,7 +397,7 @@ async fn what_is_lost_on_the_way_is_asked_for() {
     }
 }
 
-/// Ends to follow the plane of `worker`.
+/// Stops following the event plane of `worker`.
 async fn unfollow(site: &Site, worker: &Worker) {
     site.bridge.unregister(&|_| true);
     eventually("the worker is forgotten", async || {
@@ -463,7 +465,7 @@ async fn a_stranger_who_answers_first_is_turned_away() {
     site.settles("7", 3, &[]).await;
 }
 
-/// A dump is not of one moment: it may have events behind its own number.
+/// A dump is not taken at one moment: it may have events later than its own event number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_that_knows_more_than_its_number_is_brought_to_one_state() {
     let site = Site::new(&[]).await;
@@ -476,7 +478,7 @@ async fn a_dump_that_knows_more_than_its_number_is_brought_to_one_state() {
     worker.follow(&site);
     site.settles("7", 4, &[]).await;
     assert_eq!((site.depth(1, "7").await, site.depth(2, "7").await), (3, 1));
-    // One that comes once more changes nothing.
+    // A repeated event changes nothing.
     let again = worker.index.lock().events[1].clone();
     site.tell(1, 1, &[again]).await;
     let next = worker.has(&stored(1, 3, 1));
@@ -492,7 +494,7 @@ async fn messages_that_come_while_a_worker_is_asked_wait() {
     worker.has(&stored(1, 0, 2));
     worker.follow(&site);
     eventually("the worker is asked", async || (worker.asked() > 0).then_some(())).await;
-    // None of these has its turn before the answer.
+    // These events wait until the answer has come.
     for place in 2..6 {
         let next = worker.has(&stored(1, place, 1));
         site.tell(1, place as u64, &[next]).await;
@@ -517,10 +519,10 @@ async fn a_worker_whose_record_goes_is_forgotten() {
         site.holder("7").await.is_none().then_some(())
     })
     .await;
-    // A message that was on its way is nobody's.
+    // A late message of the ended worker has no effect.
     let late = worker.has(&stored(1, 3, 1));
     site.tell(1, 1, &[late]).await;
-    // It comes back.
+    // The worker's record comes back.
     std::fs::write(&record, kept).unwrap();
     site.settles("7", 4, &[]).await;
 }
@@ -562,7 +564,7 @@ async fn a_worker_of_whom_two_publishers_tell_is_in_doubt_until_one_is_gone() {
     site.settles("7", 2, &[]).await;
 }
 
-/// Writes the record at `one` at `other`, of another publisher.
+/// Copies the record at `one` to `other`, as the record of another publisher.
 fn write_as(one: &Path, other: &Path, publisher: u64) {
     let mut record: Value = serde_json::from_slice(&std::fs::read(one).unwrap()).unwrap();
     record["publisher_id"] = json!(publisher);
@@ -577,7 +579,7 @@ async fn a_worker_that_counts_anew_is_asked_for_all_that_it_has() {
     worker.has(&stored(2, 0, 3));
     worker.follow(&site);
     site.settles("7", 6, &[]).await;
-    // Its numbers begin again, and nothing is told.
+    // The worker's event numbers begin again, and it publishes nothing.
     worker.index.lock().events.clear();
     worker.has(&stored(3, 0, 2));
     site.settles("7", 2, &[]).await;

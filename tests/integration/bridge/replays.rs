@@ -1,4 +1,4 @@
-//! Replay sockets that are another engine's, and engines that become another process behind sockets that stay.
+//! Replay sockets that belong to another engine, and engines that become another process on the same sockets.
 
 use kvatlas_process::registry::EngineRegistry;
 use serde_json::json;
@@ -21,7 +21,7 @@ fn last_error(site: &Site) -> String {
     site.bridge.engines()[0].last_error.clone().unwrap_or_default()
 }
 
-/// Waits until nothing of the sequence `foreign` is the holder's any more.
+/// Waits until the holder is in doubt and has no blocks of sequence `foreign` any more.
 async fn is_free_of(site: &Site, name: &str, foreign: u32) {
     eventually("the other engine's blocks are gone", async || {
         let holder = site.holder(name).await?;
@@ -30,7 +30,7 @@ async fn is_free_of(site: &Site, name: &str, foreign: u32) {
     .await;
 }
 
-/// The other engine has counted further, as far, one less, less, and not at all.
+/// The other engine has published more batches, as many, one fewer, fewer, or none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_of_another_engine_is_noticed_by_the_first_batch_that_is_published() {
     let Some(python) = python() else { return };
@@ -56,7 +56,7 @@ async fn a_replay_socket_of_another_engine_is_noticed_by_the_first_batch_that_is
             })
             .await;
         }
-        // What it publishes is its own, and the rest is in doubt.
+        // The batch that the engine itself publishes is applied. All else is in doubt.
         eventually("its own blocks are known", async || {
             (site.depth(3, "gpu-0").await == 1).then_some(())
         })
@@ -85,7 +85,8 @@ async fn batches_that_only_the_replay_socket_has_are_not_believed_for_long() {
     .await;
 }
 
-/// Ports that were swapped, and are put right without a new connection of the engine's own.
+/// Another process takes over both sockets of an engine, and the connection stays open. The engine is exact when the
+/// published batches and the replay socket agree again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
     let Some(python) = python() else { return };
@@ -97,7 +98,7 @@ async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
         publishers.publish(0, &json!([stored(1, part, 1)]));
     }
     site.settles("gpu-0", 3, &[]).await;
-    // Another process on both sockets, of which the connection shows nothing at first.
+    // Another process is now at both sockets, but the open connection does not show it.
     publishers.count_anew(0, usize::MAX >> 1);
     for part in 0..3 {
         publishers.publish_lost(0, &json!([stored(2, part, 1)]));
@@ -111,7 +112,7 @@ async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
     );
 }
 
-/// An engine whose replay socket comes later than its publisher, and which publishes without a pause.
+/// The engine's replay socket starts later than its publisher. The engine publishes without a pause.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
     let Some(python) = python() else { return };
@@ -151,7 +152,7 @@ async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
     .await;
 }
 
-/// An engine that keeps nothing to replay (`buffer_steps` is 0), and whose connection breaks while it is idle.
+/// The engine keeps no batches to replay (`buffer_steps` is 0). Its connection breaks while it is idle.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_whose_replay_socket_keeps_nothing_is_followed_without_it() {
     let Some(python) = python() else { return };
@@ -195,7 +196,7 @@ async fn an_engine_whose_replay_socket_keeps_nothing_is_followed_without_it() {
     site.settles("gpu-0", 4, &["upstream_gap"]).await;
 }
 
-/// A proxy stands between, and the replay socket is asked directly.
+/// As behind a proxy, the connection stays open. The replay socket is asked directly.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_begin_anew_on_a_connection_that_stays_are_another_process() {
     let Some(python) = python() else { return };
@@ -230,7 +231,7 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
         publishers.publish(0, &json!([stored(1, part, 1)]));
     }
     site.settles("gpu-0", 3, &[]).await;
-    // Its first batches get lost before anybody has asked for them.
+    // The first batches of the new process are lost before the bridge has asked for them.
     publishers.become_another(
         0,
         &[
@@ -247,7 +248,8 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
     );
 }
 
-/// Its numbers go on behind those of the old one, exactly or further, and what it said first can't be had: no replay socket, or too short a one.
+/// The numbers of the new process continue those of the old process, exactly or with a gap. Its first batches cannot be
+/// had: there is no replay socket, or it keeps too few batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_blocks() {
     let Some(python) = python() else { return };
@@ -332,7 +334,7 @@ async fn another_topic_behind_the_same_address_is_another_engine() {
         (reasons(&holder) == ["upstream_gap"] && last_error(&site) == "other_engine").then_some(())
     };
     eventually("batches under another topic are not believed", &is_doubted).await;
-    // Nor when it comes back as another process.
+    // The same holds when the engine restarts once more.
     publishers = publishers.restart(&python);
     eventually("its old blocks are gone", async || {
         (site.depth(1, "gpu-0").await == 0).then_some(())

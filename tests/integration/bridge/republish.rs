@@ -1,4 +1,4 @@
-//! Engines' events that are published once more, as routers with an index of their own follow them.
+//! Engines' events that a bridge republishes, as seen by routers that have an index of their own.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::TcpListener;
@@ -14,10 +14,10 @@ use super::python::{Publishers, Spec, python};
 use super::{BLOCK, Site, options, removed, stored, tokens};
 use crate::support::{eventually, subjects};
 
-/// The tokens of all blocks of a prefix.
+/// Tokens of each block of a prefix.
 pub(super) type Path = Vec<Vec<u64>>;
 
-/// The first of so many ports in a row that nobody listens on.
+/// Returns the first of `count` consecutive free ports.
 pub(super) fn free_ports(count: u16) -> u16 {
     loop {
         let first = 12_000 + fastrand::u16(..10_000) * 2;
@@ -30,21 +30,22 @@ pub(super) fn free_ports(count: u16) -> u16 {
     }
 }
 
-/// The paths of the first blocks of a sequence.
+/// Returns the prefixes that end with these blocks of a sequence.
 pub(super) fn paths(which: u32, blocks: impl IntoIterator<Item = u32>) -> BTreeSet<Path> {
     let block = |place| tokens(which, place, 1).into_iter().map(u64::from).collect();
     let path = |last| (0..=last).map(block).collect();
     blocks.into_iter().map(path).collect()
 }
 
-/// A batch of no events says nothing; any other is applied.
+/// Returns the events of a batch.
 fn events_of(payload: &[u8]) -> Vec<Value> {
     let (_, events, rank): (f64, Vec<Value>, u64) = rmp_serde::from_slice(payload).unwrap();
     assert_eq!(rank, 0);
     events
 }
 
-/// A router that follows as vLLM's does: a number that is lower is a restart, one that is missing is asked for with all behind it.
+/// Router that follows as vLLM's router does. A lower batch number means a restart. After a gap, the router asks for
+/// the missing batch and all later ones.
 pub(super) struct Router {
     host: &'static str,
     port: u16,
@@ -80,7 +81,7 @@ impl Router {
         }
     }
 
-    /// Follows until it has just these blocks.
+    /// Follows until the router has exactly these blocks.
     pub(super) async fn reaches(&mut self, expected: &BTreeSet<Path>) {
         let following = async {
             while self.held != *expected || self.last.is_none() {
@@ -169,7 +170,7 @@ impl Router {
     }
 }
 
-/// A bridge beside `site`'s that publishes engine `gpu-0` once more.
+/// Starts a bridge, in addition to `site`'s, that republishes engine `gpu-0`.
 fn republishing(site: &Site, port: u16, state: Option<&std::path::Path>) -> Bridge {
     let state = state.map(|folder| StateDirectory::open(folder, Duration::ZERO).unwrap());
     let bridge = Bridge::new(
@@ -210,12 +211,13 @@ async fn routers_have_what_the_engine_has_whenever_they_come() {
     let mut late = Router::start(port).await;
     late.reaches(&expected).await;
     assert_eq!(late.replays, 1);
-    // Whoever follows goes on, too.
+    // Routers that follow already get further events, too.
     publishers.publish(0, &json!([stored(1, 3, 1)]));
     let expected = &paths(1, 0..7) | &paths(2, 0..20);
     early.reaches(&expected).await;
     late.reaches(&expected).await;
-    // Nothing is left of what may be gone: a payload cannot be read. What is stored then proves what is before it.
+    // After an unreadable payload, blocks may be gone, so all are removed. A stored block then proves that the blocks
+    // before it are still there.
     publishers.publish_raw(0, "c1");
     early.reaches(&BTreeSet::new()).await;
     late.reaches(&BTreeSet::new()).await;
@@ -226,7 +228,7 @@ async fn routers_have_what_the_engine_has_whenever_they_come() {
     publishers.publish(0, &json!([["AllBlocksCleared"], stored(3, 0, 1)]));
     early.reaches(&paths(3, 0..1)).await;
     bridge.stop(false).await;
-    // The next bridge knows what the engine replays, and routers that go on from the last one have nothing else.
+    // The next bridge knows what the engine replays. Routers that had followed the old bridge lose everything else.
     let next = republishing(&site, port, None);
     super::follow(&next, &publishers, 0, "gpu-0");
     publishers.publish(0, &json!([stored(3, 1, 1)]));
@@ -255,7 +257,7 @@ async fn what_a_replay_does_not_reach_is_kept_for_routers() {
     router.reaches(&held).await;
     bridge.stop(false).await;
     drop(bridge);
-    // One batch passes between the two. The replay has it and three before.
+    // The engine publishes one batch between the two bridges. The replay socket has this batch and three earlier ones.
     publishers.publish(0, &json!([stored(1, 20, 1), removed(1, 19, 1)]));
     let next = republishing(&site, port, Some(folder.path()));
     super::follow(&next, &publishers, 0, "gpu-0");
@@ -265,7 +267,7 @@ async fn what_a_replay_does_not_reach_is_kept_for_routers() {
     }
     next.stop(false).await;
     drop(next);
-    // Another process has nothing of what was kept.
+    // The kept blocks do not count for another process.
     let mut others = Publishers::start(&python, &[Spec::default()]);
     others.publish(0, &json!([stored(2, 0, 1)]));
     let next = republishing(&site, port, Some(folder.path()));
@@ -274,14 +276,14 @@ async fn what_a_replay_does_not_reach_is_kept_for_routers() {
     next.stop(false).await;
 }
 
-/// Sends something to a socket, and waits until that ends the connection.
+/// Sends bytes to a socket, and waits until the bridge ends the connection.
 async fn is_cut(port: u16, bytes: &[u8]) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     let mut received = Vec::new();
     let reading = stream.read_to_end(&mut received);
     let read = tokio::time::timeout(Duration::from_secs(30), reading).await;
-    // Whether as an end or as a reset.
+    // The connection may end normally or by a reset.
     let _ = read.expect("the connection is ended");
 }
 
@@ -304,7 +306,7 @@ async fn clients_of_other_kinds_harm_nobody() {
         is_cut(port, &[&greeting[..], &endless].concat()).await;
         is_cut(port, &[&greeting[..], ready, &endless].concat()).await;
     }
-    // A question without a number.
+    // The question has no batch number.
     is_cut(port + 1, &[&greeting[..], ready, b"\x00\x01x"].concat()).await;
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     router.reaches(&paths(1, 0..2)).await;

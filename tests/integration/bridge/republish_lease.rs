@@ -1,4 +1,5 @@
-//! Bridges that share a lease, and routers that follow what they republish: the bridge that speaks for an engine listens for them.
+//! Bridges that share a lease, and routers that follow the republished events. The bridge that speaks for an engine
+//! (publishes its events) also listens for the routers.
 
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
@@ -13,7 +14,7 @@ use crate::support::jetstream::broker_on_store;
 use crate::support::process::{Process, kvatlas};
 use crate::support::{http_get, server};
 
-/// One of several bridges, in a process of its own, that follows these engines in this order.
+/// Starts a bridge of the group in a process of its own. It follows these engines, in this order.
 fn bridge(site: &Site, publishers: &Publishers, engines: &[usize], more: &[&str]) -> Process {
     let flags: Vec<String> = engines
         .iter()
@@ -37,7 +38,8 @@ async fn is_open(host: &str, port: u16) {
     .await;
 }
 
-/// Each bridge has an address of its own, so that it shows who listens. The replay socket reaches back a few batches only.
+/// Each bridge republishes at an address of its own, which shows which bridge listens. The replay socket keeps only a
+/// few batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bridge_that_speaks_publishes() {
     const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
@@ -63,7 +65,7 @@ async fn the_bridge_that_speaks_publishes() {
     let mut router = Router::start_at(HOSTS[0], port).await;
     router.reaches(&paths(1, 0..20)).await;
     assert!(refuses(HOSTS[1], port).await, "it is not its turn");
-    // The one that stands still does not publish when it goes on, and its connections end.
+    // A bridge that stood still does not publish when it continues, and its connections end.
     let mut connected = TcpStream::connect((HOSTS[0], port)).await.unwrap();
     first.freeze();
     is_open(HOSTS[1], port).await;
@@ -79,9 +81,9 @@ async fn the_bridge_that_speaks_publishes() {
     })
     .await;
     let mut received = Vec::new();
-    // Whether as an end or as a reset.
+    // The connection may end normally or by a reset.
     let _ = connected.read_to_end(&mut received).await;
-    // And back: the router hears from the first one again, and has nothing of what was.
+    // The first bridge speaks again. The router follows it, and keeps no outdated blocks.
     publishers.publish(0, &json!([stored(2, 0, 1)]));
     knows(&first, 22, false).await;
     let (code, log) = second.stop();
@@ -90,7 +92,7 @@ async fn the_bridge_that_speaks_publishes() {
     assert!(refuses(HOSTS[1], port).await);
 }
 
-/// Endpoints of the events of both engines, as a bridge tells them.
+/// Returns the endpoints at which a bridge republishes the events of both engines.
 fn endpoints(bridge: &Process) -> Option<[String; 2]> {
     let page: Value = serde_json::from_str(&http_get(bridge.admin_address(), "/workers").1).ok()?;
     let engines = page["engines"].as_array()?;
@@ -101,7 +103,7 @@ fn endpoints(bridge: &Process) -> Option<[String; 2]> {
     Some([of("gpu-0")?, of("gpu-1")?])
 }
 
-/// Both bridges have one address, which the one that speaks for an engine listens at.
+/// Both bridges have the same address. The bridge that speaks for an engine listens at the engine's ports.
 #[tokio::test(flavor = "multi_thread")]
 async fn bridges_give_an_engine_the_same_ports_of_a_range() {
     let Some(python) = python() else { return };
@@ -131,7 +133,7 @@ async fn bridges_give_an_engine_the_same_ports_of_a_range() {
     publishers.publish(1, &json!([removed(2, 2, 1)]));
     routers[0].reaches(&paths(1, 0..1)).await;
     routers[1].reaches(&paths(2, 0..2)).await;
-    // A third one, which begins when the table is there.
+    // A third bridge starts when the table of ports exists.
     let third = bridge(&site, &publishers, &[1, 0], &more);
     let known = eventually("both engines have ports", async || endpoints(&third)).await;
     assert_eq!(known, ports[0]);

@@ -1,4 +1,4 @@
-//! Engines that are found, which get ports out of a range to be republished at.
+//! Engines that are found in a file and get ports from a range, at which their events are republished.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::servers::{Answers, Server};
 use super::{Site, options, stored};
 use crate::support::{eventually, subjects};
 
-/// A bridge that follows the engines in the folder's file, and gives them ports from `first` on, for two engines.
+/// Starts a bridge that follows the engines in the folder's file. It has ports for two engines, from `first` on.
 fn bridge(site: &Site, folder: &Path, first: u16) -> Bridge {
     let bridge = Bridge::new(
         subjects(),
@@ -33,7 +33,7 @@ fn bridge(site: &Site, folder: &Path, first: u16) -> Bridge {
     bridge
 }
 
-/// Port of an engine's events, or the reason why it has none, as the bridge says.
+/// Returns the port of an engine's republished events, or the reason why the engine has no port.
 fn port_of(bridge: &Bridge, name: &str) -> Option<Result<u16, String>> {
     let engines = bridge.engines();
     let found = engines.iter().find(|state| state.engine.key.instance == name)?;
@@ -76,14 +76,14 @@ async fn engines_that_are_found_have_ports_of_a_range_and_keep_them() {
     assert_eq!(has_port(&bridge, "gpu-1").await, first + 2);
     Router::start(first).await.reaches(&paths(1, 0..2)).await;
     Router::start(first + 2).await.reaches(&paths(2, 0..2)).await;
-    // There is none left for a third one, which is said.
+    // No ports are left for a third engine, and the bridge says so.
     list(&[0, 1, 2]);
     eventually("it is said that the range is used up", async || {
         let error = port_of(&bridge, "gpu-2")?.err()?;
         error.contains("all 2 pairs of ports").then_some(())
     })
     .await;
-    // A router's flags name those that have ports, by the addresses of their requests.
+    // The router's flags name the engines that have ports, with the addresses for requests.
     let question = RouterQuestion::parse(Some("host=kvatlas")).unwrap();
     let flags = bridge.router_flags(&question).unwrap();
     let [events, replay] = [first, first + 1];
@@ -98,13 +98,13 @@ async fn engines_that_are_found_have_ports_of_a_range_and_keep_them() {
              --kv-event-replay-source http://10.0.0.1:8000=tcp://kvatlas:{other_replay}\n"
         )
     );
-    // Once one is gone, its ports are another's.
+    // When an engine is gone, another engine gets its ports.
     list(&[1, 2]);
     assert_eq!(has_port(&bridge, "gpu-2").await, first);
     Router::start(first).await.reaches(&paths(3, 0..2)).await;
     bridge.stop(false).await;
     drop(bridge);
-    // The next bridge finds them in another order.
+    // The next bridge finds the engines in another order.
     list(&[2]);
     let next = self::bridge(&site, folder.path(), first);
     assert_eq!(has_port(&next, "gpu-2").await, first);

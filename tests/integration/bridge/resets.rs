@@ -1,4 +1,4 @@
-//! `kvatlas admin reset`: a bridge has an engine drop its prefix cache.
+//! `kvatlas admin reset`: a bridge makes an engine drop its prefix cache.
 
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest};
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::{Site, follow_text, stored};
 use crate::support::process::kvatlas;
 use crate::support::subjects;
 
-/// The reply of the only bridge.
+/// Sends the reset of an engine, and returns the reply of the only bridge.
 pub(super) async fn reset(site: &Site, engine: &str) -> AdminReply {
     let request = AdminRequest {
         engine: Some(engine.to_owned()),
@@ -29,7 +29,7 @@ async fn an_engine_is_asked_to_drop_its_cache_where_it_is_followed() {
     let server = Server::start(Answers::vllm(&publishers, &[0])).await;
     follow_text(&site.bridge, &format!("10.0.0.1:8000={}", server.url()));
     site.settles("10_d0_d0_d1_c8000", 2, &[]).await;
-    // Without its development mode, vLLM has no such endpoint.
+    // Outside development mode, vLLM does not have this endpoint.
     let error = reset(&site, "10.0.0.1:8000").await.error.unwrap();
     assert!(error.contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
     server.answers.lock().reset = json!({"success": false});
@@ -40,7 +40,7 @@ async fn an_engine_is_asked_to_drop_its_cache_where_it_is_followed() {
         let reply = reset(&site, name).await;
         assert_eq!((reply.holders, reply.error), (1, None), "{name}");
     }
-    // The command says the same, and that nobody follows another one.
+    // The command line reports the same error. It also reports an engine that no bridge follows.
     let command = |engine: &str| {
         let arguments = [
             "admin",
@@ -80,7 +80,7 @@ async fn only_addresses_that_were_given_are_asked() {
     site.settles("gpu-0", 2, &[]).await;
     let error = reset(&site, "gpu-0").await.error.unwrap();
     assert!(error.contains("address=HOST:PORT"), "{error}");
-    // Whoever registers an engine may say anything about where requests go.
+    // A client that registers an engine can give any address for requests.
     let registered = format!("{},address=192.0.2.1:8000", publishers.flag(1, "gpu-1"));
     follow_text(&site.bridge, &registered);
     site.settles("gpu-1", 2, &[]).await;

@@ -1,4 +1,5 @@
-//! Engines that feed namespaces of schemes: one of two, and one of vLLM by its own names of blocks.
+//! Engines whose blocks belong to namespaces with hashing schemes: one engine in two namespaces, and an engine of vLLM
+//! with its own block names.
 
 use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::wire::{HolderMatch, ModelKey, NamespaceName, QueryKey, SingleQuery};
@@ -8,7 +9,7 @@ use super::python::{Publishers, Spec, python};
 use super::{BLOCK, Site, follow_text, removed, stored, tokens};
 use crate::support::eventually;
 
-/// The holders of a key in a namespace.
+/// Returns the holders that a query in a namespace finds; `None` if the query fails.
 async fn ask(site: &Site, namespace: &NamespaceName, key: QueryKey) -> Option<Vec<HolderMatch>> {
     let asked = site.client.queries.query(namespace, SingleQuery::new(key)).await;
     asked.ok().map(|reply| reply.holders)
@@ -59,7 +60,8 @@ async fn an_engine_is_known_by_the_hashes_of_each_scheme() {
     .await;
 }
 
-/// The blocks of tokens 1, 2, 3, … that vLLM 0.33.0 names with the salt: the test vectors without a seed.
+/// Returns the tokens 1, 2, 3, … and the names that vLLM 0.33.0 gives their blocks with this salt. The names are test
+/// vectors without a seed.
 fn blocks_of_vllm(salt: &str) -> (Vec<u32>, Vec<u64>) {
     let vectors: Value = serde_json::from_str(include_str!("../../../deploy/test-vectors.json")).unwrap();
     let blocks = vectors["vllm_blocks"].as_array().unwrap();
@@ -114,7 +116,7 @@ async fn an_engine_of_vllm_is_asked_by_its_own_names() {
             .await;
         }
     }
-    // A name that vLLM would not give those tokens is no block of the scheme.
+    // A name that vLLM would not give to these tokens is not a block of the scheme.
     let (tokens, names) = blocks_of_vllm("");
     let wrong: Vec<u64> = names.iter().map(|name| name ^ 1).collect();
     publishers.publish(

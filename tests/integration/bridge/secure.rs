@@ -1,5 +1,5 @@
-//! Servers of engines over TLS, as a bridge in a process of its own asks them: with an authority that it trusts, and with one that it does
-//! not.
+//! Servers of engines over TLS. A bridge in a process of its own asks them, once with an authority that it trusts and
+//! once with another.
 
 use serde_json::Value;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
@@ -25,7 +25,7 @@ async fn events_over_tls_come_from_a_server_that_the_machine_trusts() {
         let arguments = ["--engine", engine.as_str()];
         Process::bridge_in(site.broker.url(), &arguments, &[("SSL_CERT_FILE", trusted)])
     };
-    // Another authority, by the same name.
+    // Another authority has the same name.
     let Some(other) = Authority::new() else { return };
     let doubtful = bridge(text(&other.certificate()));
     let mut http = HttpClient::connect(doubtful.admin_address()).await;

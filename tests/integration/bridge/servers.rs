@@ -1,6 +1,8 @@
-//! Engines that are named by the address of their server: the bridge asks it for the rest, and again behind each new connection.
+//! Engines that are given by the address of their server. The bridge asks the server for everything else, and asks
+//! again after each new connection.
 //!
-//! The servers are of our own, with the answers of vLLM 0.33's front end and SGLang's; the publishers behind them are real ones.
+//! The servers are simulated, with the answers of vLLM 0.33's front end and SGLang's. The publishers behind them are
+//! real.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,18 +24,18 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
 
-/// The answers of a server; null is 404.
+/// Answers of a simulated server. A value of null stands for status 404.
 #[derive(Clone)]
 pub(super) struct Answers {
     sources: Value,
     info: Value,
     models: Value,
-    /// Answer to a question to drop the cache.
+    /// Answer to the request to drop the cache.
     pub(super) reset: Value,
 }
 
 impl Answers {
-    /// The answers of a server that is no engine's.
+    /// Makes the answers of a server that belongs to no engine.
     pub(super) fn none() -> Self {
         Self {
             sources: Value::Null,
@@ -43,7 +45,7 @@ impl Answers {
         }
     }
 
-    /// The answers of vLLM, for publishers of its own by rank.
+    /// Makes the answers of vLLM's server for these publishers, by rank.
     pub(super) fn vllm(publishers: &Publishers, engines: &[usize]) -> Self {
         let source = |engine: usize| {
             let port_of = |endpoint: &str| endpoint.rsplit_once(':').unwrap().1.to_owned();
@@ -68,7 +70,7 @@ fn models(name: &str) -> Value {
     json!({"object": "list", "data": [{"id": name, "object": "model", "created": 1, "owned_by": "vllm", "root": name, "parent": null}]})
 }
 
-/// A server of an engine. It ends with this.
+/// Simulated server of an engine. It ends when the value is dropped.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     pub(super) answers: Arc<Mutex<Answers>>,
@@ -129,7 +131,7 @@ impl Server {
     }
 }
 
-/// Follows what `--engine` says, where nothing else is given.
+/// Follows the engine that is given as in `--engine`, without further defaults.
 pub(super) fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal> {
     for engine in parse_engine(text, &EngineDefaults::default()).unwrap() {
         bridge.register_given(engine)?;
@@ -137,7 +139,7 @@ pub(super) fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal>
     Ok(())
 }
 
-/// Waits until the only server's trouble is one that `is_it`.
+/// Waits until the error of the bridge's only server satisfies `is_it`.
 pub(super) async fn troubled(bridge: &Bridge, what: &str, is_it: impl Fn(&str) -> bool) -> ServerState {
     eventually(what, async || {
         let state = bridge.servers().remove(0);
@@ -165,7 +167,7 @@ async fn an_address_is_enough_for_an_engine_with_ranks() {
     .await;
     let state = site.bridge.servers().remove(0);
     assert_eq!((state.engines.len(), state.last_error), (2, None));
-    // The block size is that of the first block.
+    // The block size is taken from the first block.
     assert!(
         site.bridge
             .engines()
@@ -179,7 +181,7 @@ async fn an_address_is_enough_for_an_engine_with_ranks() {
         (found.matched_blocks == 4 && found.exact).then_some(())
     })
     .await;
-    // One rank is meant: the server is one engine.
+    // Removing one rank removes the whole server.
     let removed = site
         .bridge
         .unregister(&|key| key.instance == "gpu-0" && key.rank == 1);
@@ -208,7 +210,7 @@ async fn a_server_of_sglang_tells_ports_and_block_size() {
         reset: Value::Null,
     };
     let server = Server::start(answers).await;
-    // Without a name, it is called by its address.
+    // An engine without a name gets the address of its server as its name.
     follow(&site.bridge, &server.url()).unwrap();
     let name = kvatlas_core::wire::worker_of_instance(&server.address.to_string()).unwrap();
     site.settles(name.as_str(), 3, &[]).await;
@@ -231,7 +233,8 @@ async fn a_server_that_is_not_there_yet_is_asked_again() {
     site.settles("gpu-0", 3, &[]).await;
 }
 
-/// Blocks of another engine behind a known address are never believed to be the old one's.
+/// When another engine has taken the address of an old one, the new engine's blocks are never attributed to the old
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_tells_something_else_behind_a_new_connection_is_another_engine() {
     let Some(python) = python() else { return };
@@ -241,7 +244,7 @@ async fn a_server_that_tells_something_else_behind_a_new_connection_is_another_e
     let server = Server::start(Answers::vllm(&publishers, &[0])).await;
     follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
     site.settles("gpu-0", 3, &[]).await;
-    // The same model, as another process: what it publishes is its own.
+    // Another process serves the same model, and its blocks replace the old ones.
     publishers = publishers.restart(&python);
     publishers.publish(0, &json!([stored(2, 0, 2)]));
     site.settles("gpu-0", 2, &[]).await;
@@ -249,7 +252,7 @@ async fn a_server_that_tells_something_else_behind_a_new_connection_is_another_e
         (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
         (0, 2)
     );
-    // Another model on the same ports.
+    // Another model is served on the same ports.
     server.answers.lock().models = models("other");
     publishers = publishers.restart(&python);
     publishers.publish(0, &json!([stored(3, 0, 2)]));
@@ -316,7 +319,7 @@ async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it()
         error.contains("connects to tcp://127.0.0.1:5557") && error.contains("tcp://*:5557")
     })
     .await;
-    // A host of which nobody has said that the bridge may connect there.
+    // The configuration does not allow the bridge to connect to this host.
     server.answers.lock().sources["0"] =
         json!({"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://192.0.2.1:5557"});
     troubled(&site.bridge, "elsewhere", |error| {
@@ -333,7 +336,7 @@ async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it()
     assert_eq!(site.bridge.servers()[0].last_error, None);
 }
 
-/// An engine that lives is asked once, and not for ever.
+/// A server whose engine stays connected is asked only once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_asked_behind_new_connections_only() {
     let Some(python) = python() else { return };
@@ -397,7 +400,7 @@ async fn a_server_is_registered_over_http() {
             .extend(change.as_object().unwrap().clone());
         assert_eq!(http.post("/register", &changed).await.status, status, "{changed}");
     }
-    // In Mooncake's dialect, and for a model that the server does not have.
+    // The registration is in Mooncake's dialect, and for a model that the server does not have.
     let other = json!({"instance_id": "gpu-2", "endpoint": server.url(), "modelname": "other"});
     assert_eq!(http.post("/register", &other).await.status, 200);
     eventually("it is said why it is not followed", async || {

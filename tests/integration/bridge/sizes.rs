@@ -1,4 +1,4 @@
-//! Block sizes: the first engine of a model gives its namespace the size, unless the configuration does.
+//! Block sizes. The first engine of a model sets the block size of its namespace, unless the configuration does.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::support::http::{Answer, HttpClient};
 use crate::support::process::{Process, kvatlas};
 use crate::support::{Client, broker, config, daemon, eventually, metrics::counter, snapshots_in, subjects};
 
-/// A daemon with a bridge in its process, as `kvatlas up` has them.
+/// Daemon with a bridge in the same process, as in `kvatlas up`.
 struct Up {
     daemon: Daemon,
     bridge: Bridge,
@@ -54,7 +54,7 @@ impl Up {
         self.daemon.stop().await;
     }
 
-    /// Registers an engine of `publishers`, as this instance.
+    /// Registers an engine of `publishers`, under this instance and with this block size.
     async fn register(&mut self, publishers: &Publishers, engine: usize, instance: u32, size: u32) -> Answer {
         let registration = registration(publishers, engine, instance, size);
         self.http.post("/register", &registration).await
@@ -65,12 +65,12 @@ impl Up {
         assert_eq!(answer.status, 201);
     }
 
-    /// That of the namespace.
+    /// Returns the block size of the namespace.
     async fn block_size(&self) -> u32 {
         self.client.queries.status(&namespace()).await.unwrap().block_size
     }
 
-    /// Waits until `/query` finds these tokens of one holder, exactly known.
+    /// Waits until `/query` gives these exact scores.
     async fn finds(&mut self, expected: &Value) {
         let query = json!({"model_name": "m", "token_ids": tokens(1, 0, 64)});
         eventually("the tokens are found", async || {
@@ -83,7 +83,7 @@ impl Up {
 
 const LISTEN: (&str, &str) = ("http.listen", "127.0.0.1:0");
 
-/// vLLM's event for the first blocks of the sequence 1, with so many tokens each.
+/// Returns vLLM's event that stores the first blocks of sequence 1, with `size` tokens each.
 fn stored(blocks: u32, size: u32) -> Value {
     let names: Vec<u64> = (0..blocks).map(|block| name_of(size, block)).collect();
     let tokens = &tokens(1, 0, 64)[..(blocks * size) as usize];
@@ -128,11 +128,11 @@ async fn the_first_engine_that_is_registered_gives_its_namespace_the_block_size(
         .unwrap();
     assert_eq!((reply.query_blocks, reply.holders[0].matched_blocks), (4, 3));
     assert_eq!(up.block_size().await, 64);
-    // Mooncake's dialect says the size with each question.
+    // In Mooncake's dialect, each query gives the block size.
     let ask = |size| json!({"model": "m", "token_ids": [1], "block_size": size});
     assert_eq!(up.http.post("/query", &ask(64)).await.status, 200);
     assert_eq!(up.http.post("/query", &ask(16)).await.status, 400);
-    // Nobody else may have another size, not even the default, until all have left.
+    // No further engine may have another block size, not even the default, until all engines have left.
     for size in [16, 32] {
         let refused = up.register(&publishers, 1, 8, size).await;
         is_refused(
@@ -184,7 +184,7 @@ async fn holders_from_a_snapshot_have_the_block_size_that_they_had() {
     up.registers(&publishers, 0, 7, 64).await;
     up.finds(&json!({"7": {"0": 192}})).await;
     up.stop().await;
-    // Nobody has registered anything yet.
+    // No engine has been registered yet.
     let mut up = Up::start(broker.url(), config(broker.url(), &settings)).await;
     let query = json!({"model_name": "m", "token_ids": tokens(1, 0, 64)});
     let answer = up.http.post("/query", &query).await;
@@ -195,7 +195,7 @@ async fn holders_from_a_snapshot_have_the_block_size_that_they_had() {
     up.registers(&publishers, 0, 7, 64).await;
     up.finds(&json!({"7": {"0": 192}})).await;
     up.stop().await;
-    // The engine that it was is there with another size: nothing of before is in its way.
+    // The same engine comes back with another block size. The old size does not stand in its way.
     let mut up = Up::start(broker.url(), config(broker.url(), &settings)).await;
     publishers.publish(1, &json!([stored(5, 32)]));
     up.registers(&publishers, 1, 7, 32).await;
@@ -226,7 +226,7 @@ async fn a_namespace_of_the_configuration_keeps_its_block_size() {
     up.registers(&publishers, 0, 7, 32).await;
     up.finds(&json!({"7": {"0": 160}})).await;
     up.stop().await;
-    // At the start of `kvatlas up`, too.
+    // The start of `kvatlas up` refuses this, too.
     let config = format!("--config={}", file.path().display());
     let refused = kvatlas(&["up", "--model", "m", "--block-size", "64", &config])
         .arg("--engine=gpu-0=tcp://127.0.0.1:1")
@@ -237,7 +237,7 @@ async fn a_namespace_of_the_configuration_keeps_its_block_size() {
     assert!(text.contains("namespaces.m.block_size"), "{text}");
 }
 
-/// A daemon elsewhere learns the size from the batches, and so do its replicas.
+/// A daemon in another process learns the block size from the batches, and so do the replicas of that daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_elsewhere_take_the_block_size_from_the_bridge() {
     let Some(python) = python() else { return };
@@ -268,7 +268,7 @@ async fn daemons_elsewhere_take_the_block_size_from_the_bridge() {
     }
 }
 
-/// A shard sees its own workers only: another shard could take another size.
+/// A shard sees only its own workers, so another shard could take another block size.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_takes_no_block_size_from_a_bridge() {
     let Some(python) = python() else { return };
@@ -290,7 +290,7 @@ async fn a_shard_takes_no_block_size_from_a_bridge() {
     let client = Client::connect(broker.url()).await;
     let queries = client.queries.clone().gathering().await.unwrap();
     let known = queries.status(&namespace()).await;
-    // Answers of several shards pass over those that do not know a namespace.
+    // Merged answers of shards ignore shards that do not know the namespace.
     let is_missing =
         matches!(&known, Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable);
     assert!(

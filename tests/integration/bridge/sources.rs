@@ -1,4 +1,5 @@
-//! Sources that are no ZMQ publisher of one engine: TensorRT-LLM's server, Dynamo's event plane, Mooncake Store's pool.
+//! Sources of events other than an engine's ZMQ publisher: TensorRT-LLM's server, Dynamo's event plane, Mooncake
+//! Store's pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 
 impl Site {
-    /// Follows what the text of `--engine` says, and waits until it is connected.
+    /// Follows the engine that is given as in `--engine`, and waits until the bridge is connected to it.
     async fn follow_source(&self, text: &str) {
         follow_text(&self.bridge, text);
         eventually("the source is connected", async || {
@@ -32,7 +33,8 @@ impl Site {
     }
 }
 
-/// The contract's hashes of `count` blocks of the sequence `which`: of each block, and of each prefix.
+/// Returns the contract's hashes of the first `count` blocks of sequence `which`: the block hashes, then the sequence
+/// hashes.
 pub(super) fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
     let size = BlockSize::new(BLOCK).unwrap();
     let blocks: Vec<_> = block_hashes(&tokens(which, 0, count), size, HashSeed::default()).collect();
@@ -41,7 +43,7 @@ pub(super) fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
     (blocks.iter().map(|hash| hash.as_u64()).collect(), sequences)
 }
 
-/// Dynamo's event of the blocks `first` to `first + count` of the sequence `which`.
+/// Returns Dynamo's event that stores the blocks `first` to `first + count` of sequence `which`.
 pub(super) fn router_stored(worker: u64, which: u32, first: usize, count: usize) -> Value {
     let (blocks, sequences) = hashes(which, u32::try_from(first + count).unwrap());
     let stored: Vec<Value> = (first..first + count)
@@ -68,7 +70,7 @@ pub(super) fn envelope(publisher: u64, sequence: u64, events: &Value) -> Vec<u8>
     rmp_serde::to_vec_named(&envelope).unwrap()
 }
 
-/// Follows an event plane of Dynamo over NATS; what this gives publishes there.
+/// Follows an event plane of Dynamo over NATS. Returns a function that publishes on it.
 async fn plane(site: &Site) -> impl AsyncFn(Vec<u8>) {
     let subject = "namespace.n.component.c.kv-events";
     let text = format!("plane={},format=dynamo,topic={subject}", site.broker.url());
@@ -81,13 +83,13 @@ async fn plane(site: &Site) -> impl AsyncFn(Vec<u8>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dynamos_event_plane_over_nats_is_followed() {
-    // Silence alone never makes a holder stale here.
+    // Silence alone makes no holder stale here.
     let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let publish = plane(&site).await;
     publish(envelope(1, 0, &router_stored(7, 1, 0, 3))).await;
     site.settles("7", 3, &[]).await;
     assert_eq!(site.depth(1, "7").await, 3);
-    // A list of events, of two workers.
+    // One message has events of two workers.
     publish(envelope(
         1,
         1,
@@ -96,29 +98,29 @@ async fn dynamos_event_plane_over_nats_is_followed() {
     .await;
     site.settles("7", 2, &[]).await;
     site.settles("8", 1, &[]).await;
-    // One that came twice, and one that came late.
+    // The first message is a repetition, and the second comes after a gap.
     publish(envelope(1, 1, &router_stored(7, 2, 0, 2))).await;
     publish(envelope(1, 3, &router_stored(7, 1, 2, 1))).await;
     site.settles("7", 3, &["upstream_gap"]).await;
     site.settles("8", 1, &["upstream_gap"]).await;
     publish(envelope(1, 4, &router_event(7, &json!("cleared")))).await;
     site.settles("7", 0, &[]).await;
-    // The same worker from another publisher is another process.
+    // Events of the same worker from another publisher come from another process.
     publish(envelope(2, 0, &router_stored(8, 3, 0, 2))).await;
     site.settles("8", 2, &[]).await;
     assert_eq!((site.depth(1, "8").await, site.depth(3, "8").await), (0, 2));
-    // JSON, without an envelope: nothing proves that it is all.
+    // JSON without an envelope has no message number, so events may be missing.
     let event = serde_json::to_vec(&json!([router_stored(9, 1, 0, 2)])).unwrap();
     publish(event).await;
     site.settles("9", 2, &["upstream_gap"]).await;
-    // Nobody knows of whom that was.
+    // The unreadable message may have been about any worker.
     publish(b"\xc1".to_vec()).await;
     site.settles("8", 2, &["upstream_gap"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
-    // Silence alone never makes a holder stale here.
+    // Silence alone makes no holder stale here.
     let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let publish_bytes = plane(&site).await;
     let publish = async |sequence: u64, events: Value| publish_bytes(envelope(1, sequence, &events)).await;
@@ -126,7 +128,7 @@ async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
     publish(1, router_stored(7, 1, 1, 2)).await;
     publish(1, router_stored(7, 1, 1, 2)).await;
     site.settles("7", 3, &[]).await;
-    // It has restarted under the number of before.
+    // The publisher has restarted, and its message numbers begin again.
     publish(0, router_stored(7, 2, 0, 2)).await;
     site.settles("7", 2, &["upstream_gap"]).await;
     assert_eq!((site.depth(1, "7").await, site.depth(2, "7").await), (0, 2));
@@ -135,7 +137,7 @@ async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
     publish(2, router_stored(7, 2, 0, 1)).await;
     publish(3, router_stored(7, 2, 1, 1)).await;
     site.settles("7", 2, &[]).await;
-    // Once more, and its first message was lost.
+    // The publisher has restarted once more, and its first message was lost.
     publish(1, router_stored(7, 3, 1, 1)).await;
     site.settles("7", 2, &["upstream_gap"]).await;
 }
@@ -143,7 +145,7 @@ async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dynamos_event_plane_over_zeromq_is_followed() {
     let Some(python) = python() else { return };
-    // Silence alone never makes a holder stale here.
+    // Silence alone makes no holder stale here.
     let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let spec = Spec::without_replay();
     let mut publishers = Publishers::start(&python, &[spec]);
@@ -159,7 +161,7 @@ async fn dynamos_event_plane_over_zeromq_is_followed() {
         .await;
 }
 
-/// An event of RFC #1527.
+/// Returns an event of Mooncake Store's pool, as in RFC #1527.
 fn pool_event(kind: &str, hashes: &[u64], first: usize) -> Value {
     json!({"event_type": kind, "seq_hashes": hashes, "base_block_idx": first, "backend_id": "node-1", "medium": "cpu"})
 }
@@ -202,9 +204,9 @@ async fn what_mooncake_store_owns_is_a_pools() {
             (&json!("gpu-0"), &Value::Null, &json!(2))
         ]
     );
-    // What it evicts, it does not tell.
+    // The pool does not report evictions.
     assert_eq!(answer["holders"][0]["degraded"], json!(["host_gap"]));
-    // A gateway sends no request to a pool.
+    // In this dialect, the answer leaves pools out, because a gateway sends no request to a pool.
     let dialect = http
         .post(
             "/query",
@@ -217,10 +219,10 @@ async fn what_mooncake_store_owns_is_a_pools() {
     site.settles("_pstore", 3, &[]).await;
 }
 
-/// Events that a server of TensorRT-LLM has to tell: each answer takes them out.
+/// Events that a server of TensorRT-LLM has to report. Each answer takes all of them out.
 type Said = Arc<Mutex<Vec<Value>>>;
 
-/// A server of TensorRT-LLM, as far as events go.
+/// Starts a simulated server of TensorRT-LLM, which answers only questions for events.
 async fn server(address: &str) -> (Said, std::net::SocketAddr, tokio::task::JoinHandle<()>) {
     let said = Said::default();
     let answer = async |State(said): State<Said>| Json(std::mem::take(&mut *said.lock()));
@@ -243,7 +245,7 @@ pub(super) fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
             .into_iter()
             .map(|token| json!({"type": "unique_token", "token_id": token, "token_extra_id": 0}))
             .collect();
-        json!({"type": "stored_block", "block_hash": super::name_of(which, place), "tokens": tokens, "cache_level": 0, "priority": 35, "cache_salt": null})
+        json!({"type": "stored_block", "block_hash": super::name_of(which, place), "tokens": tokens, "cache_level": 0, "priority": 35, "lora_id": null, "cache_salt": null})
     };
     let blocks: Vec<Value> = (first..first + count).map(block).collect();
     let parent = first.checked_sub(1).map(|before| super::name_of(which, before));
@@ -274,7 +276,7 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
         (site.depth(1, "gpu-0").await == 2).then_some(())
     })
     .await;
-    // Somebody else took event 4.
+    // Another client has taken event 4.
     said.lock().push(trt_removed(5, 1, 1));
     site.settles("gpu-0", 2, &["upstream_gap"]).await;
     let engine = site.bridge.engines().remove(0);
@@ -282,7 +284,7 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
     serving.abort();
     site.settles("gpu-0", 2, &["unverified", "upstream_gap", "upstream_lost"])
         .await;
-    // Another process counts from the start.
+    // Another process begins its event numbers again.
     let (said, _, _serving) = server(&address.to_string()).await;
     said.lock().extend([trt_created(0), trt_stored(1, 3, 0, 1)]);
     site.settles("gpu-0", 1, &[]).await;
@@ -384,18 +386,18 @@ async fn ranks_of_tensorrt_llm_share_a_process_and_its_buffer() {
     settled(1, [&[], &[]]).await;
 }
 
-/// Answer that a server gives once; without anything, that nothing has happened.
+/// Answer that the server gives once. By default, the answer has no events.
 #[derive(Default)]
 enum Answer {
     #[default]
     Nothing,
     Events(Vec<Value>),
-    /// The events are taken out of the server, and their answer is lost on the way.
+    /// The events are taken out of the server, but the answer with them is lost.
     Lost,
     Garbage,
 }
 
-/// A server of TensorRT-LLM whose answers can be lost or damaged.
+/// Starts a simulated server of TensorRT-LLM whose answers can be lost or damaged.
 async fn broken_server() -> (Arc<Mutex<Answer>>, std::net::SocketAddr) {
     let said: Arc<Mutex<Answer>> = Arc::default();
     let answer = async |State(said): State<Arc<Mutex<Answer>>>| match std::mem::take(&mut *said.lock()) {
@@ -413,7 +415,7 @@ async fn broken_server() -> (Arc<Mutex<Answer>>, std::net::SocketAddr) {
     (said, address)
 }
 
-/// Waits until the server has been asked twice more.
+/// Waits until the server has been asked two more times.
 async fn asked_again(said: &Mutex<Answer>) {
     for _ in 0..2 {
         *said.lock() = Answer::Events(Vec::new());
@@ -435,11 +437,11 @@ async fn an_answer_of_tensorrt_llm_that_was_lost_is_in_doubt_until_the_numbers_g
     let lost = ["unverified", "upstream_lost"];
     *said.lock() = Answer::Lost;
     site.settles("gpu-0", 3, &lost).await;
-    // That nothing has happened since does not say what was in it.
+    // An empty answer does not show which events the lost answer had.
     asked_again(&said).await;
     assert_eq!(site.bridge.engines()[0].status, EngineStatus::Degraded);
     site.settles("gpu-0", 3, &lost).await;
-    // Nothing was.
+    // The number of the next event shows that no event was lost.
     *said.lock() = Answer::Events(vec![trt_removed(2, 1, 2)]);
     site.settles("gpu-0", 2, &[]).await;
 }
@@ -448,7 +450,7 @@ async fn an_answer_of_tensorrt_llm_that_was_lost_is_in_doubt_until_the_numbers_g
 async fn a_server_of_tensorrt_llm_that_has_said_nothing_yet_is_no_empty_one() {
     let site = Site::new(&[]).await;
     let (said, address) = broken_server().await;
-    // A bridge before this one was given the first events.
+    // An earlier bridge has taken the first events.
     let text = format!("gpu-0=http://{address},format=tensorrt-llm");
     site.follow_source(&text).await;
     asked_again(&said).await;

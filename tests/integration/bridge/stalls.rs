@@ -1,4 +1,5 @@
-//! A bridge that stands still. Its clock stands still too, until a test moves it: nothing here depends on how fast a machine is.
+//! A bridge that stands still. Its clock moves only when a test moves it, so the tests do not depend on the speed of
+//! the machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,10 +25,10 @@ use super::sources::{envelope, router_stored, trt_created, trt_stored};
 use super::{follow_text, stored};
 use crate::support::{PATIENCE, broker, subjects};
 
-/// A tick that never comes.
+/// Interval so long that no tick comes during a test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A bridge, and what it tells daemons.
+/// A bridge, and the messages that it publishes to daemons.
 struct Scene {
     bridge: Bridge,
     poll_interval: Duration,
@@ -42,7 +43,7 @@ impl Scene {
         Self::with_silence(poll_interval, NEVER).await
     }
 
-    /// A scene in which engines may be silent for so long.
+    /// Makes a scene in which an engine may be silent for `silent_after`.
     async fn with_silence(poll_interval: Duration, silent_after: Duration) -> Self {
         let broker = broker().await;
         let nats = async_nats::connect(broker.url()).await.unwrap();
@@ -79,14 +80,15 @@ impl Scene {
         follow_text(&self.bridge, text);
     }
 
-    /// Time passes, and the bridge takes no notice.
+    /// Moves the clock, as if the bridge had stood still.
     fn stand_still(&self) {
         let paused = self.poll_interval + Duration::from_secs(2);
         let paused_ms = u64::try_from(paused.as_millis()).unwrap();
         self.moved_ms.fetch_add(paused_ms, Ordering::SeqCst);
     }
 
-    /// Returns what daemons are told next: each block, and whether the holder is in doubt from now on.
+    /// Returns a description of the next batch to daemons: a word for each event, and whether the holder is in doubt
+    /// from now on.
     async fn next(&mut self) -> Vec<&'static str> {
         let message = tokio::time::timeout(PATIENCE, self.told.next()).await;
         let message = message.expect("daemons are told more").unwrap();
@@ -100,7 +102,7 @@ impl Scene {
         batch.events.iter().flat_map(describe).collect()
     }
 
-    /// Checks that daemons are told what is `expected`, in this order.
+    /// Checks that the bridge publishes exactly `expected`, in this order.
     async fn tells(&mut self, expected: &[&str]) {
         let mut told = Vec::new();
         while told.len() < expected.len() {
@@ -110,21 +112,21 @@ impl Scene {
     }
 }
 
-/// An engine that answers questions when a test wants it to.
+/// Simulated engine that answers a question only when the test lets it.
 struct Engine {
     publisher: TcpStream,
     replay: RouterSocket,
     sent: Vec<Bytes>,
 }
 
-/// A question that is open.
+/// Question of the bridge that is not answered yet.
 struct Question {
     client: Bytes,
     start: usize,
 }
 
 impl Engine {
-    /// An engine that `scene` follows.
+    /// Starts an engine that the bridge of `scene` follows.
     async fn followed(scene: &Scene) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut replay = RouterSocket::new();
@@ -148,7 +150,7 @@ impl Engine {
         self.publisher.write_all(&bytes).await.unwrap();
     }
 
-    /// The next question.
+    /// Returns the next question of the bridge.
     async fn asked(&mut self) -> Question {
         let asked = tokio::time::timeout(PATIENCE, self.replay.recv()).await;
         let frames = asked.expect("the bridge asks").unwrap().into_vec();
@@ -168,7 +170,7 @@ impl Engine {
         self.replay.send(message).await.unwrap();
     }
 
-    /// Gives back all that it has sent.
+    /// Answers a question with all batches from the asked one on.
     async fn answer(&mut self, Question { client, start }: Question) {
         for number in start..self.sent.len() {
             let payload = self.sent[number].clone();
@@ -177,13 +179,13 @@ impl Engine {
         self.reply(&client, &[0xff; 8], Bytes::new()).await;
     }
 
-    /// Answers what nobody can read.
+    /// Answers a question with an unreadable message.
     async fn fail(&mut self, question: Question) {
         self.reply(&question.client, b"?", Bytes::new()).await;
     }
 }
 
-/// A scene with an engine that is exact with one block, and a question to it that is open.
+/// Makes a scene with an engine that is exact with one block, and with an open question of the bridge.
 async fn asked() -> (Scene, Engine, Question) {
     let mut scene = Scene::new(Duration::from_millis(20)).await;
     let mut engine = Engine::followed(&scene).await;
@@ -206,7 +208,7 @@ async fn a_question_that_failed_after_a_stall_is_no_ordinary_one() {
     scene.tells(&["in doubt", "stored", "exact"]).await;
 }
 
-/// Batches that are published wait meanwhile.
+/// Published batches wait while the answer is incomplete.
 #[tokio::test]
 async fn an_answer_that_drips_leaves_no_engine_exact() {
     let mut scene = Scene::with_silence(Duration::from_millis(20), Duration::from_millis(200)).await;
@@ -220,7 +222,7 @@ async fn an_answer_that_drips_leaves_no_engine_exact() {
     engine
         .reply(&client, &(start as u64).to_be_bytes(), payload)
         .await;
-    // The rest of the answer does not come, and neither does what is published.
+    // Neither the rest of the answer nor the published batch arrives.
     engine.publish().await;
     scene.tells(&["in doubt"]).await;
     engine.reply(&client, &[0xff; 8], Bytes::new()).await;
@@ -257,10 +259,10 @@ async fn an_engine_that_cannot_be_asked_is_read_to_its_end_first() {
     scene.tells(&["stored", "stored", "stored"]).await;
 }
 
-/// Questions to a server of TensorRT-LLM, each with what takes the answer.
+/// Questions to a server of TensorRT-LLM. Each is a sender for its answer.
 type Questions = mpsc::Receiver<oneshot::Sender<Value>>;
 
-/// A server of TensorRT-LLM that answers when a test wants it to.
+/// Starts a simulated server of TensorRT-LLM that answers only when the test lets it.
 async fn server() -> (Questions, std::net::SocketAddr) {
     let (ask, questions) = mpsc::channel::<oneshot::Sender<Value>>(1);
     let handler = async |State(ask): State<mpsc::Sender<oneshot::Sender<Value>>>| {
@@ -311,7 +313,7 @@ async fn an_event_plane_is_read_to_its_end_after_a_stall() {
             let payload = envelope(1, number, &router_stored(7, 1, place, 1));
             nats.publish(SUBJECT, payload.into()).await.unwrap();
         };
-        // What comes before the subscription is not heard, and no number of it.
+        // Messages before the subscription are not received, so the bridge does not know their numbers.
         while scene.nats.statistics().in_messages.load(Ordering::SeqCst) == 0 {
             publish(0).await;
             tokio::task::yield_now().await;
@@ -325,7 +327,7 @@ async fn an_event_plane_is_read_to_its_end_after_a_stall() {
             scene.tells(&["stored"]).await;
             continue;
         }
-        // Some time later nothing waits any more, and what comes is news.
+        // Sooner or later no message waits any more, and the next message is a new one.
         for number in 3.. {
             if scene.next().await.contains(&"exact") {
                 break;

@@ -1,4 +1,4 @@
-//! Other processes at the sockets of engines that were silent for long.
+//! Other processes at the sockets of engines that were silent for a long time.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::servers::{Answers, Server};
 use super::{Site, follow, follow_text, options, stored};
 use crate::support::{eventually, subjects};
 
-/// A bridge to which every silence is a long one.
+/// Starts a bridge that treats every silence as a long one.
 fn impatient(site: &Site) -> Bridge {
     let follow = FollowOptions {
         give_up_after: Duration::ZERO,
@@ -36,7 +36,7 @@ async fn another_process_after_a_long_silence_is_in_doubt_until_it_clears() {
     publishers.publish(0, &json!([stored(1, 0, 3)]));
     site.settles("gpu-0", 3, &[]).await;
     publishers = publishers.restart(&python);
-    // That it has cleared before anybody listened says nothing about who it is.
+    // A clear from before the connection does not show that the process is the known engine.
     publishers.publish(0, &json!([["AllBlocksCleared"], stored(2, 0, 2)]));
     site.settles("gpu-0", 2, &["upstream_gap"]).await;
     eventually("the bridge says why, and what mends it", async || {
@@ -93,7 +93,7 @@ async fn a_name_that_is_an_address_vouches_for_whoever_is_there() {
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 3)]));
     let server = Server::start(Answers::vllm(&publishers, &[0])).await;
-    // Called by its address, and by a name of its own, with another scheme: two engines.
+    // The same server is followed twice, under its address and under a name: as two engines.
     follow_text(&bridge, &server.url());
     follow_text(&bridge, &format!("gpu-0={}", server.url()));
     let by_address = format!("127_d0_d0_d1_c{}", server.address.port());

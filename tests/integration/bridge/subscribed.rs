@@ -1,4 +1,4 @@
-//! Servers of engines that hand on events over gRPC: `SubscribeKvEvents`.
+//! Servers of engines that pass on events over gRPC: `SubscribeKvEvents`.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use super::servers::{follow, troubled};
 use super::{BLOCK, Site, follow_text, name_of, tokens};
 use crate::support::eventually;
 
-/// The messages as a server sends them; the product declares only what it reads.
+/// Messages in the form in which a server sends them. The bridge itself declares only the fields that it reads.
 mod sent {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Subscribe {
@@ -134,7 +134,7 @@ use sent::{Data, Frame};
 
 type Sender = mpsc::UnboundedSender<Result<Frame, Status>>;
 
-/// An engine's server: it gives each subscriber what `history` has, and then what is published.
+/// Simulated server of an engine. It sends each subscriber the frames in `history`, and then the published frames.
 #[derive(Clone, Default)]
 struct Servicer {
     history: Arc<Mutex<Vec<Frame>>>,
@@ -154,7 +154,7 @@ impl Servicer {
             .for_each(|one| drop(one.send(Ok(frame.clone()))));
     }
 
-    /// Ends all streams; the next ones begin with `history`.
+    /// Ends all streams with `status`. The next streams begin with `history`.
     fn end(&self, status: &Status, history: Vec<Frame>) {
         *self.history.lock() = history;
         for subscriber in self.subscribers.lock().drain(..) {
@@ -173,7 +173,7 @@ impl ServerStreamingService<sent::Subscribe> for Servicer {
             return std::future::ready(Err(Status::unimplemented("no publisher")));
         }
         if request.into_inner().start_sequence_number != 0 {
-            // As the genuine one does: a cursor has no incarnation.
+            // The real server refuses a cursor, too, because a cursor does not name a process.
             return std::future::ready(Err(Status::out_of_range("resubscribe with zero")));
         }
         self.subscriptions.fetch_add(1, Ordering::SeqCst);
@@ -187,7 +187,7 @@ impl ServerStreamingService<sent::Subscribe> for Servicer {
     }
 }
 
-/// The answer to a question; absent where the server does not have the method.
+/// Answer to a request; `None` if the server does not have the method.
 pub(super) struct Answer<Message>(pub(super) Option<Message>);
 
 /// A request without fields.
@@ -204,7 +204,7 @@ impl<Message: prost::Message + Clone> UnaryService<Ask> for Answer<Message> {
     }
 }
 
-/// Answers a question.
+/// Answers a request.
 pub(super) async fn answered<Message>(
     answer: Option<Message>,
     request: http::Request<Body>,
@@ -216,7 +216,7 @@ where
     Grpc::new(codec).unary(Answer(answer), request).await
 }
 
-/// The service by the name that vLLM's has.
+/// The service under the name that vLLM gives it.
 #[derive(Clone)]
 struct VllmEngine(Servicer);
 
@@ -250,7 +250,7 @@ impl Service<http::Request<Body>> for VllmEngine {
     }
 }
 
-/// Serves on a free port, until the guard is dropped.
+/// Starts a gRPC server with this service on a free port. It ends when the guard is dropped.
 pub(super) async fn serve_grpc<S>(service: S) -> (SocketAddr, DropGuard)
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
@@ -260,7 +260,7 @@ where
     serve_grpc_by(tonic::transport::Server::builder(), service).await
 }
 
-/// Serves as [`serve_grpc`] does, by a server with settings of its own.
+/// Starts a gRPC server as [`serve_grpc`] does, with the settings of `server`.
 async fn serve_grpc_by<S>(mut server: tonic::transport::Server, service: S) -> (SocketAddr, DropGuard)
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
@@ -282,7 +282,7 @@ where
     (address, stop.drop_guard())
 }
 
-/// A server on a free port, until it is dropped.
+/// Simulated server on a free port. It ends when the value is dropped.
 struct Served {
     address: SocketAddr,
     servicer: Servicer,
@@ -360,7 +360,7 @@ async fn a_stream_from_its_first_batch_is_whole() {
         block_hashes: vec![name_of(1, 5).cast_signed()],
     };
     served.servicer.publish(&frame(2, [Data::Removed(removed)]));
-    // A report of load repeats a number, and counts for nothing.
+    // A frame about load repeats an event number, and has no effect.
     let load = Some(sent::Load { load_only: true });
     served.servicer.publish(&Frame { load, ..frame(2, []) });
     served.servicer.publish(&frame(3, [stored(1, 5, 1)]));
@@ -380,7 +380,7 @@ async fn a_snapshot_counts_when_all_its_chunks_have_come() {
     site.settles("gpu-0", 5, &[]).await;
     served.servicer.publish(&frame(100, [stored(2, 0, 2)]));
     site.settles("gpu-0", 7, &[]).await;
-    // The server has lost something: another snapshot replaces all.
+    // The server reports a loss of data. A new snapshot replaces all blocks.
     let again = vec![chunk(7, 0, 1, [cleared(), stored(2, 0, 1)])];
     served.servicer.end(&Status::data_loss("incarnation 1"), again);
     site.settles("gpu-0", 1, &[]).await;
@@ -399,7 +399,7 @@ async fn what_a_server_has_missed_is_in_doubt_until_the_engine_clears() {
     site.settles("gpu-0", 2, &["upstream_gap"]).await;
     served.servicer.publish(&frame(51, [cleared(), stored(1, 0, 1)]));
     site.settles("gpu-0", 1, &[]).await;
-    // A relay that hands on live events only.
+    // The server now passes on only live events, as a relay does.
     served.servicer.end(
         &Status::unavailable("restarted"),
         vec![frame(52, [stored(1, 1, 1), stored(2, 0, 1)])],
@@ -430,7 +430,7 @@ async fn a_hole_is_asked_for_from_the_start() {
     served.servicer.publish(&frame(2, [stored(1, 2, 1)]));
     site.settles("gpu-0", 3, &[]).await;
     assert_eq!(served.servicer.subscriptions.load(Ordering::SeqCst), 2);
-    // The server goes away: what it had is out of sight.
+    // The server ends, so the bridge no longer sees the engine.
     let servicer = served.servicer.clone();
     drop(served);
     servicer.end(&Status::unavailable("shutting down"), Vec::new());
@@ -468,7 +468,7 @@ fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
     servicer
 }
 
-/// Serves an engine of the model `m` that has three blocks of the sequence 1, by a server with settings of its own.
+/// Starts a gRPC server, with the settings of `server`, for an engine of model `m` that has three blocks of sequence 1.
 pub(super) async fn serve_three_blocks(server: tonic::transport::Server) -> (SocketAddr, DropGuard) {
     let block_size = i32::try_from(BLOCK).unwrap();
     let servicer = told("m", block_size, vec![frame(0, [stored(1, 0, 3)])]);
@@ -482,7 +482,7 @@ async fn a_server_that_hands_on_events_tells_model_and_block_size() {
     let served = serve(told("m", block_size, vec![frame(0, [stored(1, 0, 4)])])).await;
     follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
     site.settles("gpu-0", 4, &[]).await;
-    // One that does not know the size yet: its first block tells it, and another engine's does not.
+    // The server does not know its block size yet. The first block of the engine gives the size.
     let site = Site::new(&[]).await;
     let served = serve(told("m", 0, vec![frame(0, [stored(2, 0, 3)])])).await;
     follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
@@ -490,7 +490,7 @@ async fn a_server_that_hands_on_events_tells_model_and_block_size() {
     assert_eq!(site.bridge.engines()[0].engine.block_size, BLOCK);
 }
 
-/// A Rust servicer without an engine of its own hands on one rank of several.
+/// A Rust server without an engine of its own passes on only one of several ranks.
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_that_are_not_heard_are_told_and_the_others_stay_exact() {
     let site = Site::new(&[]).await;
@@ -531,7 +531,7 @@ async fn a_server_that_hands_on_events_of_another_model_is_refused_in_words() {
     })
     .await;
     assert!(state.engines.is_empty() && site.bridge.engines().is_empty());
-    // One that says nothing of its model has to be given one.
+    // A server that names no model needs a model in the registration.
     let site = Site::new(&[]).await;
     let served = serve(Servicer::default()).await;
     follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
@@ -541,7 +541,7 @@ async fn a_server_that_hands_on_events_of_another_model_is_refused_in_words() {
     .await;
 }
 
-/// A server that hands on live events only is in doubt until its engine clears, which an operator can have.
+/// A server that passes on only live events is in doubt until its engine clears its cache. An operator can cause that.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_asked_to_drop_its_cache_over_grpc() {
     let site = Site::new(&[]).await;

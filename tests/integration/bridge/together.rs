@@ -1,4 +1,5 @@
-//! Several bridges that follow one engine: one speaks, and another when it dies or stands still.
+//! Several bridges that follow one engine. One bridge speaks (publishes the engine's events); if it dies or stands
+//! still, another bridge speaks.
 
 use serde_json::json;
 
@@ -9,7 +10,7 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
 
-/// One of several bridges, in a process of its own.
+/// Starts a bridge of the group in a process of its own.
 fn bridge(site: &Site, publishers: &Publishers) -> Process {
     let engine = format!("--engine={}", publishers.flag(0, "gpu-0"));
     let arguments = [
@@ -24,7 +25,8 @@ fn bridge(site: &Site, publishers: &Publishers) -> Process {
     Process::bridge(site.broker.url(), &arguments)
 }
 
-/// Waits until the bridge has applied so many batches and knows all that the engine has, and whether it speaks is as given.
+/// Waits until the bridge has applied `batches` batches, knows the engine's blocks for certain, and speaks or does not
+/// speak, as given.
 pub(super) async fn knows(bridge: &Process, batches: u32, speaks: bool) {
     let mut admin = HttpClient::connect(bridge.admin_address()).await;
     eventually("the bridge knows the engine", async || {
@@ -43,7 +45,7 @@ async fn epoch(site: &Site) -> u64 {
     site.holder("gpu-0").await.unwrap().epoch
 }
 
-/// The replay socket reaches back a few batches only: the next one speaks from what it has seen itself.
+/// The replay socket keeps only a few batches, so the next bridge must publish what it has seen itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     let Some(python) = python() else { return };
@@ -57,7 +59,7 @@ async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     site.settles("gpu-0", 0, &[]).await;
     let second = bridge(&site, &publishers);
     knows(&second, 0, false).await;
-    // Not so many at once that the replay socket could not give back what a connection has missed.
+    // The test publishes few batches at a time, so that the replay socket still has those that a connection missed.
     for round in 0..5 {
         for part in 0..20 {
             publishers.publish(0, &json!([stored(round, part, 1)]));
@@ -73,7 +75,7 @@ async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
         (holder.epoch > before && holder.exact && holder.blocks == 100).then_some(())
     })
     .await;
-    // One that comes late can't know the start, and leaves it to the one that does.
+    // A bridge that starts late cannot know the first batches. It leaves the engine to the bridge that knows them.
     let third = bridge(&site, &publishers);
     publishers.publish(0, &json!([stored(7, 0, 1)]));
     site.settles("gpu-0", 101, &[]).await;
@@ -105,14 +107,14 @@ async fn a_bridge_that_stood_still_leaves_it_to_the_other_one() {
     publishers.publish(0, &json!([removed(2, 4, 6)]));
     site.settles("gpu-0", 14, &[]).await;
     asking.expect(2, 4);
-    // It is back, and has not heard of that.
+    // The bridge continues, and has not noticed that another bridge speaks.
     let after = epoch(&site).await;
     first.signal(rustix::process::Signal::CONT);
     knows(&first, 2, false).await;
     publishers.publish(0, &json!([stored(3, 0, 1)]));
     site.settles("gpu-0", 15, &[]).await;
     assert_eq!(epoch(&site).await, after);
-    // In good order it is the first one's turn again.
+    // When the second bridge ends normally, the first one speaks again.
     let (code, log) = second.stop();
     assert_eq!(code, Some(0), "{log}");
     eventually("the first one speaks", async || {

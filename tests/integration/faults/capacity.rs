@@ -1,5 +1,5 @@
-//! An index that is too small for what workers hold, while everything else goes wrong: what is forgotten makes answers smaller, never
-//! larger, whatever else happens.
+//! An index that is too small for the workers' blocks, while other faults happen. Forgotten blocks make the depths in
+//! answers smaller, never larger.
 
 use super::{SHORT_PATIENCE, answers, pause, runs};
 use crate::support::fleet::{Fleet, OneDaemon};
@@ -9,7 +9,7 @@ use crate::support::truth::Tally;
 use crate::support::way::Way;
 use crate::support::{Client, daemon, server, snapshots_in};
 
-/// Room for 150 blocks, of about 290 that the workers hold between them.
+/// Limit of 150 blocks in the namespace. All workers together have about 290 different blocks.
 const ROOM: (&str, &str) = ("limits.max_blocks_per_namespace", "150");
 
 #[tokio::test(flavor = "multi_thread")]

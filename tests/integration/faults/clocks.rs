@@ -1,4 +1,4 @@
-//! Clocks that jump: of publishers, and of the daemon.
+//! Clocks that jump: the clocks of publishers, and the clock of the daemon.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::support::{
     Client, broker, daemon, hashes, namespace, snapshots_in, stored, stored_after, subjects, worker,
 };
 
-/// A worker whose clock nobody can rely on, and a router.
+/// A worker whose batches can have any time, and a router.
 struct Scene {
     client: Client,
     truth: Truth,
@@ -20,7 +20,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// The worker's next batch: one block more of the chain.
+    /// Publishes the worker's next batch, which adds a block to the chain.
     async fn publish(&mut self, time_us: Option<u64>) {
         self.seq += 1;
         let seq = self.seq;
@@ -51,7 +51,7 @@ impl Scene {
         ask_all(&self.client, &self.truth, &self.prompts, &mut self.tally).await;
     }
 
-    /// Every reply is the truth, from the first on.
+    /// Waits until every reply equals the truth.
     async fn settle(&mut self) {
         let mut settled = Tally::default();
         settle(&self.client, &self.truth, &self.prompts, &mut settled).await;
@@ -74,7 +74,7 @@ async fn clocks_that_jump() {
         seq: 0,
     };
 
-    // The publisher's clock: no batch is dropped or doubted for its time.
+    // The publisher's clock jumps. No batch is dropped or doubted because of its time.
     let first = daemon(broker.url(), &settings).await;
     for time_us in [0, u64::MAX, 1, u64::MAX - 1, 1_700_000_000_000_000] {
         scene.publish(Some(time_us)).await;
@@ -82,7 +82,7 @@ async fn clocks_that_jump() {
     scene.settle().await;
     first.stop().await;
 
-    // The daemon's clock was a century ahead when that snapshot was written, and has been set right since.
+    // The daemon's clock was a century ahead when this snapshot was written, and is right now.
     let snapshot = newest_snapshot(folder.path());
     let ahead = folder
         .path()

@@ -1,6 +1,7 @@
-//! A cluster of three NATS servers, which keep the events stream three times. Two daemons are on different servers, and so are the workers.
+//! A cluster of three NATS servers, each of which keeps the events stream. Two daemons, and the workers, are connected
+//! to different servers.
 //!
-//! The short form goes one way where the long one goes several, and leaves out what takes longest.
+//! The short form of a scenario uses one transport instead of several, and leaves out the slowest parts.
 
 use super::pause;
 use super::replicas::AllReplicas;
@@ -13,25 +14,25 @@ use kvatlas_daemon::Daemon;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Pause between two batches: as many as three servers that share a machine with everything else can keep.
+/// Pause between two batches. Three servers that share a machine with everything else can keep up with it.
 const PACE: Duration = Duration::from_millis(5);
-/// How long nothing happens between two faults.
+/// Time without a fault between two faults, in milliseconds.
 const CALM_MS: u64 = 1500;
-/// Clusters that run at once: elections go by the clock.
+/// Lock that lets only one cluster run at a time, because elections depend on time limits.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// The ways that events travel in a scenario: in its short form only the first.
+/// Returns the transports with which a scenario runs: all of them, or only the first in the short form.
 fn ways(all: &[Way]) -> &[Way] {
     if is_long_form() { all } else { &all[..1] }
 }
 
-/// A cluster with two daemons.
+/// A cluster of NATS servers with two daemons.
 struct Scene {
     cluster: Cluster,
     daemons: Vec<Daemon>,
     fleet: Fleet,
     floors: AllReplicas,
-    /// For looks at the stream.
+    /// Connection for questions about the stream.
     looks: async_nats::Client,
 }
 
@@ -71,7 +72,7 @@ impl Scene {
         }
     }
 
-    /// Lets `faults` happen under load, and waits until everything is known again.
+    /// Lets `faults` happen under load, and waits until every reply equals the truth again.
     async fn suffer(&mut self, faults: impl AsyncFnOnce(&mut Cluster, &async_nats::Client)) -> Tally {
         let happens = async {
             pause(CALM_MS).await;
@@ -84,7 +85,8 @@ impl Scene {
         tally
     }
 
-    /// Waits until every daemon has every worker exact: whoever is asked, the reply is the truth then. Workers only show that they live.
+    /// Waits until every worker is exact at every daemon. Then every reply equals the truth, whichever daemon gives it.
+    /// Workers send only heartbeats meanwhile.
     async fn wait_for_daemons(&mut self) {
         let started = Instant::now();
         let addresses = self.floors.0.lock().clone();
@@ -165,7 +167,7 @@ async fn a_server_is_cut_off_from_the_others() {
         let mut scene = Box::pin(Scene::start(&server(), way, "3")).await;
         let tally = scene
             .suffer(async |cluster, _| {
-                // A daemon and a third of the workers are on it.
+                // A daemon and a third of the workers are connected to this server.
                 cluster.cut_off(0);
                 pause(2 * CALM_MS).await;
                 cluster.heal(0);

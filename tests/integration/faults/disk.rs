@@ -1,4 +1,4 @@
-//! A disk that is full, does not sync, does not rename, or is there no more from one operation to the next, while a daemon writes
+//! A disk that is full, does not sync, does not rename, or disappears between two operations, while a daemon writes
 //! snapshots to it under load.
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::support::truth::Tally;
 use crate::support::way::Way;
 use crate::support::{PATIENCE, config, daemon, server, snapshots_in};
 
-/// How many snapshots of the folder are whole; each must be.
+/// Returns the number of complete snapshots in the folder. Fails if a snapshot is incomplete.
 fn whole_snapshots(folder: &Path) -> usize {
     let files = std::fs::read_dir(folder)
         .unwrap()
@@ -35,7 +35,7 @@ fn whole_snapshots(folder: &Path) -> usize {
     snapshots.map(check).count()
 }
 
-/// A daemon starts on a sound disk, goes on with one that fails, and is started anew on a sound one.
+/// Starts a daemon on a sound disk, lets the disk fail, and then starts another daemon on a sound disk.
 async fn fails(way: Way, fault: DiskFault, seed: u64) -> Tally {
     let broker = Restartable::start(&server()).await;
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ async fn fails(way: Way, fault: DiskFault, seed: u64) -> Tally {
     tokio::time::timeout(PATIENCE, failing.ready())
         .await
         .expect("ready on a failing disk");
-    // Until a snapshot by the clock is tried; another one is at the end.
+    // The load lasts until a scheduled snapshot is tried. Another snapshot is written at the stop.
     let is_tried = eventually("a snapshot is tried", async || {
         (disk.operations() > 0).then_some(())
     });
@@ -107,7 +107,7 @@ async fn a_disk_that_does_not_sync_or_rename() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_any_two_operations_of_the_disk() {
-    // Of ten or so that a snapshot takes, the last are: sync, rename, sync the directory.
+    // A snapshot takes about ten operations. The last ones are: sync, rename, sync the directory.
     let crashes = (0..runs() * 2).map(|run| DiskFault::Crash(1 + run * 3 % 14));
     all(
         Way::Stream,

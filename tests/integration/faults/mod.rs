@@ -1,9 +1,10 @@
-//! Faults that users of a daemon meet sooner or later: it is killed, its broker is killed, the network fails, or disks are full or
-//! lie. Clocks jump, there is too little room, or replicas are restarted one after the other. While it happens no reply that
-//! is marked exact is wrong; afterwards every reply is the truth.
+//! Faults that users of a daemon meet sooner or later. The daemon or its broker is killed, the network fails, or disks
+//! are full or damage data. Clocks jump, there is too little room, or replicas are restarted one after the other.
+//! During a fault, no reply that is marked exact is wrong; afterwards, every reply equals the truth.
 //!
-//! Each scenario prints what its replies were worth. `deploy/faults.sh` runs the long form, and with it the scenarios of
-//! [`crate::resync`]: what publishers, and the way from them, do wrong.
+//! Each scenario prints how many of its replies were exact, degraded, wrong or blind. `deploy/faults.sh` runs the long
+//! form. It also runs the scenarios of [`crate::resync`], with faults of publishers and of the network between
+//! publishers and daemon.
 
 mod broker;
 mod capacity;
@@ -21,14 +22,14 @@ use crate::support::Client;
 use crate::support::{eventually, fault_runs as runs};
 use kvatlas_client::ClientError;
 
-/// How long a router waits where the only daemon may be gone. Longer than the delays of the network.
+/// Longest wait of a router for an answer if the only daemon may be gone. It is longer than the delays of the network.
 const SHORT_PATIENCE: Duration = Duration::from_millis(400);
 
 async fn pause(milliseconds: u64) {
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
 
-/// Waits until some daemon answers, whatever it knows.
+/// Waits until a daemon answers, even with a refusal.
 async fn answers(client: &Client) {
     eventually("a daemon answers", async || match client.status().await {
         Ok(_) | Err(ClientError::Refused(_)) => Some(()),

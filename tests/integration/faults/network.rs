@@ -12,8 +12,8 @@ use kvatlas_core::wire::{Event, Tier};
 use super::{SHORT_PATIENCE, pause};
 use crate::support::{Client, daemon, engine, eventually, hashes, matches, server, stored, subjects};
 
-/// Only what the daemon hears of events stops; queries and their replies get through. Nobody can know what is published then, so
-/// replies stay as they were until the publisher is missed, and are marked from then on.
+/// Lets only events fail to arrive; queries and replies still pass. Until the silence of the publisher is noticed,
+/// replies stay as they were. From then on, they are not exact.
 async fn only_events_fall_silent(way: Way) {
     let broker = Restartable::start(&server()).await;
     let proxy = Proxy::to(broker.port()).await;
@@ -135,7 +135,7 @@ async fn fails(way: Way) {
             pause(200).await;
             proxy.set(fault);
             pause(600).await;
-            // What silence held back arrives now, unless the line is cut before.
+            // Delayed messages arrive now, unless the connection is cut before.
             proxy.heal();
             pause(200).await;
             proxy.set(fault);

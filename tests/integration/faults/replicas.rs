@@ -1,4 +1,4 @@
-//! Two replicas, restarted one after the other: no query is left unanswered or blind.
+//! Two replicas that are restarted one after the other. Every query is answered, and no answer lacks all holders.
 
 use std::path::Path;
 
@@ -15,7 +15,8 @@ use crate::support::{
     stored,
 };
 
-/// Several daemons answer: what all that are up have applied. Empty while one of them comes or goes.
+/// Admin addresses of the running daemons. A state counts as seen if all of them have applied it. Empty while a daemon
+/// starts or stops.
 #[derive(Default)]
 pub(super) struct AllReplicas(pub(super) parking_lot::Mutex<Vec<std::net::SocketAddr>>);
 
@@ -35,7 +36,7 @@ impl Floors for AllReplicas {
     }
 }
 
-/// How far a daemon has followed each worker, as its admin listener says.
+/// Returns the cursor that a daemon has applied for each worker, from its admin listener.
 fn cursors_of(address: std::net::SocketAddr) -> std::collections::BTreeMap<String, BatchCursor> {
     let (_, body) = http_get(address, "/workers");
     let json: serde_json::Value = serde_json::from_str(&body).unwrap();
@@ -119,7 +120,7 @@ async fn a_replica_that_knows_less_takes_no_queries() {
         .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
         .await;
 
-    // Nothing tells the new one of the worker, so it keeps out of the way.
+    // The new replica has not heard of the worker, so it is not ready.
     let starting = Daemon::start(config(broker.url(), &[])).await.unwrap();
     let latches = async || {
         let (_, body) = http_get(starting.admin_address().unwrap(), "/readyz");
@@ -134,7 +135,7 @@ async fn a_replica_that_knows_less_takes_no_queries() {
     }
     assert_eq!(latches().await["settled"], false);
 
-    // The worker begins a new epoch: now both know as much.
+    // The worker begins a new epoch, so both replicas know the same.
     let mut publisher = client
         .publisher("gpu-0", 0)
         .resuming(BatchCursor { epoch: 2, seq: 0 });
@@ -151,7 +152,7 @@ async fn a_replica_that_knows_less_takes_no_queries() {
         [("gpu-0".to_owned(), 0, 4, true)]
     );
 
-    // Where nobody serves, any answer is better than none.
+    // A daemon without a serving replica becomes ready with any state.
     starting.stop().await;
     let alone = daemon(broker.url(), &[]).await;
     alone.stop().await;

@@ -1,4 +1,4 @@
-//! Snapshot files that are damaged on the disk: cut at any length, with bits flipped, or empty.
+//! Damaged snapshot files: cut at any length, with flipped bits, or empty.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +9,9 @@ use crate::support::truth::Workload;
 use crate::support::way::Way;
 use crate::support::{Client, daemon, server, snapshots_in};
 
-/// Bytes before the first frame: the file is cut at each of them, and at random places behind.
+/// Number of bytes before the first frame. The file is cut at each of these, and at random places after them.
 const HEADER_BYTES: usize = 64;
-/// Random places of a run.
+/// Number of random places in one run.
 const PLACES: u64 = 8;
 
 fn snapshots(folder: &Path) -> Vec<PathBuf> {
@@ -25,7 +25,7 @@ fn snapshots(folder: &Path) -> Vec<PathBuf> {
     snapshots
 }
 
-/// Returns damages that a whole file may come to, each with its name.
+/// Returns damaged versions of a complete file, each with a name.
 fn damages(whole: &[u8], dice: &mut Workload, rounds: u64) -> Vec<(String, Vec<u8>)> {
     let cut = |length: usize| (format!("cut at {length}"), whole[..length].to_vec());
     let mut damages: Vec<_> = (0..HEADER_BYTES.min(whole.len())).map(cut).collect();

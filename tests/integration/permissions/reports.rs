@@ -1,4 +1,5 @@
-//! Reports of routers, and questions of Dynamo's router: who may send them, and who is refused.
+//! Reports of routers, and questions of Dynamo's router: the clients that may send them, and the clients that are
+//! refused.
 
 use kvatlas_core::wire::{Hint, Outcome, QueryOptions, SingleQuery};
 use serde_json::Value;
@@ -6,7 +7,7 @@ use serde_json::Value;
 use super::{ACCOUNTS, InRole, USERS, broker, daemon, is_exact_with, of_three_blocks};
 use crate::support::{by_sequence, eventually, hashes, http_get, namespace, worker};
 
-/// The subject on which Dynamo's routers ask about `dynamo.backend`, as the configurations name it.
+/// Subject of the questions of Dynamo's routers about `dynamo.backend`, as in the configurations.
 const DYNAMO: &str = "dynamo_backend.kv_indexer_query-719a0554d096ab3c";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +85,7 @@ async fn a_router_of_dynamo_asks_with_either_configuration() {
         let settings = [("dynamo.components", "dynamo.backend")];
         let daemon = daemon(broker.url(), "daemon", &settings).await;
         let mut router = InRole::connect(broker.url(), "dynamo").await;
-        // The daemon acknowledges each request. The answer itself would go over a connection of its own.
+        // The daemon acknowledges each request. It would send the answer over another connection.
         eventually("the daemon takes a request", async || {
             let asked = router.nats.request(DYNAMO, "x".into()).await.ok()?;
             asked.payload.is_empty().then_some(())

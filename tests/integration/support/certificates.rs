@@ -1,21 +1,21 @@
-//! Certificates of an authority of our own, made by openssl.
+//! Certificates of an authority that tests make with openssl.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An authority, in a folder that goes with it.
+/// Authority in a folder, which is removed when the value is dropped.
 pub struct Authority {
     folder: tempfile::TempDir,
 }
 
-/// A certificate and its key, as PEM files.
+/// Certificate and its key, as PEM files.
 pub struct Certificate {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
 impl Certificate {
-    /// The settings with which a daemon shows it.
+    /// Returns the settings with which a daemon shows this certificate.
     pub fn settings(&self) -> [(&'static str, &str); 2] {
         [
             ("nats.tls_cert_file", text(&self.certificate)),
@@ -25,7 +25,7 @@ impl Certificate {
 }
 
 impl Authority {
-    /// A new authority; none on a machine without openssl.
+    /// Makes a new authority; `None` on a machine without openssl.
     pub fn new() -> Option<Self> {
         if Command::new("openssl").arg("version").output().is_err() {
             assert!(
@@ -42,12 +42,13 @@ impl Authority {
         Some(authority)
     }
 
-    /// Its own certificate: whoever trusts it trusts all of them.
+    /// Returns the path of the authority's own certificate. A client that trusts it trusts all certificates of the
+    /// authority.
     pub fn certificate(&self) -> PathBuf {
         self.folder.path().join("authority.pem")
     }
 
-    /// A certificate for `name` on this machine.
+    /// Makes a certificate for `name` on this machine.
     pub fn issue(&self, name: &str) -> Certificate {
         let (certificate, key) = (self.certificate(), self.folder.path().join("authority.key"));
         let authority = ["-CA", text(&certificate), "-CAkey", text(&key)];
@@ -92,7 +93,7 @@ impl Authority {
     }
 }
 
-/// A path of ours as text.
+/// Returns a path as text.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

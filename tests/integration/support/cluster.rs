@@ -1,4 +1,4 @@
-//! Three NATS servers in one cluster, with JetStream, whose routes can be cut.
+//! Three NATS servers in a cluster with JetStream. Tests can cut the connections between them (routes).
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use super::jetstream::STREAM;
 use super::proxy::{Network, Proxy};
 use super::{eventually, lasting_port};
 
-/// The servers of a cluster.
+/// Number of servers in a cluster.
 pub const SERVERS: usize = 3;
 
-/// A cluster. Its servers are numbered from 0, and keep their ports and their stores.
+/// Cluster whose servers are numbered from 0, and keep their ports and their stores.
 pub struct Cluster {
     servers: Vec<Server>,
-    /// The way from a server to each of the others; to itself there is none.
+    /// Proxy on the route from each server to each other server; `None` from a server to itself.
     routes: Vec<Vec<Option<Proxy>>>,
 }
 
@@ -30,7 +30,7 @@ struct Server {
 }
 
 impl Cluster {
-    /// Three servers of this binary, which have elected a leader of the stores.
+    /// Starts three servers of this binary, and waits until they have elected a leader of the stores.
     pub async fn start(binary: &Path) -> Self {
         let ports: Vec<u16> = (0..SERVERS).map(|_| lasting_port()).collect();
         let mut cluster = Self {
@@ -52,7 +52,7 @@ impl Cluster {
         let nats = async_nats::connect(cluster.url(0)).await.unwrap();
         let stores = jetstream::new(nats);
         eventually("the servers have elected a leader", async || {
-            // Only a leader knows that there is no such stream.
+            // Only the leader can tell that the stream does not exist.
             match stores.get_stream("NONE").await.err()?.kind() {
                 GetStreamErrorKind::JetStream(error) => {
                     (error.error_code() == ErrorCode::STREAM_NOT_FOUND).then_some(())
@@ -69,23 +69,23 @@ impl Cluster {
         &self.servers[number].url
     }
 
-    /// SIGKILL.
+    /// Kills a server with SIGKILL.
     pub fn kill(&mut self, number: usize) {
         self.servers[number].broker.take();
     }
 
-    /// Starts a server again that has ended.
+    /// Starts a server that has ended.
     pub async fn restart(&mut self, number: usize) {
         self.servers[number].begin().await;
     }
 
-    /// From the next start on a server is of this binary.
+    /// Sets the binary of a server from its next start on.
     pub fn replace_binary(&mut self, number: usize, binary: &Path) {
         binary.clone_into(&mut self.servers[number].binary);
     }
 
-    /// Tells a server to shut down in good order, and waits until it has: it hands its stores over, and ends its connections one after the
-    /// other.
+    /// Tells a server to shut down in good order, and waits until it has. The server hands its stores over, and ends
+    /// its connections one after the other.
     pub async fn retire(&mut self, number: usize) {
         let broker = self.servers[number].broker.as_ref().unwrap();
         let pid = Pid::from_raw(i32::try_from(broker.pid()).unwrap()).unwrap();
@@ -98,7 +98,7 @@ impl Cluster {
         self.kill(number);
     }
 
-    /// Cuts a server off from the others; its clients stay with it.
+    /// Cuts a server off from the other servers. Its clients stay connected.
     pub fn cut_off(&self, number: usize) {
         self.set_routes_of(
             number,
@@ -109,7 +109,7 @@ impl Cluster {
         );
     }
 
-    /// The server finds the others again.
+    /// Reconnects a server with the other servers.
     pub fn heal(&self, number: usize) {
         self.set_routes_of(number, Network::default());
     }
@@ -120,7 +120,7 @@ impl Cluster {
         from.chain(to).flatten().for_each(|proxy| proxy.set(network));
     }
 
-    /// The number of the server that leads the events stream.
+    /// Returns the number of the server that leads the events stream.
     pub async fn leader(&self, nats: &async_nats::Client) -> usize {
         let stores = jetstream::new(nats.clone());
         eventually("the stream has a leader", async || {
@@ -131,7 +131,7 @@ impl Cluster {
         .await
     }
 
-    /// Has the events stream moved to a server, and waits until it is there.
+    /// Moves the leadership of the events stream to a server, and waits until it is there.
     pub async fn move_stream(&self, nats: &async_nats::Client, number: usize) {
         let stores = jetstream::new(nats.clone());
         let stream = stores.get_stream(STREAM).await.unwrap();
@@ -164,12 +164,12 @@ impl Server {
         let store = tempfile::tempdir().unwrap();
         let config_lines = vec![
             format!("server_name: {name}\nserver_tags: [{name}]"),
-            // Nobody is told a way past the proxies.
+            // The servers must not learn addresses that bypass the proxies.
             format!(
                 "cluster {{ name: kvatlas, listen: \"127.0.0.1:{port}\", advertise: \"127.0.0.1:1\", routes: [{}] }}",
                 routes.join(", ")
             ),
-            // The least that the server takes, for its duration.
+            // This is the shortest duration that the server accepts.
             "lame_duck_grace_period: \"1s\"\nlame_duck_duration: \"30s\"".to_owned(),
         ];
         let options = BrokerOptions {

@@ -1,6 +1,6 @@
-//! A disk that fails when it is told to: for tests of what becomes of snapshots then.
+//! Disk that fails on demand, for tests of snapshots.
 //!
-//! The unit tests of the daemon's snapshots use this file as well.
+//! The unit tests of the daemon's snapshots use this file, too.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -11,24 +11,24 @@ use parking_lot::Mutex;
 
 use kvatlas_process::storage::{Disk, Storage, StorageFile, create_private_file};
 
-/// Operation that fails.
+/// Operation of the disk that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskFault {
-    /// Writing, with the disk full, after so many bytes.
+    /// Writing fails after so many bytes, because the disk is full.
     Full(u64),
-    /// Bringing a file's content to the disk.
+    /// Flushing a file to the disk fails.
     Sync,
-    /// The rename.
+    /// Renaming fails.
     Rename,
-    /// Bringing the directory's names to the disk.
+    /// Flushing the names of a directory to the disk fails.
     SyncDirectory,
-    /// Removing a file.
+    /// Removing a file fails.
     Remove,
-    /// The process dies before its operation of this number, from 0: it and all later ones do nothing.
+    /// The process dies before the operation with this number, from 0. This operation and all later ones do nothing.
     Crash(u64),
 }
 
-/// The machine's file system with a fault, which can be set and mended at any time. Clones share it.
+/// File system of the machine with a fault, which can be set and removed at any time. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultyDisk(Arc<Mutex<State>>);
 
@@ -40,7 +40,7 @@ struct State {
 }
 
 impl FaultyDisk {
-    /// A disk with `fault`.
+    /// Makes a disk with `fault`.
     pub(crate) fn new(fault: DiskFault) -> Self {
         Self(Arc::new(Mutex::new(State {
             fault: Some(fault),
@@ -50,12 +50,12 @@ impl FaultyDisk {
     }
 
     #[allow(dead_code, reason = "only unit tests mend a disk")]
-    /// Nothing fails from now on.
+    /// Removes the fault.
     pub(crate) fn mend(&self) {
         self.0.lock().fault = None;
     }
 
-    /// How many operations there were.
+    /// Returns the number of operations so far.
     pub(crate) fn operations(&self) -> u64 {
         self.0.lock().operations
     }
@@ -71,7 +71,7 @@ impl FaultyDisk {
         }
     }
 
-    /// How many of `wanted` bytes the disk has room for.
+    /// Returns how many of `wanted` bytes the disk has room for.
     fn take_room(&self, wanted: usize) -> usize {
         let mut state = self.0.lock();
         let Some(DiskFault::Full(room)) = state.fault else {

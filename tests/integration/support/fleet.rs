@@ -1,7 +1,8 @@
-//! Workers that publish and routers that ask while something goes wrong.
+//! Workers that publish and routers that query, while faults happen.
 //!
-//! The workers are [`HolderPublisher`]s, as engines have them, so what a fault has swallowed is asked for and given. They send
-//! no heartbeats by themselves: a fleet sends them, so that it knows the number of every batch.
+//! The workers are [`HolderPublisher`]s, as engines have them, so daemons can ask them for batches that a fault has
+//! lost. The workers send no heartbeats by themselves. The fleet sends the heartbeats, so that it knows the number of
+//! every batch.
 
 use std::time::{Duration, Instant};
 
@@ -18,49 +19,50 @@ use super::{Client, PATIENCE, by_sequence, engine, is_long_form, subjects};
 
 /// Pause between two batches.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
-/// How long a router waits for an answer unless told otherwise.
+/// Longest wait of a router for an answer, unless a test sets another.
 const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
-/// Routers that ask side by side.
+/// Number of routers that query at the same time.
 const ROUTERS: usize = 4;
-/// Pause between two looks at whether all holders are exact.
+/// Pause between two checks whether all holders are exact.
 const HEAL_INTERVAL: Duration = Duration::from_millis(20);
-/// After so many queries of a router, what the daemon has applied is asked for.
+/// Number of a router's queries after which it asks how much the daemon has applied.
 const QUERIES_PER_STATUS: u64 = 8;
-/// A worker begins a new epoch after so many batches, like one that is restarted.
+/// Number of a worker's batches after which it begins a new epoch, as after a restart.
 const BATCHES_PER_EPOCH: u64 = 200;
-/// After so many batches one of the anchors begins a new epoch.
+/// Number of batches after which one of the anchors begins a new epoch.
 const BATCHES_PER_RENEWAL: u64 = 150;
-/// Workers that have every prompt, whatever happens: whoever names nobody is blind. Two, which begin new epochs in turn.
+/// Number of anchors: workers that always have every prompt, so that an answer without holders is blind. There are two,
+/// which begin new epochs in turn.
 const ANCHORS: usize = 2;
 
-/// Settings with which a daemon asks soon again.
+/// Settings with which a daemon soon repeats a failed resync.
 pub const QUICK_RESYNCS: [(&str, &str); 3] = [
     ("resync.retry_min_ms", "10"),
     ("resync.retry_max_ms", "200"),
     ("resync.timeout_ms", "500"),
 ];
 
-/// Through a stream: an outage of some seconds is waited for.
+/// Transport through a stream that waits for outages of some seconds.
 pub const THROUGH_STREAM: Transport = Transport::JetStream {
     acknowledgement_timeout: Duration::from_millis(300),
     attempts: 20,
 };
 
-/// A worker: its publisher, and the number of its last batch.
+/// Worker: its publisher, and the cursor of its last batch.
 struct Worker {
     name: String,
     publisher: HolderPublisher,
     cursor: BatchCursor,
 }
 
-/// Connections and transport that a fleet's workers publish with.
+/// Connections and transport with which the workers of a fleet publish.
 struct Engines {
-    /// The workers use them in turn.
+    /// Connections, which the workers use in turn.
     connections: Vec<async_nats::Client>,
     transport: Transport,
 }
 
-/// Workers, the truth about them, and a router.
+/// Workers, the truth about their blocks, and a router.
 pub struct Fleet {
     pub client: Client,
     pub truth: Truth,
@@ -73,12 +75,12 @@ pub struct Fleet {
     pace: Duration,
 }
 
-/// Tells which states the daemons that answer have certainly seen.
+/// Source of the floors: for each holder, the newest state that every answering daemon has certainly seen.
 pub trait Floors {
     async fn raise(&self, client: &Client, truth: &Truth);
 }
 
-/// One daemon answers: its status says it.
+/// The floors (the newest states that a daemon has certainly seen) of a single daemon, from its status.
 pub struct OneDaemon;
 
 impl Floors for OneDaemon {
@@ -90,13 +92,13 @@ impl Floors for OneDaemon {
 }
 
 impl Fleet {
-    /// `workers` workers that publish through `transport`, and a router, on the broker at `url`, with a seeded load. A daemon must
-    /// be there already.
+    /// Makes a fleet of `workers` workers that publish through `transport`, and a router, at the broker `url`. `seed`
+    /// decides the load. A daemon must be there already.
     pub async fn through(url: &str, transport: Transport, workers: u64, seed: u64) -> Self {
         Self::across(url, &[url.to_owned()], transport, workers, seed).await
     }
 
-    /// As [`Self::through`], with the router and the workers on different brokers of a cluster.
+    /// Makes a fleet as [`Self::through`] does, with the router and the workers at different brokers of a cluster.
     pub async fn across(
         router: &str,
         brokers: &[String],
@@ -131,43 +133,44 @@ impl Fleet {
         fleet
     }
 
-    /// From here on there is always somebody who has what is asked for.
+    /// Publishes every prompt from each anchor. From here on, some holder always has the blocks of a query.
     async fn place_anchors(&mut self) {
         for anchor in &mut self.anchors {
             anchor.publish(&self.truth, everything(&self.prompts)).await;
             let cursor = anchor.cursor;
             self.client.applied(&anchor.name, 0, cursor).await;
-            // Other replicas are given the same time again.
+            // Other replicas get the same time again.
             tokio::time::sleep(HEAL_INTERVAL).await;
             self.truth.raise_floor(&anchor.name, 0, cursor);
         }
     }
 
-    /// Lets routers wait for `patience`: a request that a fault has swallowed is given up after that.
+    /// Sets the longest wait of routers. A request that a fault has lost fails after it.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.client.queries = self.client.queries.with_patience(patience);
         self
     }
 
-    /// Lets so much time pass between two batches.
+    /// Sets the pause between two batches.
     #[must_use]
     pub fn with_pace(mut self, pace: Duration) -> Self {
         self.pace = pace;
         self
     }
 
-    /// A number below `bound`, of the same seed as the load.
+    /// Returns a random number below `bound`, from the seed of the load.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.workload.below(bound)
     }
 
-    /// Publishes and asks while `faults` happen; returns what the replies were worth.
+    /// Publishes and queries while `faults` happen. Returns the tally of the replies.
     ///
-    /// There is a query for each batch. In the long form routers ask as often as the machine can.
+    /// In the short form of a scenario, there is one query for each batch. In the long form, there are as many as the
+    /// machine can answer.
     pub async fn under_load(&mut self, floors: &impl Floors, faults: impl Future<Output = ()>) -> Tally {
         let stop = CancellationToken::new();
-        // A permit for each query. Those that a fault holds up are asked when it is over.
+        // There is a permit for each query. Queries that a fault delays are made when it is over.
         let due = Semaphore::new(0);
         let Self {
             client,
@@ -219,7 +222,7 @@ impl Fleet {
                     floors.raise(client, truth).await;
                 }
                 if reply.is_err() {
-                    // Nobody there: not as often as the machine can.
+                    // If no daemon answers, the router waits between two queries.
                     tokio::time::sleep(PUBLISH_INTERVAL).await;
                 }
             }
@@ -232,7 +235,8 @@ impl Fleet {
         tally
     }
 
-    /// After the faults: workers only show that they live, and every reply must come to be the truth, with everybody exact.
+    /// Waits, after the faults, until every reply equals the truth with all holders exact. Workers send only heartbeats
+    /// meanwhile.
     pub async fn settle(&mut self, tally: &mut Tally) {
         let started = Instant::now();
         self.beat_until(started, "exact", |holder| holder.exact).await;
@@ -240,8 +244,8 @@ impl Fleet {
         tally.time_to_exactness = Some(started.elapsed());
     }
 
-    /// As [`Self::settle`], of a daemon whose index has too little room. Every reply must come to be part of the truth, and
-    /// no holder may be inexact for another reason.
+    /// Waits as [`Self::settle`] does, for a daemon whose index has too little room. Every reply must come to be a part
+    /// of the truth, and no holder may be inexact for another reason than the room.
     pub async fn settle_below(&mut self, tally: &mut Tally) {
         use kvatlas_core::wire::{DegradedReason, DegradedReasons};
         let started = Instant::now();
@@ -254,7 +258,7 @@ impl Fleet {
         tally.time_to_exactness = Some(started.elapsed());
     }
 
-    /// Sends heartbeats until the daemon is at the last batch of every worker, and `is_settled` holds of it.
+    /// Sends heartbeats until the daemon has the last batch of every worker and `is_settled` holds for every holder.
     async fn beat_until(
         &mut self,
         started: Instant,
@@ -295,7 +299,7 @@ impl Fleet {
     }
 }
 
-/// All prompts, as one holder has them.
+/// Returns events that store all prompts.
 fn everything(prompts: &[Vec<SequenceHash>]) -> Vec<Event> {
     prompts.iter().map(|chain| super::stored(chain.clone())).collect()
 }
@@ -329,10 +333,10 @@ impl Engines {
         let options = PublisherOptions {
             beginning: Beginning::Epoch(epoch),
             transport: self.transport,
-            // Every call is a batch, and no batch is sent without a call.
+            // Each call makes one batch.
             batch_delay: Duration::ZERO,
             heartbeat_interval: Duration::from_secs(24 * 3600),
-            // Small, so that it does not always reach back.
+            // The ring is small, so that it does not always have the missing batches.
             ring_batches_max: 32,
             chunk_bytes_max: 4096,
             ..PublisherOptions::default()
@@ -343,7 +347,7 @@ impl Engines {
 }
 
 impl Worker {
-    /// A new epoch, as after a restart. What the one before has queued may still come, and is outdated.
+    /// Begins a new epoch, as after a restart. Queued batches of the old epoch may still arrive, and are outdated.
     async fn begin_again(&mut self, engines: &Engines) {
         let epoch = self.cursor.epoch + 1;
         self.publisher = engines.publisher(&self.name, epoch).await;

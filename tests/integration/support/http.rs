@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client that keeps its connection.
+//! Small HTTP/1.1 client that keeps its connection.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use tokio::net::TcpStream;
 
 use super::PATIENCE;
 
-/// One answer.
+/// One answer to a request.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    /// By lower-case name.
+    /// Headers by their names in lower case.
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,
 }
@@ -25,7 +25,7 @@ impl Answer {
         })
     }
 
-    /// Whether the answer says that all its holders are exact.
+    /// Whether the answer calls all its holders exact.
     pub fn is_exact(&self) -> bool {
         match self.headers.get("x-kvatlas-exact").map(String::as_str) {
             Some("true") => true,
@@ -35,7 +35,7 @@ impl Answer {
     }
 }
 
-/// A connection.
+/// Connection to a server.
 pub struct HttpClient {
     stream: BufReader<TcpStream>,
     token: Option<String>,
@@ -77,18 +77,18 @@ impl HttpClient {
     }
 
     pub async fn send(&mut self, bytes: &[u8]) {
-        // A server that has refused already may have closed: what it answered is read all the same.
+        // A server that has refused the request may have closed the connection. Its answer is read all the same.
         let _ = self.stream.get_mut().write_all(bytes).await;
     }
 
-    /// The next answer.
+    /// Reads the next answer.
     pub async fn answer(&mut self) -> Answer {
         tokio::time::timeout(PATIENCE, self.read())
             .await
             .expect("an answer in time")
     }
 
-    /// Whether the server has closed the connection, once it does or sends something.
+    /// Waits until the server closes the connection or sends something. Returns whether it has closed the connection.
     pub async fn is_closed(&mut self) -> bool {
         let mut byte = [0];
         let read = tokio::time::timeout(PATIENCE, self.stream.read(&mut byte)).await;

@@ -1,4 +1,4 @@
-//! A broker with JetStream whose store outlives it, and a look at the events stream.
+//! Broker with JetStream whose store outlives it, and questions about the events stream.
 
 use std::path::{Path, PathBuf};
 
@@ -7,18 +7,18 @@ use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 
 use super::{eventually, lasting_port, old_server, server};
 
-/// The name of the stream in all tests: the default.
+/// Name of the stream in all tests, which is the default.
 pub const STREAM: &str = "KVATLAS_EVENTS";
 
 /// Settings for a daemon that follows the stream.
 pub const JETSTREAM: (&str, &str) = ("events.transport", "jetstream");
 
-/// The servers to test with: the current one, and Debian's where the environment names one.
+/// Returns the servers to test with: the current one, and Debian's if the environment names it.
 pub fn servers() -> Vec<PathBuf> {
     std::iter::once(server()).chain(old_server()).collect()
 }
 
-/// A broker that can be killed and started again on its port, with or without its store.
+/// Broker that can be killed and started again on its port, with its store or with an empty one.
 pub struct Restartable {
     binary: PathBuf,
     store: tempfile::TempDir,
@@ -47,7 +47,7 @@ impl Restartable {
         self.port
     }
 
-    /// SIGKILL.
+    /// Kills the broker with SIGKILL.
     pub fn kill(&mut self) {
         self.broker.take();
     }
@@ -56,7 +56,7 @@ impl Restartable {
         self.broker = Some(start(&self.binary, self.store.path(), self.port).await);
     }
 
-    /// A copy of the store, as a backup would have it. The broker must have been killed.
+    /// Returns a copy of the store, as in a backup. The broker must have been killed.
     pub fn copy_of_store(&self) -> tempfile::TempDir {
         assert!(self.broker.is_none(), "its store is in use");
         let copy = tempfile::tempdir().unwrap();
@@ -64,7 +64,7 @@ impl Restartable {
         copy
     }
 
-    /// Brings another store in the place of its own. The broker must have been killed.
+    /// Replaces the store. The broker must have been killed.
     pub fn replace_store(&mut self, store: tempfile::TempDir) {
         assert!(self.broker.is_none(), "its store is in use");
         self.store = store;
@@ -88,12 +88,12 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// A broker on a port of its own with a store that stays when it is dropped.
+/// Starts a broker on a free port. Its store stays when the broker is dropped.
 pub async fn broker_on_store(binary: &Path, store: &Path) -> EmbeddedBroker {
     start(binary, store, lasting_port()).await
 }
 
-/// A broker on `port`, to come back where another one was, with a store that stays when it is dropped.
+/// Starts a broker on `port`, for example where another broker was. Its store stays when the broker is dropped.
 pub async fn broker_on_port(binary: &Path, store: &Path, port: u16) -> EmbeddedBroker {
     start(binary, store, port).await
 }
@@ -107,13 +107,13 @@ async fn start(binary: &Path, store: &Path, port: u16) -> EmbeddedBroker {
     EmbeddedBroker::start_with(binary, options).await.unwrap()
 }
 
-/// The sequence number of the last message in the stream; none while there is no stream.
+/// Returns the sequence number of the last message in the stream; `None` if there is no stream.
 pub async fn last_message(nats: &async_nats::Client) -> Option<u64> {
     let stream = jetstream::new(nats.clone()).get_stream(STREAM).await.ok()?;
     Some(stream.cached_info().state.last_sequence)
 }
 
-/// Waits until a daemon follows the stream. While it is being made, the server shows it before it takes messages.
+/// Waits until a daemon follows the stream. A new stream is visible before it accepts messages.
 pub async fn followed(nats: &async_nats::Client) {
     eventually("a daemon follows the stream", async || {
         let stream = jetstream::new(nats.clone()).get_stream(STREAM).await.ok()?;
@@ -122,7 +122,7 @@ pub async fn followed(nats: &async_nats::Client) {
     .await;
 }
 
-/// Waits until the stream has kept `messages` more than `before`.
+/// Waits until the stream has kept `messages` messages after number `before`.
 pub async fn kept(nats: &async_nats::Client, before: u64, messages: u64) {
     eventually("the stream keeps what was published", async || {
         (last_message(nats).await? >= before + messages).then_some(())

@@ -7,18 +7,20 @@ use kvatlas_telemetry::{MetricDescription, MetricKind, all};
 use super::process::Process;
 use super::{eventually, http_get};
 
-/// All metrics of a daemon in a process of its own: daemons within the test's process share one set.
+/// Returns all metrics of a daemon, which must have a process of its own. Daemons in the test's process share their
+/// metrics.
 pub fn page(daemon: &Process) -> String {
     http_get(daemon.admin_address(), "/metrics").1
 }
 
-/// The value of a series: `name`, or `name{label="value"}` with all its labels. Fails the test when there is no such series.
+/// Returns the value of a series: `name`, or `name{label="value"}` with all its labels. Fails the test if there is no
+/// such series.
 pub fn metric(daemon: &Process, series: &str) -> u64 {
     let text = page(daemon);
     find(&text, series).unwrap_or_else(|| panic!("no {series}\n{text}"))
 }
 
-/// As [`metric`], of a counter that may not have begun yet: 0 then.
+/// Returns the value of a series as [`metric`] does, but 0 if there is no such series yet.
 pub fn counter(daemon: &Process, series: &str) -> u64 {
     find(&page(daemon), series).unwrap_or_default()
 }
@@ -30,7 +32,7 @@ fn find(text: &str, series: &str) -> Option<u64> {
     value.map(|value| value.parse().unwrap())
 }
 
-/// The sum of all series of a metric whose labels contain `label`.
+/// Returns the sum of all series of a metric whose labels contain `label`.
 pub fn total(daemon: &Process, name: &str, label: &str) -> f64 {
     let text = page(daemon);
     let is_wanted = |line: &&str| {
@@ -52,7 +54,8 @@ pub async fn counted(daemon: &Process, name: &str, label: &str) {
     .await;
 }
 
-/// Requires that the page is what the metrics' declarations say: types, help, label keys, and the values of closed labels.
+/// Requires that the metrics on the page match their declarations: types, help, label keys, and values of closed
+/// labels.
 pub fn require_declared(page: &str) {
     let declared: HashMap<&str, MetricDescription> =
         all().into_iter().map(|metric| (metric.name, metric)).collect();

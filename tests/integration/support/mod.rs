@@ -1,4 +1,4 @@
-//! A real broker and a real daemon for every test.
+//! Helpers for tests, each of which runs a real broker and a real daemon.
 
 pub mod certificates;
 pub mod cluster;
@@ -33,16 +33,17 @@ use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats
 
 use publisher::Publisher;
 
-/// How long a test waits for something that must happen.
+/// Longest wait of a test for something that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one look at a holder may take. A request may go to a killed daemon, whose end the broker has not noticed yet.
+/// Longest time for one look at a holder. The request may go to a killed daemon, whose end the broker has not noticed
+/// yet.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
-/// How soon it looks again at first.
+/// First interval between two looks.
 const INTERVAL: Duration = Duration::from_millis(2);
-/// How soon it looks again at last. Looks take time from what is waited for.
+/// Longest interval between two looks. Looks take processor time from the daemon.
 const INTERVAL_MAX: Duration = Duration::from_millis(50);
 
-/// How many seeded runs a scenario has; `KVATLAS_TEST_FAULT_RUNS` raises it.
+/// Returns the number of seeded runs of a scenario. `KVATLAS_TEST_FAULT_RUNS` raises it.
 pub fn fault_runs() -> u64 {
     let given = std::env::var("KVATLAS_TEST_FAULT_RUNS").ok();
     given.map_or(2, |runs| {
@@ -50,12 +51,12 @@ pub fn fault_runs() -> u64 {
     })
 }
 
-/// Whether scenarios run in their long form: where `KVATLAS_TEST_FAULT_RUNS` says how long.
+/// Whether scenarios run in their long form, which `KVATLAS_TEST_FAULT_RUNS` selects.
 pub fn is_long_form() -> bool {
     std::env::var_os("KVATLAS_TEST_FAULT_RUNS").is_some()
 }
 
-/// Waits until `look` has an answer; fails the test when it has none in time.
+/// Calls `look` again and again until it returns a value. Fails the test if that takes too long.
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let looking = async {
         let mut interval = INTERVAL;
@@ -67,18 +68,18 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
             interval = INTERVAL_MAX.min(interval * 3 / 2);
         }
     };
-    // Also a look that never ends is over at the deadline.
+    // The time limit also ends a look that never ends.
     tokio::time::timeout(PATIENCE, looking)
         .await
         .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Says that something is not checked here and why, though the test passes. `deploy/test.sh` counts what this writes to the file
-/// that `KVATLAS_TEST_SKIPS` names.
+/// Reports that a check is skipped, and why. The test passes all the same. `deploy/test.sh` counts the lines that this
+/// function writes to the file that `KVATLAS_TEST_SKIPS` names.
 pub fn skipped(why: &str) {
     use std::io::Write;
     let line = format!("SKIPPED: {why}\n");
-    // Not with `eprintln!`, which says nothing in a test that passes.
+    // `eprintln!` would write nothing in a test that passes.
     std::io::stderr().write_all(line.as_bytes()).unwrap();
     if let Some(path) = std::env::var_os("KVATLAS_TEST_SKIPS") {
         let mut file = std::fs::OpenOptions::new()
@@ -90,12 +91,12 @@ pub fn skipped(why: &str) {
     }
 }
 
-/// The current server.
+/// Returns the path of the current server.
 pub fn server() -> PathBuf {
     find_nats_server(None).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Debian's older server, where the environment names one.
+/// Returns the path of Debian's older server, if the environment names it.
 pub fn old_server() -> Option<PathBuf> {
     let named = std::env::var_os("KVATLAS_TEST_OLD_NATS_SERVER").map(PathBuf::from);
     if named.is_none() {
@@ -104,12 +105,13 @@ pub fn old_server() -> Option<PathBuf> {
     named
 }
 
-/// A broker on a port of its own.
+/// Starts a broker on a port of its own.
 pub async fn broker() -> EmbeddedBroker {
     broker_on(lasting_port()).await
 }
 
-/// Options of a broker on a port that no other test's broker gets: a client that outlives its broker connects again to that port.
+/// Returns options for a port that no other test's broker gets. Otherwise a client that outlives its broker could
+/// connect to another broker there.
 pub fn own_port() -> BrokerOptions {
     BrokerOptions {
         port: Some(lasting_port()),
@@ -117,7 +119,7 @@ pub fn own_port() -> BrokerOptions {
     }
 }
 
-/// A broker on `port`, to come back where another one was.
+/// Starts a broker on `port`, for example where another broker was.
 pub async fn broker_on(port: u16) -> EmbeddedBroker {
     let options = BrokerOptions {
         port: Some(port),
@@ -126,11 +128,12 @@ pub async fn broker_on(port: u16) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// A free port that is given once only: below those that the system gives to connections, so that none takes it while its broker is away.
+/// Returns a free port that is returned only once. The port is below those that the system gives to connections, so
+/// that no connection takes it while its broker is away.
 pub fn lasting_port() -> u16 {
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
     loop {
-        // Those above are of `tests/engines`, which runs beside.
+        // The ports above belong to `tests/engines`, which may run at the same time.
         let port = 10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 12_000;
         if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
@@ -138,14 +141,14 @@ pub fn lasting_port() -> u16 {
     }
 }
 
-/// A configuration for tests: the defaults, a free admin port, and `settings` on top.
+/// Returns a configuration for tests: the defaults, a free admin port, and `settings`.
 pub fn config(url: &str, settings: &[(&str, &str)]) -> Config {
     let mut given = BTreeMap::from([
         ("nats.url".to_owned(), url.to_owned()),
         ("admin.listen".to_owned(), "127.0.0.1:0".to_owned()),
-        // A busy machine is slow; tests of slowness say so.
+        // A busy machine is slow. Tests of slowness set another time.
         ("events.behind_after_ms".to_owned(), "30000".to_owned()),
-        // Publishers of tests send no heartbeats; tests of silence say so.
+        // Publishers in tests send no heartbeats. Tests of silence set another time.
         ("namespace_defaults.stale_after_ms".to_owned(), "30000".to_owned()),
     ]);
     for (key, value) in settings {
@@ -154,7 +157,7 @@ pub fn config(url: &str, settings: &[(&str, &str)]) -> Config {
     Config::load(given, std::iter::empty(), None).unwrap()
 }
 
-/// A daemon that is ready.
+/// Starts a daemon, and waits until it is ready.
 pub async fn daemon(url: &str, settings: &[(&str, &str)]) -> Daemon {
     let daemon = Daemon::start(config(url, settings)).await.unwrap();
     tokio::time::timeout(PATIENCE, daemon.ready())
@@ -163,7 +166,7 @@ pub async fn daemon(url: &str, settings: &[(&str, &str)]) -> Daemon {
     daemon
 }
 
-/// A settings entry for a snapshot directory.
+/// Returns the setting for a snapshot directory.
 pub fn snapshots_in(directory: &Path) -> (&'static str, String) {
     ("snapshots.directory", directory.display().to_string())
 }
@@ -180,17 +183,17 @@ pub fn subjects() -> Subjects {
     Subjects::new("kvatlas").unwrap()
 }
 
-/// Sequence hashes `first`, `first` + 1, …
+/// Returns the sequence hashes `first`, `first` + 1, …
 pub fn hashes(first: u64, count: u64) -> Vec<SequenceHash> {
     (first..first + count).map(SequenceHash).collect()
 }
 
-/// Blocks stored from position 0.
+/// Returns an event that stores blocks from position 0 on.
 pub fn stored(hashes: Vec<SequenceHash>) -> Event {
     Event::Stored(StoredBlocks::by_sequence(None, None, hashes))
 }
 
-/// Blocks stored behind `parent`.
+/// Returns an event that stores blocks after `parent`.
 pub fn stored_after(parent: u64, hashes: Vec<SequenceHash>) -> Event {
     Event::Stored(StoredBlocks::by_sequence(
         Some(SequenceHash(parent)),
@@ -203,12 +206,12 @@ pub fn removed(hashes: Vec<SequenceHash>) -> Event {
     Event::Removed(RemovedBlocks::by_sequence(hashes))
 }
 
-/// A query by sequence hashes.
+/// Returns a query by sequence hashes.
 pub fn by_sequence(chain: &[SequenceHash]) -> SingleQuery {
     SingleQuery::new(QueryKey::SequenceHashes(chain.to_vec()))
 }
 
-/// A client's side: a connection, a query client, publishers.
+/// Client for tests: a connection, a query client, and publishers.
 pub struct Client {
     pub nats: async_nats::Client,
     pub queries: QueryClient,
@@ -227,7 +230,7 @@ impl Client {
         }
     }
 
-    /// A publisher for a rank of a worker, in epoch 1.
+    /// Makes a publisher for a rank of a worker, in epoch 1.
     pub fn publisher(&self, name: &str, rank: u32) -> Publisher {
         let cursor = BatchCursor { epoch: 1, seq: 0 };
         Publisher::new(self.nats.clone(), &subjects(), &namespace(), &worker(name), rank).resuming(cursor)
@@ -247,7 +250,7 @@ impl Client {
         self.queries.status(&namespace()).await
     }
 
-    /// The status of one holder; none while the daemon does not know it, or does not answer.
+    /// Returns the status of one holder; `None` if the daemon does not know it or does not answer.
     pub async fn holder(&self, name: &str, rank: u32) -> Option<HolderStatusReply> {
         let queries = self.queries.clone().with_patience(LOOK_PATIENCE);
         let status = queries.status(&namespace()).await.ok()?;
@@ -257,7 +260,7 @@ impl Client {
             .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
     }
 
-    /// Waits until the daemons have heard of everybody who publishes.
+    /// Waits until the daemons know of all publishers.
     pub async fn listed(&self) {
         let nobody = NamespaceName::new("nobody-publishes-for-it").unwrap();
         eventually("everybody who publishes is known", async || {
@@ -297,7 +300,7 @@ impl Client {
         .await
     }
 
-    /// Publishes one batch and waits until it has been applied.
+    /// Publishes one batch, and waits until it is applied.
     pub async fn tell(
         &self,
         publisher: &mut Publisher,
@@ -308,7 +311,7 @@ impl Client {
         self.tell_in(Tier::DEVICE, publisher, name, rank, events).await
     }
 
-    /// As [`Self::tell`], in another tier.
+    /// Publishes a batch as [`Self::tell`] does, in the tier `tier`.
     pub async fn tell_in(
         &self,
         tier: Tier,
@@ -322,7 +325,7 @@ impl Client {
     }
 }
 
-/// The library's publisher, as an engine has it, for rank 0 of a worker.
+/// Starts the library's publisher, as engines use it, for rank 0 of a worker.
 pub async fn engine(
     nats: impl Into<PublishConnection>,
     subjects: &Subjects,
@@ -339,7 +342,7 @@ pub async fn engine(
         .unwrap()
 }
 
-/// (worker, rank, matched blocks, exact) of every holder of a reply, in its order.
+/// Returns the worker, rank, matched blocks and exactness of every holder in a reply, in its order.
 pub fn matches(reply: &QueryReply) -> Vec<(String, u32, u32, bool)> {
     let holder = |holder: &kvatlas_core::wire::HolderMatch| {
         (
@@ -357,7 +360,8 @@ pub fn has_gap(status: &HolderStatusReply) -> bool {
     status.degraded.contains(kvatlas_core::wire::DegradedReason::Gap)
 }
 
-/// The words for why a holder is degraded; not that its publisher is being asked just now, which comes and goes.
+/// Returns the words for the reasons why a holder is degraded. Leaves out that its publisher is just being asked,
+/// because that comes and goes.
 pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
     status
         .degraded
@@ -367,7 +371,7 @@ pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
         .collect()
 }
 
-/// One GET on the admin listener: status code and body.
+/// Sends a GET request to the admin listener. Returns the status code and the body.
 pub fn http_get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).unwrap();

@@ -1,4 +1,4 @@
-//! The real binary: one command, or a daemon that can be killed.
+//! The real binary, which runs a single command or a daemon that can be killed.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::PATIENCE;
 
-/// The binary, without the settings of whoever runs the tests.
+/// Returns a command that runs the binary, without the settings of the person who runs the tests.
 pub fn kvatlas(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
     for (name, _) in std::env::vars_os() {
@@ -18,7 +18,7 @@ pub fn kvatlas(arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    // A context that they have chosen for the nats command line is none of ours.
+    // A context that this person has chosen for the nats command line must not count.
     command
         .env("XDG_CONFIG_HOME", "/nonexistent")
         .env_remove("NATS_CONTEXT");
@@ -26,13 +26,14 @@ pub fn kvatlas(arguments: &[&str]) -> Command {
     command
 }
 
-/// A busy machine is slow, and publishers of tests send no heartbeats; tests of slowness and of silence say so.
+/// Settings for slow machines, and for publishers without heartbeats. Tests of slowness and of silence set other times.
 const PATIENT: [(&str, &str); 2] = [
     ("events.behind_after_ms", "30000"),
     ("namespace_defaults.stale_after_ms", "30000"),
 ];
 
-/// The flags for settings, which are patient unless they say otherwise. One that is `true` stands without a value.
+/// Returns the flags for settings, together with those of [`PATIENT`] that the settings do not have. A flag for `true`
+/// has no value.
 fn flags(settings: &[(&str, &str)]) -> Vec<String> {
     let is_unsaid = |patient: &(&str, &str)| settings.iter().all(|(key, _)| *key != patient.0);
     let patient = PATIENT.into_iter().filter(is_unsaid);
@@ -44,11 +45,11 @@ fn flags(settings: &[(&str, &str)]) -> Vec<String> {
     settings.iter().flat_map(flag).collect()
 }
 
-/// `kvatlas serve`, or a bridge, in a process of its own, killed when dropped. Its metrics are its own; those of daemons within the test's
-/// process are one set.
+/// Daemon (`kvatlas serve`) or bridge in a process of its own, which is killed when the value is dropped. Its metrics
+/// are its own, whereas daemons in the test's process share theirs.
 pub struct Process {
     daemon: Child,
-    /// The lines of its log, where it is read.
+    /// Lines of the process's log, if the log is read.
     log: Receiver<String>,
     admin_address: Option<SocketAddr>,
 }
@@ -89,12 +90,12 @@ impl Process {
         Self::read(serve)
     }
 
-    /// Starts a bridge that tells the broker at `url`, with these further arguments, and waits for its admin listener.
+    /// Starts a bridge for the broker at `url`, with these further arguments, and waits for its admin listener.
     pub fn bridge(url: &str, arguments: &[&str]) -> Self {
         Self::bridge_in(url, arguments, &[])
     }
 
-    /// Starts a bridge like [`Self::bridge`], with these further variables.
+    /// Starts a bridge as [`Self::bridge`] does, with further environment variables.
     pub fn bridge_in(url: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let listening = ["--admin-listen", "127.0.0.1:0", "--logging-json"];
         let mut bridge = kvatlas(&["bridge", "--nats-url", url]);
@@ -108,7 +109,7 @@ impl Process {
         process
     }
 
-    /// Starts a daemon with a bridge in it, with a broker of its own at `url`, and waits for its admin listener.
+    /// Starts `kvatlas up`, a daemon with a bridge, for the broker at `url`. Waits for its admin listener.
     pub fn up(url: &str, arguments: &[&str]) -> Self {
         let settings = ["--logging-format", "json", "--http-listen", "127.0.0.1:0"];
         let mut up = kvatlas(&["up", "--nats-url", url, "--admin-listen", "127.0.0.1:0"]);
@@ -131,7 +132,7 @@ impl Process {
         let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
         let (line, log) = channel();
-        // Read to the end, also when nobody listens: a full pipe would stop the daemon.
+        // The log is read to its end in any case, because a full pipe would block the daemon.
         std::thread::spawn(move || {
             lines.map_while(Result::ok).for_each(|text| {
                 let _ = line.send(text);
@@ -144,12 +145,12 @@ impl Process {
         }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.daemon.id()
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn runs(&mut self) -> bool {
         self.daemon.try_wait().unwrap().is_none()
     }
@@ -159,7 +160,7 @@ impl Process {
         self.admin_address.expect("a daemon with an admin listener")
     }
 
-    /// The next line of the log that is wanted. Fails the test when the daemon ends first.
+    /// Returns the next line of the log that `is_wanted`. Fails the test if the process ends before.
     pub fn wait_for_line(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Value {
         let mut read = Vec::new();
         while let Ok(line) = self.log.recv_timeout(PATIENCE) {
@@ -174,20 +175,20 @@ impl Process {
         );
     }
 
-    /// Stops it by signal; its exit code and the rest of its log.
+    /// Stops the process by a signal. Returns its exit code and the rest of its log.
     pub fn stop(mut self) -> (Option<i32>, String) {
         kill_process(Pid::from_child(&self.daemon), Signal::TERM).unwrap();
         let rest: Vec<String> = self.log.iter().collect();
         (self.daemon.wait().unwrap().code(), rest.join("\n"))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.daemon), signal).unwrap();
     }
 
-    /// Stops it, and waits until no thread of it runs any more: that begins when one of them gets to the signal, on a busy machine long after
-    /// it was sent.
+    /// Stops the process, and waits until none of its threads runs. On a busy machine, a thread may notice the signal
+    /// long after it was sent.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
         let changed = waitpid(Some(Pid::from_child(&self.daemon)), WaitOptions::UNTRACED);
@@ -195,7 +196,7 @@ impl Process {
         assert!(status.stopped(), "{status:?}");
     }
 
-    /// SIGKILL: no drain, no last snapshot.
+    /// Kills the process with SIGKILL: without a drain, and without a last snapshot.
     pub fn kill(mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
@@ -208,13 +209,13 @@ fn message(line: &Value) -> &str {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
 }
 
-/// The most memory that a process has had, in bytes.
+/// Returns the peak memory of a process, in bytes.
 pub fn memory_peak(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! A TCP proxy between a daemon and its broker, whose network can fail: cut, delayed, or silent in one direction.
+//! TCP proxy between a daemon and its broker, with the faults of a network: cut, delayed, or silent in one direction.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,39 +11,40 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Pieces on their way in one direction of a connection, at most; then the sender has to wait, as on a real line.
+/// Maximum number of pieces that are under way in one direction of a connection. At this number the sender has to wait,
+/// as on a real line.
 const PIECES_MAX: usize = 1024;
 
-/// Faults of a line in one direction.
+/// Faults in one direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Direction {
-    /// How much later everything arrives.
+    /// Time by which everything arrives later.
     pub delay: Duration,
-    /// Whether nothing arrives; it does when this ends.
+    /// Whether nothing arrives. The bytes arrive when the silence ends.
     pub is_silent: bool,
 }
 
-/// State of the network at one time.
+/// State of the network at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Network {
-    /// Whether connections break and none is made.
+    /// Whether connections break, and no new connection is made.
     pub is_cut: bool,
-    /// From the daemon to the broker.
+    /// Faults on the way from the daemon to the broker.
     pub to_broker: Direction,
-    /// From the broker to the daemon.
+    /// Faults on the way from the broker to the daemon.
     pub to_daemon: Direction,
-    /// Whether all that happens only to the connection on which the daemon hears events.
+    /// Whether the faults concern only the connection on which the daemon receives events.
     pub is_for_events: bool,
 }
 
-/// The proxy; it ends with its last connection when it is dropped.
+/// Running proxy. When the value is dropped, it ends with its last connection.
 pub struct Proxy {
     address: SocketAddr,
     network: watch::Sender<Network>,
 }
 
 impl Proxy {
-    /// Listens on a free port, and leads to the broker at `port` of this machine.
+    /// Starts a proxy on a free port, for the broker at `port` of this machine.
     pub async fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -52,17 +53,17 @@ impl Proxy {
         Self { address, network }
     }
 
-    /// Returns the address at which the daemon finds its broker.
+    /// Returns the URL at which the daemon reaches its broker through the proxy.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
 
-    /// Changes what the network does from now on.
+    /// Sets the state of the network from now on.
     pub fn set(&self, network: Network) {
         self.network.send_replace(network);
     }
 
-    /// Everything works again.
+    /// Ends all faults.
     pub fn heal(&self) {
         self.set(Network::default());
     }
@@ -73,14 +74,14 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
         if state.has_changed().is_err() {
             return;
         }
-        // Where the broker is gone too, the daemon's connection ends at once.
+        // If the broker is gone, too, the daemon's connection ends at once.
         if state.borrow().is_cut && !state.borrow().is_for_events {
             continue;
         }
         let Ok(broker) = TcpStream::connect(("127.0.0.1", port)).await else {
             continue;
         };
-        // A line must not be slower than asked for.
+        // The proxy must not be slower than the configured delay.
         daemon.set_nodelay(true).unwrap();
         broker.set_nodelay(true).unwrap();
         let (from_daemon, to_daemon) = daemon.into_split();
@@ -99,10 +100,10 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
     }
 }
 
-/// One direction of a connection.
+/// One direction of a proxied connection.
 #[derive(Clone)]
 struct Line {
-    /// Whether the connection is known to be for events: the daemon gives it a name in the first thing that it says.
+    /// Whether the connection is known to be the one for events. The daemon gives its name in its first message.
     is_for_events: Arc<AtomicBool>,
     direction: fn(&Network) -> Direction,
 }
@@ -127,7 +128,7 @@ impl Line {
     }
 }
 
-/// Carries one direction of a connection until an end closes it or the line is cut.
+/// Carries one direction of a connection until one end closes it or the network is cut.
 async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiver<Network>, line: Line) {
     let mut cut = state.clone();
     let (pieces, arriving) = mpsc::channel(PIECES_MAX);
@@ -146,7 +147,7 @@ async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiv
                 _ => break,
             },
             () = until_cut(&mut cut, &line) => {
-                // What is on its way is lost.
+                // Bytes that are under way are lost.
                 delivery.abort();
                 break;
             }
@@ -154,7 +155,7 @@ async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiv
     }
 }
 
-/// Returns when the line is cut, or the proxy is gone.
+/// Waits until the network is cut, or the proxy is gone.
 async fn until_cut(state: &mut watch::Receiver<Network>, line: &Line) {
     let _ = state
         .wait_for(|network| network.is_cut && line.is_meant(network))

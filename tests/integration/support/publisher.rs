@@ -1,4 +1,4 @@
-//! A publisher without a ring, a table or heartbeats: a test or a bench says batch by batch what is sent.
+//! Publisher without a ring, a table or heartbeats. The test or bench decides on every batch.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use async_nats::{Client, PublishErrorKind};
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::{BatchCursor, Event, EventBatch, NamespaceName, Rank, Subjects, Tier, WorkerName};
 
-/// Publishes the batches of one holder, numbered without a gap.
+/// Publisher of one holder's batches, which it numbers without a gap.
 #[derive(Debug)]
 pub struct Publisher {
     nats: Client,
@@ -16,8 +16,8 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// A publisher for one rank of `worker`, in a new epoch: the current time in microseconds, so that a restarted publisher
-    /// replaces the state of the one before.
+    /// Makes a publisher for one rank of `worker`, in a new epoch: the current time in microseconds. So a restarted
+    /// publisher replaces the state of its predecessor.
     pub fn new(
         nats: Client,
         subjects: &Subjects,
@@ -36,25 +36,26 @@ impl Publisher {
         }
     }
 
-    /// The same publisher in another epoch or at another number; the next batch has the number after it.
+    /// Sets the cursor of the last batch, and so the epoch and number of the next one.
     #[must_use]
     pub fn resuming(mut self, cursor: BatchCursor) -> Self {
         self.cursor = cursor;
         self
     }
 
-    /// The last batch published.
+    /// Returns the cursor of the last published batch.
     pub fn cursor(&self) -> BatchCursor {
         self.cursor
     }
 
-    /// Publishes one batch; without events it is a heartbeat. Returns its cursor.
+    /// Publishes one batch, and returns its cursor. A batch without events is a heartbeat.
     ///
-    /// NATS takes the batch without an answer: use the status subject to see how far the daemon is.
+    /// NATS does not confirm the batch. The status of the namespace shows how far the daemon is.
     ///
     /// # Errors
     ///
-    /// [`ClientError::TooLarge`] and [`ClientError::Connection`]. The batch was not sent then, and the next one has its number.
+    /// [`ClientError::TooLarge`] and [`ClientError::Connection`]. The batch was not sent then, and the next batch gets
+    /// its number.
     pub async fn publish(&mut self, tier: Tier, events: Vec<Event>) -> Result<BatchCursor, ClientError> {
         let next = BatchCursor {
             seq: self.cursor.seq + 1,
@@ -85,7 +86,7 @@ impl Publisher {
         Ok(next)
     }
 
-    /// Waits until all batches have left for the server.
+    /// Waits until all batches have been sent to the server.
     pub async fn flush(&self) -> Result<(), ClientError> {
         self.nats
             .flush()
@@ -94,7 +95,7 @@ impl Publisher {
     }
 }
 
-/// Microseconds since the Unix epoch; 0 before it.
+/// Returns the time in microseconds since the Unix epoch; 0 before the epoch.
 fn unix_time_us() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)

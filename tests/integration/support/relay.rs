@@ -1,8 +1,9 @@
-//! A relay between publishers and a daemon, which does what a network at its worst does.
+//! Relay between publishers and a daemon, with the faults of a very bad network.
 //!
-//! Publishers use the prefix [`ORIGIN`]; the relay passes their batches on under the daemon's prefix, with faults. It notes in the
-//! [`Truth`] what a publisher has said *before* it passes it on, and what the daemon has been given. Questions of the daemon and the
-//! answers to them pass through the relay too, so nothing overtakes a batch that the truth does not know yet.
+//! Publishers use the prefix [`ORIGIN`]. The relay passes their batches on under the daemon's prefix, with faults. It
+//! notes each batch in the [`Truth`] *before* it passes the batch on, and notes what the daemon has been given. The
+//! daemon's questions and the answers to them pass through the relay, too. So no message overtakes a batch that the
+//! truth does not have yet.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,42 +23,42 @@ use super::{
     Client, PATIENCE, broker, daemon, engine, eventually, hashes, namespace, stored, subjects, worker,
 };
 
-/// The prefix that publishers use.
+/// Prefix of the publishers' subjects.
 pub const ORIGIN: &str = "origin";
-/// The worker of messages that only show how far the relay is.
+/// Worker of the messages (markers) that only show how far the relay is.
 const MARKER: &str = "marker";
 
-/// Chances in a thousand that something happens to a batch.
+/// Probabilities of the faults of a batch, in thousandths.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     pub drop: u64,
     pub duplicate: u64,
-    /// Held back until the next batch has passed.
+    /// Probability that the batch is held back until the next batch has passed.
     pub reorder: u64,
-    /// One byte changed.
+    /// Probability that the payload is cut short.
     pub corrupt: u64,
 }
 
-/// Fault of an answer: what becomes of its chunks.
+/// Fault of an answer: turns the chunks into the payloads that are passed on.
 pub type AnswerFault = Arc<dyn Fn(Vec<ResyncChunk>) -> Vec<Vec<u8>> + Send + Sync>;
 
 #[derive(Default)]
 struct State {
     faults: Faults,
     answer_fault: Option<AnswerFault>,
-    /// Whether questions are kept from the publishers.
+    /// Whether the relay withholds questions from the publishers.
     is_deaf: bool,
-    /// Whether answers wait.
+    /// Whether the relay holds answers back.
     holds_answers: bool,
     answers_faulted: u64,
     answers_held: u64,
-    /// The number of the last marker that came from the publishers' connection.
+    /// Number of the last marker that arrived on the publishers' connection.
     marker: u64,
-    /// The newest version of each holder that the daemon has been given.
+    /// Newest version (state) of each holder that the daemon has been given.
     delivered: HashMap<Holder, usize>,
 }
 
-/// A relay that runs until it is dropped.
+/// Relay that runs until the value is dropped.
 pub struct Relay {
     state: Arc<Mutex<State>>,
     stop: CancellationToken,
@@ -67,7 +68,7 @@ pub struct Relay {
     probes: AtomicU64,
 }
 
-/// Subjects on the publishers' side.
+/// Returns the subjects on the publishers' side.
 pub fn origin() -> Subjects {
     Subjects::new(ORIGIN).unwrap()
 }
@@ -102,7 +103,7 @@ impl Relay {
         }
     }
 
-    /// Waits until everything that publishers have sent has passed the relay, or met its fate there.
+    /// Waits until the relay has processed everything that publishers have sent.
     async fn passes_what_was_sent(&self, marker: u64) {
         let subject = origin().events(&namespace(), &worker(MARKER));
         let payload = marker.to_be_bytes().to_vec();
@@ -113,10 +114,10 @@ impl Relay {
         .await;
     }
 
-    /// Waits until the daemon has worked off all that was sent, and raises the floors of the truth to that.
+    /// Waits until the daemon has applied everything that was sent, and raises the floors of the truth to that state.
     ///
-    /// The lanes have all that was sent before a probe when they have the probe. It may be applied first: lanes are fair between workers.
-    /// So the barrier waits until nothing waits for a lane.
+    /// A lane that has a probe also has everything that was sent before it. But the probe may be applied first, because
+    /// lanes take turns between workers. So the barrier waits until no message waits for a lane.
     pub async fn barrier(&self, client: &Client) {
         let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
         self.passes_what_was_sent(epoch).await;
@@ -135,7 +136,7 @@ impl Relay {
         }
     }
 
-    /// A connection for publishers.
+    /// Returns the connection for publishers.
     pub fn publishers(&self) -> async_nats::Client {
         self.publishers.clone()
     }
@@ -144,27 +145,27 @@ impl Relay {
         self.state.lock().unwrap().faults = faults;
     }
 
-    /// Lets answers be changed, until called with none.
+    /// Sets the fault of answers; `None` for no fault.
     pub fn set_answer_fault(&self, fault: Option<AnswerFault>) {
         self.state.lock().unwrap().answer_fault = fault;
     }
 
-    /// How many answers have been changed.
+    /// Returns the number of answers that had a fault.
     pub fn answers_faulted(&self) -> u64 {
         self.state.lock().unwrap().answers_faulted
     }
 
-    /// Has answers wait, or lets go those that do.
+    /// Holds answers back, or releases those that are held back.
     pub fn hold_answers(&self, holds: bool) {
         self.state.lock().unwrap().holds_answers = holds;
     }
 
-    /// How many answers have had to wait.
+    /// Returns the number of answers that were held back.
     pub fn answers_held(&self) -> u64 {
         self.state.lock().unwrap().answers_held
     }
 
-    /// Keeps questions from the publishers, or does not.
+    /// Sets whether questions are withheld from the publishers.
     pub fn set_deaf(&self, is_deaf: bool) {
         self.state.lock().unwrap().is_deaf = is_deaf;
     }
@@ -176,7 +177,7 @@ impl Drop for Relay {
     }
 }
 
-/// The version of a holder that a batch has made, if it has made one.
+/// Version of a holder that a batch has made; `None` if the batch cannot be decoded.
 type Made = Option<(Holder, usize)>;
 
 struct Worker {
@@ -194,7 +195,7 @@ impl Worker {
         let mut looks = tokio::time::interval(std::time::Duration::from_millis(5));
         loop {
             tokio::select! {
-                // What a publisher has said before it answers is noted before its answer is passed on.
+                // Batches that a publisher sent before its answer are noted before the answer is passed on.
                 biased;
                 () = stop.cancelled() => return,
                 Some(batch) = batches.next() => self.pass_batch(batch).await,
@@ -251,7 +252,7 @@ impl Worker {
         }
         let mut payload = message.payload;
         if self.happens(faults.corrupt) && !payload.is_empty() {
-            // Cut short: a byte that is changed within a hash nobody could see.
+            // The payload is cut short. A changed byte within a hash would not be noticed.
             let at = usize::try_from(self.dice.below(payload.len() as u64)).unwrap();
             payload.truncate(at);
         }
@@ -273,7 +274,7 @@ impl Worker {
         }
     }
 
-    /// Asks the publisher in the daemon's place, and waits for the answer beside everything else.
+    /// Asks the publisher in the daemon's place, and waits for the answer on a task of its own.
     async fn pass_question(
         &mut self,
         question: Message,
@@ -297,7 +298,7 @@ impl Worker {
             let reply_to = reply_to.to_string();
             let mut chunks_so_far = Vec::new();
             let patience = std::time::Duration::from_secs(5);
-            // On after the last chunk: another publisher may claim the worker, and answer too.
+            // The loop continues after the last chunk, because another publisher may claim the worker and answer, too.
             while let Ok(Some(message)) = tokio::time::timeout(patience, chunks.next()).await {
                 let reply_to = reply_to.clone();
                 if message.headers.is_some() || message.status.is_some() {
@@ -368,7 +369,7 @@ impl Worker {
     }
 }
 
-/// A publisher's whole answer.
+/// Whole answer of a publisher.
 struct Answer {
     reply_to: String,
     headers: Option<HeaderMap>,
@@ -389,7 +390,7 @@ async fn a_barrier_waits_for_what_the_probe_has_overtaken() {
         PublisherOptions::default(),
     )
     .await;
-    // Another rank of the same worker keeps the worker's line busy for much longer than the probe takes.
+    // Another rank of the same worker keeps the worker's queue busy for much longer than the probe takes.
     let mut busy = client.publisher("gpu-0", 1);
     for number in 0..BATCHES as u64 {
         let blocks = hashes(1 + number * 60_000, 60_000);
@@ -410,7 +411,7 @@ async fn a_barrier_waits_for_what_the_probe_has_overtaken() {
     .await;
     relay.barrier(&client).await;
     let status = client.holder("gpu-0", 0).await;
-    // All its batches pass the relay, so each makes the version of its number.
+    // All batches of the worker pass the relay, so version `n` of the holder is made by batch `n`.
     let applied = status.map_or(0, |status| status.seq);
     assert!(
         applied >= delivered as u64,

@@ -1,12 +1,15 @@
-//! Ground truth, and what replies are worth beside it: for every scenario in which something goes wrong.
+//! Truth about the blocks of holders, and the judgement of replies by it. It is for scenarios in which faults happen.
 //!
-//! Truth keeps every state that a holder was ever in. A query has a *window* of states. It begins with the newest state of
-//! each holder that the daemon is known to have seen when the query was asked: the *floor*. It ends with the newest state
-//! there is when the reply has come. A reply is **wrong** when it marks a holder exact and claims what is not so: more blocks,
-//! or fewer, than that holder had in any state of the window. It is **blind** when it names nobody although some holder had the first block
-//! all the time. Degraded claims may be anything: that is what the word is for. It is different where the only reason is that
-//! the index has no room (`capacity`). Then a holder has at least what is claimed. A claim above every state of the window is
-//! **wrong**, too.
+//! The truth keeps every state that a holder was ever in. A query has a *window* of states. The window begins with the
+//! *floor*: the newest state of each holder that the daemon is known to have seen when the query was sent. The window
+//! ends with the newest state when the reply has come.
+//!
+//! - A reply is **wrong** if it marks a holder exact and claims more blocks, or fewer, than the holder had in any state
+//!   of the window.
+//! - A reply is **blind** if it names no holder although some holder had the first block all the time.
+//! - A claim that is marked degraded may be anything. There is one exception. If the only reason is that the index has
+//!   no room (`capacity`), the holder has at least the claimed blocks. Then a claim above every state of the window is
+//!   **wrong**, too.
 //!
 //! ```text
 //! let truth = Truth::default();
@@ -32,23 +35,25 @@ use kvatlas_core::wire::{
 
 use super::{Client, PATIENCE};
 
-/// Prefix of the names of hostile workers. They may claim what they like, so replies are judged without them.
+/// Prefix of the names of hostile workers. A hostile worker may claim anything, so replies are judged without these
+/// workers.
 pub const HOSTILE: &str = "hostile-";
 
-/// Worker and rank.
+/// Names a holder by its worker and rank.
 pub type Holder = (String, u32);
 
-/// One change of one block: from this version on it is held, or not.
+/// Change of a block: the version from which on the block is held, or is not held.
 type Change = (usize, bool);
 
-/// Every state of one holder. Version 0 is the empty one before its first batch.
+/// All states of one holder, numbered as versions. Version 0 is the empty state before the first batch.
 #[derive(Debug, Default)]
 struct History {
     changes: HashMap<SequenceHash, Vec<Change>>,
     held: HashMap<SequenceHash, ()>,
-    /// The versions on whose way the holder was emptied first. Changes are applied block by block, so a query may see that.
+    /// Versions whose batch first emptied the holder. Changes are applied block by block, so a query may see the empty
+    /// holder.
     emptied: Vec<usize>,
-    /// The cursor that made each version from 1 on, in the order in which they were made.
+    /// Cursors of the batches that made the versions from 1 on, in order.
     cursors: Vec<BatchCursor>,
     floor: usize,
 }
@@ -77,11 +82,11 @@ impl History {
     }
 
     fn apply(&mut self, cursor: BatchCursor, events: &[Event]) {
-        // What has been replaced by a higher epoch says nothing any more.
+        // A batch of a replaced epoch has no effect.
         if self.cursors.last().is_some_and(|last| cursor.epoch < last.epoch) {
             return;
         }
-        // A new incarnation begins with nothing, and so does one that counts from the start again.
+        // A higher epoch begins with no blocks, and so does a publisher whose numbers begin again.
         let begins_anew = self
             .cursors
             .last()
@@ -117,9 +122,9 @@ impl History {
         u32::try_from(held.count()).unwrap()
     }
 
-    /// The fewest and the most leading blocks of `chain` in any state from `floor` on.
+    /// Returns the smallest and the largest number of leading blocks of `chain` in any state from `floor` on.
     ///
-    /// Walks down the chain with the spans of versions in which every block so far was held.
+    /// Walks down the chain with the spans of versions in which all blocks so far were held.
     fn bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
         let end = self.head() + 1;
         let all = floor..end;
@@ -139,14 +144,15 @@ impl History {
         (least.unwrap_or(most), most)
     }
 
-    /// As [`Self::bounds`], with what can be seen between two states: a holder that is emptied and filled again has less.
+    /// Returns the bounds as [`Self::bounds`] does, but includes states between two versions: a holder that is emptied
+    /// and filled again has fewer blocks for a moment.
     fn visible_bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
         let (least, most) = self.bounds(chain, floor);
         let is_emptied = self.emptied.last().is_some_and(|version| *version > floor);
         (if is_emptied { 0 } else { least }, most)
     }
 
-    /// The newest version that a daemon at `cursor` has seen.
+    /// Returns the newest version that a daemon at `cursor` has seen.
     fn version_at(&self, cursor: BatchCursor) -> usize {
         let seen = self.cursors.iter().rposition(|made| *made <= cursor);
         seen.map_or(0, |index| index + 1)
@@ -159,7 +165,7 @@ fn is_held(changes: &[Change], version: usize) -> bool {
     after.checked_sub(1).is_some_and(|last| changes[last].1)
 }
 
-/// The spans of versions, from `floor` to before `end`, in which a block with these changes is held.
+/// Returns the spans of versions, from `floor` to before `end`, in which a block with these changes is held.
 fn held_spans(changes: &[Change], floor: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
     let before = changes.partition_point(|(since, _)| *since <= floor);
     let changes = &changes[before.saturating_sub(1)..];
@@ -170,7 +176,7 @@ fn held_spans(changes: &[Change], floor: usize, end: usize) -> impl Iterator<Ite
     })
 }
 
-/// Returns the spans that are both in `spans` and in `others`, as few as that can be. Both ascend.
+/// Returns the overlap of `spans` and `others` in as few spans as possible. Both arguments must be ascending.
 fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut both: Vec<Range<usize>> = Vec::new();
     let mut rest = spans;
@@ -179,7 +185,7 @@ fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -
         for span in rest.iter().take_while(|span| span.start < other.end) {
             let (start, end) = (span.start.max(other.start), span.end.min(other.end));
             match both.last_mut() {
-                // A block that goes and comes within one version is held before and after it.
+                // A block that is removed and stored within one version is held before and after it.
                 Some(last) if last.end == start => last.end = end,
                 _ => both.push(start..end),
             }
@@ -192,27 +198,27 @@ fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -
 #[derive(Default)]
 pub struct Truth(Mutex<BTreeMap<Holder, History>>);
 
-/// The oldest state of each holder that a reply may still be about.
+/// Window of a query: for each holder, the oldest state that a reply may be about.
 #[derive(Debug, Clone, Default)]
 pub struct Window(HashMap<Holder, usize>);
 
-/// Worth of a reply.
+/// Judgement of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every holder in it is marked exact, and is.
+    /// Every holder in the reply is marked exact, and rightly so.
     Exact,
-    /// Some holder in it is marked degraded; those that are marked exact are.
+    /// Some holder in the reply is marked degraded. All marks of exactness are right.
     Degraded,
-    /// As that, and only for the moment of the query: a batch was being applied, or waited for it.
+    /// Like `Degraded`, but only for the moment of the query, because a batch was being applied or was waiting.
     Momentary,
-    /// A holder is marked exact and is not: the text says which.
+    /// A holder is wrongly marked exact. The text says which.
     Wrong(String),
-    /// No answer, or one without holders, although a holder had the first block all the time.
+    /// There is no answer, or it has no holders, although a holder had the first block all the time.
     Blind(String),
 }
 
 impl Truth {
-    /// A holder's batch. To be called before the batch can reach a daemon. Returns the version of the holder that it makes.
+    /// Applies a holder's batch, and returns the version that it makes. Call this before the batch can reach a daemon.
     pub fn apply(&self, worker: &str, rank: u32, cursor: BatchCursor, events: &[Event]) -> usize {
         let mut holders = self.0.lock().unwrap();
         let history = holders.entry((worker.to_owned(), rank)).or_default();
@@ -220,7 +226,7 @@ impl Truth {
         history.head()
     }
 
-    /// As [`Self::raise_floor`], for a version that [`Self::apply`] has returned.
+    /// Raises the floor as [`Self::raise_floor`] does, to a version that [`Self::apply`] has returned.
     pub fn raise_floor_to(&self, holder: &Holder, version: usize) {
         let mut holders = self.0.lock().unwrap();
         if let Some(history) = holders.get_mut(holder) {
@@ -228,7 +234,7 @@ impl Truth {
         }
     }
 
-    /// From now on no query may be answered with a state of the holder from before `cursor` as if it were exact.
+    /// Raises the floor of a holder: from now on, an exact answer must not show a state from before `cursor`.
     pub fn raise_floor(&self, worker: &str, rank: u32, cursor: BatchCursor) {
         let mut holders = self.0.lock().unwrap();
         if let Some(history) = holders.get_mut(&(worker.to_owned(), rank)) {
@@ -236,7 +242,8 @@ impl Truth {
         }
     }
 
-    /// Raises the floors to what a daemon says to have applied. With several daemons, call it only with what the slowest says.
+    /// Raises every floor (the oldest state that an exact answer may show) to the state that a daemon has applied. If
+    /// there are several daemons, `status` must be that of the slowest.
     pub fn raise_floors(&self, status: &StatusReply) {
         for holder in &status.holders {
             let cursor = BatchCursor {
@@ -247,7 +254,7 @@ impl Truth {
         }
     }
 
-    /// The window of a query that is asked now.
+    /// Returns the window of a query that is sent now.
     pub fn window(&self) -> Window {
         let holders = self.0.lock().unwrap();
         Window(
@@ -258,7 +265,7 @@ impl Truth {
         )
     }
 
-    /// Returns the worth of a reply about `chain`, whose query was asked when `window` began.
+    /// Judges a reply about `chain`. The query was sent when `window` began.
     pub fn judge(
         &self,
         window: &Window,
@@ -274,7 +281,7 @@ impl Truth {
             .map(|(id, _)| id);
         let reply = match (reply, always_there) {
             (Err(error), Some(id)) => return Verdict::Blind(format!("{id:?} has it, but: {error}")),
-            // Nobody need have it: an error says as much as an empty list.
+            // No holder need have the block, so an error is as good as an empty list.
             (Err(_), None) => return Verdict::Exact,
             (Ok(reply), Some(id)) if honest(reply).next().is_none() => {
                 return Verdict::Blind(format!("{id:?} has it, but nobody is named"));
@@ -306,7 +313,7 @@ impl Truth {
         }
     }
 
-    /// The holders of `chain` now, as a reply lists them.
+    /// Returns the holders of `chain` at present, as a reply must list them.
     pub fn expected(&self, chain: &[SequenceHash]) -> Vec<(String, u32, u32)> {
         let holders = self.0.lock().unwrap();
         let mut expected: Vec<_> = holders
@@ -314,12 +321,13 @@ impl Truth {
             .map(|((worker, rank), history)| (worker.clone(), *rank, history.matched(chain, history.head())))
             .filter(|(_, _, matched)| *matched > 0)
             .collect();
-        // Deepest first, then by worker and rank, in which order the map gives them.
+        // The order is by depth, then by worker and rank, which the map keeps.
         expected.sort_by_key(|(_, _, matched)| std::cmp::Reverse(*matched));
         expected
     }
 
-    /// Returns what in a reply is more than the truth of now, or less although it is marked exact; none if nothing is.
+    /// Describes claims in a reply that exceed the present truth, or that are too low although they are marked exact.
+    /// `None` if there are none.
     pub fn excess(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
         let expected: HashMap<_, _> = self
             .expected(chain)
@@ -338,7 +346,7 @@ impl Truth {
         Some(format!("expected {expected:?}, found {wrong:?}"))
     }
 
-    /// How a reply differs from the truth of now, with every holder exact; none if it does not.
+    /// Describes how a reply differs from the present truth with every holder exact; `None` if it does not differ.
     pub fn difference(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
         let expected = self.expected(chain);
         let found: Vec<_> = honest(reply).map(found).collect();
@@ -348,13 +356,13 @@ impl Truth {
     }
 }
 
-/// The holders that somebody answers for.
+/// Returns the holders of a reply without those of hostile workers.
 fn honest(reply: &QueryReply) -> impl Iterator<Item = &HolderMatch> {
     let is_honest = |holder: &&HolderMatch| !holder.worker.as_str().starts_with(HOSTILE);
     reply.holders.iter().filter(is_honest)
 }
 
-/// Whether a claim is more than a guess: exact, or a lower bound for want of room.
+/// Whether a claim is more than a guess: it is exact, or a lower bound because the index has no room.
 fn promises_something(found: &HolderMatch) -> bool {
     found.exact || found.degraded == DegradedReasons::of(DegradedReason::Capacity)
 }
@@ -363,21 +371,21 @@ fn found(holder: &HolderMatch) -> (String, u32, u32) {
     (holder.worker.to_string(), holder.rank, holder.matched_blocks)
 }
 
-/// The replies of a scenario, counted by what they were worth.
+/// Numbers of the replies in a scenario, by their judgement.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tally {
     pub asked: u64,
     pub exact: u64,
     pub degraded: u64,
-    /// The degraded replies that were so for the moment alone.
+    /// Number of the degraded replies that were momentary.
     pub momentary: u64,
     pub wrong: u64,
     pub blind: u64,
-    /// The first few that were wrong.
+    /// Texts of the first few wrong replies.
     pub examples: Vec<String>,
-    /// The first few that were blind.
+    /// Texts of the first few blind replies.
     pub blind_examples: Vec<String>,
-    /// From the end of the faults until every reply was the truth and exact.
+    /// Time from the end of the faults until every reply equals the truth with all holders exact.
     pub time_to_exactness: Option<Duration>,
 }
 
@@ -426,12 +434,12 @@ impl Tally {
         }
     }
 
-    /// Fails the test when nobody was named although somebody had what was asked for.
+    /// Fails the test if a reply was blind.
     pub fn require_sight(&self) {
         assert_eq!(self.blind, 0, "{:#?}", self.blind_examples);
     }
 
-    /// Prints the scenario's line, and fails the test when a reply was wrong.
+    /// Prints the line of the scenario, and fails the test if a reply was wrong.
     pub fn report(&self, scenario: &str) {
         println!("{scenario}: {self}");
         for example in &self.blind_examples {
@@ -467,7 +475,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Asks about all `prompts` once, and counts the replies.
+/// Queries all `prompts` once, and counts the replies.
 pub async fn ask_all(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
     for chain in prompts {
         let window = truth.window();
@@ -476,13 +484,13 @@ pub async fn ask_all(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash
     }
 }
 
-/// Asks until every reply is the truth and every holder in it exact; notes how long that took. To be called when the faults have
-/// stopped and nothing is published any more. Replies on the way there are counted like any others.
+/// Queries until every reply equals the truth with all holders exact, and notes how long that took. Call this when the
+/// faults have ended and nothing is published any more. The replies until then are counted, too.
 pub async fn settle(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
     settle_by(client, truth, prompts, tally, Truth::difference).await;
 }
 
-/// As [`settle`], of a daemon whose index has too little room: until no reply is more than the truth.
+/// Queries as [`settle`] does, for a daemon whose index has too little room: until no reply exceeds the truth.
 pub async fn settle_below(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
     settle_by(client, truth, prompts, tally, Truth::excess).await;
 }
@@ -520,18 +528,19 @@ async fn settle_by(
     tally.time_to_exactness = Some(started.elapsed());
 }
 
-/// A seeded source of events: prompts that share prefixes, stored in part and removed in part, with holes.
+/// Source of events that a seed decides: prompts that share prefixes are stored in part and removed in part, with
+/// holes.
 pub struct Workload {
     state: u64,
     prompts: Vec<Vec<SequenceHash>>,
 }
 
 impl Workload {
-    /// Blocks of a prompt.
+    /// Number of blocks of a prompt.
     const DEPTH: u64 = 24;
-    /// Blocks of a prompt that are shared by the prompts of a family.
+    /// Number of blocks that the prompts of a family share.
     const SHARED: u64 = 8;
-    /// Prompts of a family.
+    /// Number of prompts of a family.
     const FAMILY: u64 = 4;
 
     pub fn new(seed: u64, prompts: u64) -> Self {
@@ -547,12 +556,12 @@ impl Workload {
         }
     }
 
-    /// All that can be asked for.
+    /// Returns all prompts.
     pub fn prompts(&self) -> &[Vec<SequenceHash>] {
         &self.prompts
     }
 
-    /// A number below `bound` (splitmix64).
+    /// Returns a random number below `bound` (SplitMix64).
     pub fn below(&mut self, bound: u64) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -565,13 +574,13 @@ impl Workload {
         usize::try_from(self.below(bound as u64)).unwrap()
     }
 
-    /// Some prompt.
+    /// Returns a random prompt.
     pub fn prompt(&mut self) -> Vec<SequenceHash> {
         let number = self.index(self.prompts.len());
         self.prompts[number].clone()
     }
 
-    /// The events of some holder's next batch: mostly stores, some removals, seldom a `cleared`.
+    /// Returns the events of a holder's next batch: mostly stores, some removals, and rarely a clear.
     pub fn events(&mut self) -> Vec<Event> {
         let chain = self.prompt();
         let length = 1 + self.index(chain.len());

@@ -1,4 +1,4 @@
-//! How events travel in a scenario.
+//! Ways in which events travel in a scenario.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use kvatlas_client::publish::Transport;
 use super::fleet::{QUICK_RESYNCS, THROUGH_STREAM};
 use super::jetstream::JETSTREAM;
 
-/// How events travel from the workers to the daemon.
+/// Way in which events travel from the workers to the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// As messages of core NATS.
+    /// Events travel as messages of core NATS.
     Core,
-    /// Workers publish as ever; a stream keeps what they say, and the daemon reads it.
+    /// Workers publish over core NATS. A stream keeps the events, and the daemon reads the stream.
     Stream,
-    /// As before, and workers wait for the stream's word that it has a batch.
+    /// As `Stream`, but workers wait until the stream has acknowledged each batch.
     Acknowledged,
 }
 
 impl Way {
-    /// How workers publish.
+    /// Returns the transport with which workers publish.
     pub fn publishers(self) -> Transport {
         match self {
             Self::Core | Self::Stream => Transport::Core,
@@ -27,7 +27,7 @@ impl Way {
         }
     }
 
-    /// The daemon's settings for it, and `more`, which count where both have one.
+    /// Returns the daemon's settings for this way, and `more`, which override them.
     pub fn settings<'a>(self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let transport = (self != Self::Core).then_some(JETSTREAM);
         let is_free = |(key, _): &(&str, &str)| more.iter().all(|(other, _)| other != key);

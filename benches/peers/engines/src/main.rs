@@ -1,20 +1,20 @@
-//! Compares kvatlas's reading of vLLM's and SGLang's events with that of `dynamo_kv_router::zmq_wire` 1.6.1: every recorded payload and a
-//! million damaged ones.
+//! Compares kvatlas's reading of vLLM's and SGLang's events with that of `dynamo_kv_router::zmq_wire` 1.6.1, for every
+//! recorded payload and a million damaged ones.
 //!
 //! ```sh
 //! cargo run --release --package kvatlas-peers-engines -- [ROUNDS] [SEED]
 //! ```
 //!
-//! A payload's events are compared one by one, each in a batch of its own. Both sides say what an event means: the blocks stored, with
-//! names and block hashes, the blocks removed, a clear, or nothing. A difference has to be of a class that is explained; one that is not
-//! is printed, and the run fails.
+//! The events of a payload are compared one by one, each in a batch of its own. Each side gives the meaning of an
+//! event: the stored blocks with names and block hashes, the removed blocks, a clear, or nothing. Every difference must
+//! be of an explained class. Any other difference is printed, and the run fails.
 
 mod meaning;
 mod ours;
 mod report;
 mod theirs;
 
-// The payloads and the damage of the tests.
+// The payloads and the damage come from the tests.
 #[allow(
     dead_code,
     clippy::all,
@@ -32,10 +32,10 @@ use kvatlas_engines::Format;
 use common::mutation::{mutate, payloads};
 use report::Report;
 
-/// Tokens in a block of the payloads made here.
+/// Number of tokens in a block of the payloads that are made here.
 const MADE_BLOCK_SIZE: u32 = 2;
 
-/// A payload and the block size of its engine.
+/// Payload, and the block size of its engine.
 struct Sample {
     format: Format,
     block_size: u32,
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The recorded payloads of the engines that both sides know, if they are here.
+/// Returns the recorded payloads of the engines that both sides know. Empty if there is no record.
 fn recorded() -> Vec<Sample> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/fixtures/engines");
     let Ok(entries) = std::fs::read_dir(&folder) else {
@@ -119,11 +119,11 @@ fn made() -> impl Iterator<Item = Sample> {
         })
 }
 
-/// Compares the payload as a whole, then event by event.
+/// Compares a payload as a whole, and then event by event.
 fn compare(sample: &Sample, bytes: &[u8], report: &mut Report) {
     report.count_batch(ours::reads(sample.format, bytes), theirs::reads(bytes));
     for event in events_of(bytes).unwrap_or_default() {
-        // A batch of this event alone.
+        // This batch has only this event.
         let single = [&[0x93, 1, 0x91][..], event, &[0]].concat();
         let ours = ours::meaning(sample.format, sample.block_size, &single);
         let theirs = theirs::meaning(sample.block_size, &single);
@@ -131,7 +131,7 @@ fn compare(sample: &Sample, bytes: &[u8], report: &mut Report) {
     }
 }
 
-/// The bytes of each event; none where the batch's outer form is broken.
+/// Returns the bytes of each event; `None` if the outer form of the batch is broken.
 fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut reader = Reader::new(bytes, usize::MAX).ok()?;
     let Value::Array(2..) = reader.value().ok()? else {
@@ -150,8 +150,8 @@ fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(events)
 }
 
-/// Returns the traits of an event that one of the sides is known to treat in its own way. kvatlas's decoder tells them,
-/// and a look at the bytes.
+/// Returns the traits of an event for which the sides are known to differ. The traits come from kvatlas's decoder, and
+/// from the bytes.
 fn traits_of(event: &[u8]) -> meaning::Traits {
     ours::traits(event)
 }

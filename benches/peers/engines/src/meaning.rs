@@ -1,34 +1,34 @@
-//! Meaning of an event, in words that both sides share.
+//! Meaning of an event, in a form that both sides share.
 
 /// Effect of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
-    /// Blocks are stored: name and block hash of each.
+    /// Blocks are stored.
     Stored {
-        /// The tier's number.
+        /// Number of the tier.
         tier: u8,
-        /// The name of the block before the first.
+        /// Name of the block before the first; `None` for a root.
         parent: Option<u64>,
         /// Name and block hash of each block.
         blocks: Vec<(u64, u64)>,
     },
     /// Blocks are removed.
     Removed {
-        /// The tier's number.
+        /// Number of the tier.
         tier: u8,
-        /// Their names.
+        /// Names of the blocks.
         names: Vec<u64>,
     },
     /// All blocks are removed.
     Cleared,
-    /// Nothing, for a reason that is this side's own word.
+    /// Nothing changes. The text is the reason in the words of this side.
     Nothing(&'static str),
-    /// The event can't be read, and its batch is lost with it.
+    /// The event cannot be read, so its whole batch is lost.
     BatchLost,
 }
 
 impl Meaning {
-    /// Whether nothing changes.
+    /// Whether the event changes nothing.
     pub fn is_nothing(&self) -> bool {
         match self {
             Self::Nothing(_) | Self::BatchLost => true,
@@ -39,17 +39,17 @@ impl Meaning {
     }
 }
 
-/// Traits of an event that one of the sides is known to treat in its own way.
+/// Traits of an event for which the sides are known to differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traits {
-    /// Images or prompt embeddings among the extra keys.
+    /// Whether the extra keys have images or prompt embeddings.
     pub has_objects: bool,
-    /// A salt that came among the extra keys.
+    /// Whether the extra keys have a salt.
     pub has_salt_key: bool,
-    /// Tokens that the engine looks ahead to.
+    /// Whether the engine hashes tokens beyond the block.
     pub looks_ahead: bool,
-    /// An array, whose slots have no names.
+    /// Whether the event is an array, whose values have no names.
     pub is_array: bool,
-    /// A name that came as bytes.
+    /// Whether a name of a block is given as bytes.
     pub has_byte_names: bool,
 }

@@ -15,12 +15,12 @@ fn decoded(format: Format, bytes: &[u8]) -> Option<EngineBatch> {
     decoder.decode(bytes, &mut batch).ok().map(|()| batch)
 }
 
-/// Whether the payload is a batch in which every event can be read.
+/// Whether every event of the payload can be read; `None` if the payload is not a batch.
 pub fn reads(format: Format, bytes: &[u8]) -> Option<bool> {
     decoded(format, bytes).map(|batch| batch.reasons.of(Reason::Malformed) == 0)
 }
 
-/// Returns the meaning of a batch of one event.
+/// Returns the meaning of a batch with one event.
 pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
     let Some(batch) = decoded(format, bytes) else {
         return Meaning::BatchLost;
@@ -45,7 +45,8 @@ pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
     }
 }
 
-/// A translator judges a root; of a child, whose parent it would have to know, the same is judged here.
+/// Returns the meaning of stored blocks. The translator judges roots. Children are judged here by the same rules,
+/// because the translator does not know their parents.
 fn stored_meaning(batch: &EngineBatch, stored: &EngineStored, block_size: u32) -> Meaning {
     let mut translator = Translator::new(TranslatorSettings {
         block_size: BlockSize::new(block_size).unwrap_or(BlockSize::DEFAULT),
@@ -87,7 +88,7 @@ fn stored_meaning(batch: &EngineBatch, stored: &EngineStored, block_size: u32) -
     }
 }
 
-/// Returns the traits of an event that the two sides are known to treat differently.
+/// Returns the traits of an event for which the sides are known to differ.
 pub fn traits(event: &[u8]) -> Traits {
     let single = [&[0x93, 1, 0x91][..], event, &[0]].concat();
     let mut traits = Traits {

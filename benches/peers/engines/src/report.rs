@@ -1,11 +1,11 @@
-//! Differences by class, with what explains them.
+//! Differences by class, with their explanations.
 
 use std::collections::BTreeMap;
 
 use crate::meaning::{Meaning, Traits};
 use crate::traits_of;
 
-/// How often a difference is shown that nothing explains.
+/// Maximum number of unexplained differences that are shown.
 const SHOWN_MAX: usize = 10;
 
 /// Counts of one run.
@@ -19,7 +19,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Counts whether each side could read a whole payload: `ours` is none where the batch is refused, false where some event can't be read.
+    /// Counts whether each side could read a whole payload. `ours` is `None` if kvatlas refuses the batch, and false if
+    /// it cannot read some event.
     pub fn count_batch(&mut self, ours: Option<bool>, theirs: bool) {
         let row = match ours {
             Some(true) => 0,
@@ -50,7 +51,7 @@ impl Report {
         }
     }
 
-    /// How many differences nothing explains.
+    /// Returns the number of unexplained differences.
     pub fn unexplained(&self) -> u64 {
         self.unexplained
     }
@@ -77,7 +78,7 @@ impl Report {
     }
 }
 
-/// The class of a difference; none where nothing explains it.
+/// Returns the class of a difference; `None` if nothing explains it.
 fn class_of(ours: &Meaning, theirs: &Meaning, traits: &Traits) -> Option<&'static str> {
     match (ours, theirs) {
         (_, Meaning::BatchLost) if traits.has_byte_names => {
@@ -104,7 +105,7 @@ fn class_of_stores(ours: &Meaning, theirs: &Meaning, traits: &Traits) -> Option<
     if (tier, parent) != (their_tier, their_parent) || names(blocks) != names(their_blocks) {
         return None;
     }
-    // The same blocks with other hashes.
+    // Both sides give the same blocks, but with different hashes.
     if traits.looks_ahead {
         Some("tokens looked ahead to enter kvatlas's hash only")
     } else if traits.has_objects {

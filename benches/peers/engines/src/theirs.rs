@@ -5,12 +5,12 @@ use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
 
 use crate::meaning::Meaning;
 
-/// Whether the payload is a batch: there, one event that can't be read loses all.
+/// Whether the payload can be read. If one event cannot be read, `dynamo-kv-router` loses the whole batch.
 pub fn reads(bytes: &[u8]) -> bool {
     decode_event_batch(bytes).is_ok()
 }
 
-/// Returns the meaning of a batch of one event.
+/// Returns the meaning of a batch with one event.
 pub fn meaning(block_size: u32, bytes: &[u8]) -> Meaning {
     let Ok(batch) = decode_event_batch(bytes) else {
         return Meaning::BatchLost;

@@ -1,4 +1,4 @@
-//! Interface that every index under comparison must have, and the indexes there are.
+//! Interface of every compared index (contender), and the list of contenders.
 
 mod chain_index;
 mod dynamo_compressed;
@@ -23,11 +23,11 @@ pub use smg_radix::SmgTree;
 /// Form in which a query is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// The hashes that the index itself searches by: sequence hashes for kvatlas, block hashes for the others.
+    /// Hashes by which the index itself searches: sequence hashes for kvatlas, block hashes for the others.
     Native,
-    /// Block hashes for all; kvatlas computes the rolling chain in the timed region.
+    /// Block hashes for all contenders. kvatlas computes the sequence hashes within the timed region.
     BlockHashes,
-    /// Tokens for all, 16 a block; everybody hashes in the timed region.
+    /// Tokens for all contenders, 16 in a block. All compute their hashes within the timed region.
     Tokens,
 }
 
@@ -35,7 +35,7 @@ impl Form {
     /// All forms.
     pub const ALL: [Self; 3] = [Self::Native, Self::BlockHashes, Self::Tokens];
 
-    /// The word in a table's title.
+    /// Returns the word for the form in the title of a table.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Native => "the form that each index needs",
@@ -45,71 +45,73 @@ impl Form {
     }
 }
 
-/// Shape in which an answer is taken.
+/// Shape in which an answer is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// The leanest form that the index offers: groups, or a callback per holder.
+    /// Leanest shape that the index offers: groups of holders, or a callback for each holder.
     Lean,
-    /// One record a holder, in a collection that the caller owns.
+    /// One record for each holder, in a collection that the caller owns.
     List,
 }
 
-/// The reading side of an index.
+/// Reading side of an index.
 pub trait Reader {
-    /// A query in the form that the index takes.
+    /// Type of a query, in the form that the index takes.
     type Query;
 
-    /// The shapes of answers that the index offers, with the word for each in the tables.
+    /// Shapes of answers that the index offers, each with its word in the tables.
     const SHAPES: &'static [(Shape, &'static str)];
 
-    /// The query for `prompt`. Whatever is done here is outside the timed region.
+    /// Makes the query for `prompt`, outside of the timed region.
     fn query(form: Form, prompt: &Prompt) -> Self::Query;
 
-    /// Asks, and returns a number that depends on the whole answer. An index that consumes its query may leave it empty.
+    /// Searches, and returns a number that depends on the whole answer. An index that consumes its query may leave it
+    /// empty.
     fn find(&self, query: &mut Self::Query, shape: Shape) -> usize;
 
-    /// Asks, and returns holders with matched blocks, ordered by holder.
+    /// Searches, and returns the holders with their matched blocks, ordered by holder.
     fn answer(&self, query: &mut Self::Query, shape: Shape) -> Vec<(u32, u32)>;
 }
 
-/// A run of blocks in an event.
+/// Run of blocks in an event.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
-    /// Sequence hash of the block before the run; absent at the start of a sequence.
+    /// Sequence hash of the block before the run; `None` at the beginning of a sequence.
     pub parent: Option<u64>,
     /// Position of the first block.
     pub position: u32,
-    /// Block hashes.
+    /// Block hashes of the run.
     pub blocks: &'a [u64],
-    /// Sequence hashes.
+    /// Sequence hashes of the run.
     pub sequence: &'a [u64],
 }
 
-/// The writing side of an index, for all its holders.
+/// Writing side of an index, for all its holders.
 pub trait Writer {
-    /// An event in the form that the index takes.
+    /// Type of an event, in the form that the index takes.
     type Event: Send;
 
-    /// `worker` has stored a run of blocks.
+    /// Makes the event that `worker` has stored a run of blocks.
     fn stored(worker: u32, run: Run<'_>) -> Self::Event;
 
-    /// `worker` has removed these blocks, given by sequence hash, deepest first as engines free them.
+    /// Makes the event that `worker` has removed these blocks, given by sequence hash, the deepest first, as engines
+    /// free them.
     fn removed(worker: u32, sequence: &[u64]) -> Self::Event;
 
     /// Applies the events in order.
     fn apply(&mut self, events: Vec<Self::Event>, timing: Timing) -> Applied;
 
-    /// Does what whoever uses the index is to do now and then.
+    /// Does the maintenance that a user of the index has to do at intervals.
     fn upkeep(&mut self) {}
 }
 
-/// A writing side of which two threads can have a part each.
+/// Writing side that can be divided between two threads.
 pub trait TwoLanes: Writer + Send + Sized {
-    /// A writer for the workers with even numbers, and one for those with odd numbers.
+    /// Returns a writer for workers with even numbers, and one for workers with odd numbers.
     fn split(self) -> [Self; 2];
 }
 
-/// One value for each worker, of all workers or of each second one.
+/// One value for each worker, of all workers or of every second one.
 pub struct ByWorker<T> {
     each: Vec<T>,
     step: usize,
@@ -136,30 +138,30 @@ impl<T> ByWorker<T> {
     }
 }
 
-/// An index under comparison.
+/// Compared index.
 pub trait Contender {
-    /// Its name in the tables.
+    /// Name of the contender in the tables.
     const NAME: &'static str;
-    /// Its reading side.
+    /// Reading side of the index.
     type Reader: Reader;
-    /// Its writing side.
+    /// Writing side of the index.
     type Writer: Writer;
 
-    /// How many workers the index can have.
+    /// Maximum number of workers of the index.
     const WORKERS_MAX: u32 = u32::MAX;
 
-    /// An empty index for workers 0 to `workers` − 1.
+    /// Makes an empty index for the workers 0 to `workers` − 1.
     fn build(workers: u32) -> (Self::Reader, Self::Writer);
 }
 
-/// The name of a row: the contender, and the shape of its answers where it has several.
+/// Returns the name of a row: the contender, and the shape of its answers if it has several.
 pub fn row<C: Contender>(shape: Shape) -> String {
     let shapes = <C::Reader as Reader>::SHAPES;
     let word = shapes.iter().find(|(other, _)| *other == shape);
     format!("{}, {}", C::NAME, word.map_or("", |(_, word)| word))
 }
 
-/// The names of all contenders, in the order of the tables.
+/// Returns the names of all contenders, in the order of the tables.
 pub fn names() -> Vec<String> {
     [
         Kvatlas::NAME,
@@ -174,7 +176,7 @@ pub fn names() -> Vec<String> {
     .to_vec()
 }
 
-/// The rows of all contenders and shapes, in the order of the tables.
+/// Returns the rows of all contenders and shapes, in the order of the tables.
 pub fn rows() -> Vec<String> {
     fn of<C: Contender>() -> Vec<String> {
         let shapes = <C::Reader as Reader>::SHAPES;

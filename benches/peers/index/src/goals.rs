@@ -1,4 +1,4 @@
-//! The goals of the project for its index, beside what this run has measured.
+//! The project's goals for its index, compared with the measurements of this run.
 
 use crate::contender::{self, Contender, Form, InMode, Kvatlas, Names, Shape, TwoTiers, row};
 use crate::plans;
@@ -11,26 +11,26 @@ use crate::workload::{Kind, Layout};
 /// Goal for a figure.
 #[derive(Debug, Clone)]
 enum Rule {
-    /// At most so many times the best, that is the least, peer.
+    /// At most this multiple of the best (lowest) peer.
     PeerAtMost(f64),
-    /// At least so many times the best, that is the greatest, peer.
+    /// At least this multiple of the best (highest) peer.
     PeerAtLeast(f64),
-    /// At most this.
+    /// At most this value.
     Absolute(f64),
-    /// At most so many times another figure of ours.
+    /// At most this multiple of another figure of kvatlas.
     OursAtMost(f64, &'static str),
-    /// At most this more than another figure of ours.
+    /// At most this much more than another figure of kvatlas.
     OursPlus(f64, String),
 }
 
-/// One line of the table.
+/// Line of the table of goals.
 #[derive(Debug, Clone)]
 struct Goal {
     text: String,
     figure: String,
-    /// Our row.
+    /// Row of kvatlas.
     ours: String,
-    /// Whether only peers that list every holder are compared.
+    /// Whether the goal compares only peers that list every holder.
     lists_only: bool,
     rule: Rule,
 }
@@ -46,7 +46,7 @@ impl Goal {
         }
     }
 
-    /// About a figure that does not depend on the shape of answers.
+    /// Makes a goal for a figure that does not depend on the shape of answers.
     fn whole(text: &str, figure: String, rule: Rule) -> Self {
         Self {
             ours: Kvatlas::NAME.to_owned(),
@@ -54,7 +54,7 @@ impl Goal {
         }
     }
 
-    /// About full lists of holders.
+    /// Turns the goal into one for full lists of holders.
     fn of_lists(self) -> Self {
         Self {
             ours: row::<Kvatlas>(Shape::List),
@@ -63,7 +63,7 @@ impl Goal {
         }
     }
 
-    /// The best peer and its median.
+    /// Returns the best peer, and its median.
     fn best_peer(&self, ledger: &Ledger) -> Option<(String, f64)> {
         let wants_greatest = matches!(self.rule, Rule::PeerAtLeast(_));
         let mut rows = contender::rows();
@@ -80,7 +80,7 @@ impl Goal {
             .map(|(median, row)| (row, median))
     }
 
-    /// The line, unless the run has not measured it.
+    /// Returns the line of the table; `None` if the run has not measured the figure.
     fn line(&self, ledger: &Ledger) -> Option<String> {
         let ours = ledger.spread(&self.figure, &self.ours)?.median;
         let peer = self.best_peer(ledger);
@@ -116,7 +116,7 @@ impl Goal {
     }
 }
 
-/// Prints the goals of all figures that were measured.
+/// Prints the goals for all measured figures.
 pub fn print(ledger: &Ledger) {
     let lines: Vec<String> = goals().iter().filter_map(|goal| goal.line(ledger)).collect();
     if lines.is_empty() {

@@ -1,18 +1,20 @@
-//! The index of kvatlas beside those of other projects, over identical work in one process.
+//! The index of kvatlas and those of other projects, with identical work in one process.
 //!
 //! `benches/peers/run.sh` builds this and runs everything; `--help` shows the parts. Standard output is Markdown.
 //!
-//! How to read it:
-//! - A cell is the median of the repetitions, with the least and the greatest of them. Every repetition builds each index anew, and
-//!   another index goes first.
-//! - Every contender is given the same blocks, events and questions, made outside the timed region in the form that its own
-//!   interface takes. A row names the contender and the shape of its answers: `groups` are kvatlas's `Matches` as returned, `list`
-//!   the same with every holder collected; `callback` is `ChainIndex::score_into`, `map` a hash map of all holders.
-//! - All use the system allocator and are built with the same flags; the heading of the output says which.
-//! - Every question that is timed is asked once more and compared with a brute-force oracle; a table says how many answers were
-//!   right. An index may be wrong by design: a wrong answer is counted, not excused.
-//! - Store and removal times are processor time of the thread that applies the events, so that other processes of the machine do
-//!   not count.
+//! How to read the output:
+//!
+//! - A cell is the median of the repetitions, with the least and the greatest. Every repetition builds each index anew,
+//!   and begins with another index.
+//! - Every contender gets the same blocks, events and queries. They are made outside of the timed region, in the form
+//!   that the contender's own interface takes. A row names the contender and the shape of its answers. `groups` are
+//!   kvatlas's `Matches` as returned; `list` is the same with every holder collected; `callback` is
+//!   `ChainIndex::score_into`; `map` is a hash map of all holders.
+//! - All use the system allocator, and are built with the same flags. The heading of the output shows the flags.
+//! - Every timed query is made once more, and its answer is compared with a brute-force oracle. A table shows how many
+//!   answers were right. A wrong answer counts as wrong, even if the index is wrong by design.
+//! - Times of stores and removals are processor time of the thread that applies the events, so that other processes of
+//!   the machine do not count.
 
 mod contender;
 mod goals;
@@ -36,24 +38,24 @@ struct Arguments {
     /// Part to run.
     #[arg(value_enum, default_value = "all")]
     part: Part,
-    /// A smoke run of about a minute: fewer layouts and repetitions.
+    /// Make a smoke run of about a minute, with fewer layouts and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Repetitions of everything.
+    /// Number of repetitions of every measurement.
     #[arg(long, default_value_t = 5)]
     repetitions: usize,
-    /// The recorded conversations of scenario D.
+    /// File with the recorded conversations of scenario D.
     #[arg(long, default_value = DEFAULT_TRACE)]
     trace: PathBuf,
-    /// How many of them are replayed, from the first.
+    /// Number of recorded conversations that are replayed, from the first.
     #[arg(long, default_value_t = 4_000)]
     trace_requests: usize,
-    /// Fills one index in this process and prints its sizes: what scenario C starts.
+    /// Fill one index in this process, and print its sizes. Scenario C starts such processes.
     #[arg(long, hide = true, value_delimiter = ',')]
     fill: Option<Vec<u32>>,
 }
 
-/// Beside the repository, as the sources know it.
+/// Default path of the trace, beside the repository.
 const DEFAULT_TRACE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../../../shared/traces/conversation_trace.jsonl"
@@ -62,25 +64,25 @@ const DEFAULT_TRACE: &str = concat!(
 /// A part of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Everything.
+    /// All parts.
     All,
-    /// A: searches, stores and removals in indexes filled in a known way.
+    /// A: searches, stores and removals in indexes that are filled in a known way.
     Latency,
-    /// A, the longest pause: a reader while another thread writes.
+    /// A, the longest pause: the slowest query of a reader while another thread writes.
     Pauses,
     /// F: many conversations that differ in their first block.
     FanOut,
-    /// B: multi-turn chat, one writer and one reader at once.
+    /// B: multi-turn chat, with one writer and one reader at the same time.
     Chat,
-    /// C: resident bytes a block, in processes of their own.
+    /// C: resident bytes for each block, in processes of their own.
     Memory,
-    /// G: what engines really publish: names of their own, two tiers, two copies, holes.
+    /// G: events such as real engines publish: names of their own, two tiers, two copies, holes.
     Modes,
-    /// H: one namespace, written by one thread and by two at once.
+    /// H: one namespace, written by one thread and by two threads at the same time.
     Lanes,
-    /// No times, only right and wrong answers: holes, and the same blocks behind different prefixes.
+    /// Right and wrong answers without times: holes, and the same blocks after different prefixes.
     Holes,
-    /// D: a recorded trace at an offered rate, and how far that can go.
+    /// D: a recorded trace at an offered rate, and the highest rate that is possible.
     Replay,
 }
 
@@ -155,7 +157,7 @@ fn print_heading(effort: Effort) {
     );
 }
 
-/// For which processor features this was compiled, as every contender in it.
+/// Returns the processor features for which all contenders were compiled.
 fn build_flags() -> String {
     let profile = if cfg!(debug_assertions) {
         "DEBUG BUILD"

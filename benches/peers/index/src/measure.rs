@@ -1,9 +1,9 @@
-//! Clocks, and what comes of reading them.
+//! Clocks, and figures from their readings.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Two clocks read together.
+/// Readings of two clocks at one time.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
     wall: Instant,
@@ -11,7 +11,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Reads both clocks; the second is a system call.
+    /// Reads the wall clock, then the thread's processor time. The second reading is a system call.
     pub fn now() -> Self {
         Self {
             wall: Instant::now(),
@@ -20,7 +20,7 @@ impl Stamp {
     }
 }
 
-/// Processor time of the calling thread. It leaves out what other processes of the machine took away meanwhile.
+/// Returns the processor time of the calling thread. It does not include time that other processes took meanwhile.
 fn thread_processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -35,34 +35,35 @@ fn thread_processor_time() -> Duration {
     )
 }
 
-/// Unit that a writer times.
+/// Unit that a writer measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timing {
-    /// Each event, for the longest of them.
+    /// Each event, so that the longest is known.
     Each,
     /// Only the whole list.
     Whole,
 }
 
-/// Outcome of applying a list of events: counts and times.
+/// Outcome of applying a list of events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Applied {
-    /// Events that the index took without an error.
+    /// Number of events that the index accepted.
     pub events: u64,
-    /// Events that it refused.
+    /// Number of events that the index refused.
     pub refused: u64,
-    /// From the first to the last.
+    /// Time from the first event to the last, by the wall clock.
     pub wall: Duration,
     /// Processor time of the applying thread.
     pub processor: Duration,
-    /// The longest single event, by the clock on the wall; zero where events were not timed one by one.
+    /// Longest single event, by the wall clock; zero if events were not measured one by one.
     pub worst_wall: Duration,
-    /// The longest single event, in processor time.
+    /// Longest single event, in processor time; zero if events were not measured one by one.
     pub worst_processor: Duration,
 }
 
 impl Applied {
-    /// The time between `stamps`: the first taken before the first event, the others after each event or after the last.
+    /// Computes the times between `stamps`. The first was taken before the first event; the others after each event, or
+    /// after the last.
     pub fn between(stamps: &[Stamp], timing: Timing) -> Self {
         let mut applied = Self::default();
         for pair in stamps.windows(2) {
@@ -78,7 +79,7 @@ impl Applied {
         applied
     }
 
-    /// Adds what came later.
+    /// Adds the outcome of a later list.
     pub fn add(&mut self, later: &Self) {
         self.events += later.events;
         self.refused += later.refused;
@@ -89,7 +90,7 @@ impl Applied {
     }
 }
 
-/// Applies `events` by a function that says whether the index took one, in the calling thread.
+/// Applies `events` in the calling thread. `apply` returns whether the index accepted the event.
 pub fn apply_here<E>(events: Vec<E>, timing: Timing, mut apply: impl FnMut(E) -> bool) -> Applied {
     let mut stamps = vec![Stamp::now()];
     let (mut taken, mut refused) = (0, 0);
@@ -111,7 +112,8 @@ pub fn apply_here<E>(events: Vec<E>, timing: Timing, mut apply: impl FnMut(E) ->
     applied
 }
 
-/// Nanoseconds between two readings of the wall clock with nothing in between, subtracted from what is measured.
+/// Returns the nanoseconds between two readings of the wall clock with nothing in between. This time is subtracted from
+/// measurements.
 pub fn timer_cost_ns() -> f64 {
     static COST: OnceLock<f64> = OnceLock::new();
     *COST.get_or_init(|| {
@@ -126,7 +128,8 @@ pub fn timer_cost_ns() -> f64 {
     })
 }
 
-/// Makes the calling thread stay on the core of this number, of those that the process may use; on the last where it has fewer.
+/// Keeps the calling thread on core `number` of those that the process may use, or on the last of these if there are
+/// fewer.
 pub fn stay_on_core(number: usize) {
     // SAFETY: all fields of the structure are numbers, for which zero is a value.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -148,7 +151,7 @@ pub fn stay_on_core(number: usize) {
     assert_eq!(result, 0, "a thread may stay on a core that it may use");
 }
 
-/// How often the system has taken the processor away from the calling thread.
+/// Returns the number of times that the system has taken the processor away from the calling thread.
 pub fn involuntary_switches() -> u64 {
     // SAFETY: all fields of the structure are numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -158,13 +161,13 @@ pub fn involuntary_switches() -> u64 {
     usage.ru_nivcsw.unsigned_abs()
 }
 
-/// Gives freed memory back to the system, so that the next contender does not start from pages that another has touched.
+/// Returns freed memory to the system, so that the next contender does not get memory pages that another has used.
 pub fn trim_memory() {
     // SAFETY: the call takes no pointer and may be made at any time.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Resident bytes of this process.
+/// Returns the resident bytes of this process.
 pub fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("the process can read its own size");
     let pages: u64 = statm
@@ -175,19 +178,19 @@ pub fn resident_bytes() -> u64 {
     pages * 4096
 }
 
-/// Least, middle and greatest of the repetitions.
+/// Least, median and greatest value of the repetitions.
 #[derive(Debug, Clone, Copy)]
 pub struct Spread {
-    /// The median.
+    /// Median of the values.
     pub median: f64,
-    /// The least.
+    /// Least value.
     pub least: f64,
-    /// The greatest.
+    /// Greatest value.
     pub greatest: f64,
 }
 
 impl Spread {
-    /// Returns the spread of `values`; none where there are none.
+    /// Returns the spread of `values`; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -199,7 +202,7 @@ impl Spread {
     }
 }
 
-/// The value below which `share` of the sorted values lie.
+/// Returns the value below which `share` of the sorted values lie.
 pub fn percentile(sorted: &[u32], share: f64) -> f64 {
     let index = (sorted.len() as f64 * share) as usize;
     sorted

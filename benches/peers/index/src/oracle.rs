@@ -1,22 +1,22 @@
-//! The brute-force answer that every index must give.
+//! Brute-force oracle, whose answer every index must give.
 
 use rustc_hash::FxHashMap;
 
-/// Which workers hold a sequence hash, one bit each.
+/// Workers that hold each sequence hash, one bit for each worker.
 #[derive(Debug, Default)]
 pub struct Oracle {
     holders: FxHashMap<u64, u128>,
 }
 
 impl Oracle {
-    /// `worker` holds these blocks.
+    /// Records that `worker` holds these blocks.
     pub fn store(&mut self, worker: u32, sequence: &[u64]) {
         for &hash in sequence {
             *self.holders.entry(hash).or_default() |= 1 << worker;
         }
     }
 
-    /// `worker` no longer holds these blocks.
+    /// Records that `worker` no longer holds these blocks.
     pub fn remove(&mut self, worker: u32, sequence: &[u64]) {
         for hash in sequence {
             if let Some(holders) = self.holders.get_mut(hash) {
@@ -28,7 +28,7 @@ impl Oracle {
         }
     }
 
-    /// Holders with the number of leading blocks that they hold without a hole, ordered by holder.
+    /// Returns the holders, each with the number of leading blocks that it holds without a hole, ordered by holder.
     pub fn answer(&self, sequence: &[u64]) -> Vec<(u32, u32)> {
         let mut answer = Vec::new();
         let mut alive = u128::MAX;

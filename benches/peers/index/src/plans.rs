@@ -1,17 +1,17 @@
-//! The layouts of scenarios A and F.
+//! Layouts of scenarios A and F.
 
 use crate::contender::Form;
 use crate::scenario::Effort;
 use crate::scenario::latency::Plan;
 use crate::workload::{Kind, Layout, Sharing};
 
-/// One million blocks, as 2^20.
+/// Number that the tables call one million: 2^20.
 const MILLION: u32 = 1 << 20;
 
-/// Workers in both scenarios.
+/// Number of workers in both scenarios.
 const WORKERS: u32 = 128;
 
-/// Distinct sequences of 1024 blocks, 1M in all: the layout that most goals are about.
+/// Distinct sequences of 1024 blocks, 1M blocks in all. Most goals are about this layout.
 pub const DISTINCT: Layout = Layout {
     name: "1M blocks, depth 1024, distinct",
     blocks: MILLION,
@@ -20,14 +20,14 @@ pub const DISTINCT: Layout = Layout {
     sharing: Sharing::Distinct,
 };
 
-/// The same with eight sequences sharing their first half.
+/// Sequences of 1024 blocks, 1M blocks in all, of which groups of eight share their first half.
 pub const EIGHT_SHARE: Layout = Layout {
     name: "1M blocks, depth 1024, 8 share 512",
     sharing: Sharing::EightShareHalf,
     ..DISTINCT
 };
 
-/// The same with eight sequences in all, each on every worker.
+/// Eight sequences of 1024 blocks, each on every worker, 1M blocks in all.
 pub const ALL_SHARE: Layout = Layout {
     name: "1M blocks, depth 1024, all 128 share",
     sharing: Sharing::AllShareAll,
@@ -57,14 +57,14 @@ pub const DEEP: Layout = Layout {
     ..DISTINCT
 };
 
-/// Out of the caches.
+/// Layout that exceeds the processor's caches.
 pub const LARGE: Layout = Layout {
     name: "5M blocks, depth 1024, distinct",
     blocks: 5 * MILLION,
     ..DISTINCT
 };
 
-/// Conversations that differ in their first block: 4k, 16k and 65k of them, 16 blocks deep.
+/// Conversations that differ in their first block: 4k, 16k and 65k of them, each of 16 blocks.
 pub const FAN_OUT: [Layout; 3] = [
     fan_out("4k first blocks", 4096),
     fan_out("16k first blocks", 16_384),
@@ -81,7 +81,7 @@ const fn fan_out(name: &'static str, conversations: u32) -> Layout {
     }
 }
 
-/// Scenario A.
+/// Returns the plans of scenario A.
 pub fn latency(effort: Effort) -> Vec<Plan> {
     let layouts: &[Layout] = if effort.is_quick {
         &[DISTINCT, ALL_SHARE]
@@ -97,7 +97,7 @@ pub fn latency(effort: Effort) -> Vec<Plan> {
     layouts.iter().map(plan).collect()
 }
 
-/// Scenario F.
+/// Returns the plans of scenario F.
 pub fn fan_outs(effort: Effort) -> Vec<Plan> {
     let layouts = if effort.is_quick { &FAN_OUT[..1] } else { &FAN_OUT };
     let plan = |layout: &Layout| Plan {
@@ -109,7 +109,7 @@ pub fn fan_outs(effort: Effort) -> Vec<Plan> {
     layouts.iter().map(plan).collect()
 }
 
-/// Scenario G.
+/// Returns the layouts of scenario G.
 pub fn modes(effort: Effort) -> Vec<Layout> {
     let large = Layout {
         name: "20M blocks, depth 1024, distinct",

@@ -1,37 +1,37 @@
-//! Measurements, and Markdown tables of them.
+//! Measurements, and their Markdown tables.
 
 use std::collections::BTreeMap;
 
 use crate::measure::Spread;
 
-/// Names a figure within a run: a scenario, a layout, a kind.
+/// Name of a figure within a run: scenario, layout and kind.
 pub type Figure = String;
 
-/// All samples of a run.
+/// All measurements of a run.
 #[derive(Debug, Default)]
 pub struct Ledger {
     samples: BTreeMap<(Figure, String), Vec<f64>>,
     verdicts: BTreeMap<(Figure, String), Verdict>,
 }
 
-/// How many answers equalled the oracle's.
+/// Number of answers, and number of those that equal the oracle's.
 #[derive(Debug, Clone, Copy, Default)]
 struct Verdict {
     right: u64,
     wrong: u64,
 }
 
-/// One column of a table.
+/// Column of a table.
 #[derive(Debug, Clone)]
 pub struct Column {
-    /// Its heading.
+    /// Heading of the column.
     pub heading: String,
-    /// Figure that its samples are of.
+    /// Figure whose values the column shows.
     pub figure: Figure,
 }
 
 impl Column {
-    /// A column for `figure`.
+    /// Makes a column for `figure`.
     pub fn new(heading: impl Into<String>, figure: impl Into<Figure>) -> Self {
         Self {
             heading: heading.into(),
@@ -41,13 +41,13 @@ impl Column {
 }
 
 impl Ledger {
-    /// One repetition's value of `figure` for the contender in `row`.
+    /// Records one repetition's value of `figure` for the contender in `row`.
     pub fn record(&mut self, figure: &str, row: &str, value: f64) {
         let samples = self.samples.entry((figure.to_owned(), row.to_owned()));
         samples.or_default().push(value);
     }
 
-    /// Whether an answer was right.
+    /// Records whether an answer was right.
     pub fn judge(&mut self, figure: &str, row: &str, is_right: bool) {
         let verdict = self
             .verdicts
@@ -60,15 +60,14 @@ impl Ledger {
         }
     }
 
-    /// Median, least and greatest of the repetitions.
+    /// Returns the median, least and greatest value of the repetitions.
     pub fn spread(&self, figure: &str, row: &str) -> Option<Spread> {
         let samples = self.samples.get(&(figure.to_owned(), row.to_owned()))?;
         Spread::of(samples)
     }
 
-    /// Prints a table: a row for each contender that has samples in any of the columns.
-    ///
-    /// Prints nothing where nothing of it was measured.
+    /// Prints a table with a row for each contender that has values in any of the columns. Prints nothing if there are
+    /// no values.
     pub fn print(&self, title: &str, rows: &[String], columns: &[Column]) {
         let is_measured = |column: &Column| rows.iter().any(|row| self.spread(&column.figure, row).is_some());
         if !columns.iter().any(is_measured) {
@@ -90,7 +89,7 @@ impl Ledger {
         }
     }
 
-    /// Prints how many answers were right, under each figure that was judged.
+    /// Prints the number of right answers for each figure that was checked.
     pub fn print_verdicts(&self, title: &str, rows: &[String]) {
         if self.verdicts.is_empty() {
             return;
@@ -136,7 +135,7 @@ fn cell(spread: Option<Spread>) -> String {
     )
 }
 
-/// Three significant digits, and all digits before the point.
+/// Formats a number with three significant digits, and with all digits before the point.
 pub fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 || size == 0.0 => format!("{value:.0}"),

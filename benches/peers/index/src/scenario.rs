@@ -1,4 +1,4 @@
-//! The scenarios, one module each.
+//! Scenarios, with a module for each.
 
 pub mod chat;
 pub mod floors;
@@ -12,21 +12,21 @@ pub mod replay;
 
 use std::io::Write as _;
 
-/// How thoroughly to measure.
+/// Thoroughness of the measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Repetitions of everything.
+    /// Number of repetitions of every measurement.
     pub repetitions: usize,
-    /// Whether this is only a smoke run.
+    /// Whether this is a smoke run.
     pub is_quick: bool,
 }
 
-/// Says on standard error what is going on; standard output has the tables only.
+/// Prints the progress to standard error. Standard output has only the tables.
 pub fn progress(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// The numbers below `count`, beginning at `first`: a different contender starts in every repetition.
+/// Returns the numbers below `count`, beginning at `first`. So every repetition can begin with another contender.
 pub fn rotated(count: usize, first: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |number| (first + number) % count)
 }

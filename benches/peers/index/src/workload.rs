@@ -1,36 +1,37 @@
-//! Sequences of blocks that are stored and asked for, made from numbers alone, so that every run has the same.
+//! Sequences of blocks that are stored and queried. All sequences are made from numbers alone, so every run has the
+//! same sequences.
 
 use std::ops::Range;
 
 use kvatlas_core::hash::{BlockHash, HashSeed, block_hash, sequence_hashes};
 
-/// Tokens in a block.
+/// Number of tokens in a block.
 pub const BLOCK_TOKENS: usize = 16;
 
-/// A source that no layout stores; each number above it makes content of its own.
+/// Number of the first content that no layout stores. Each number from here on stands for content of its own.
 pub const FRESH: u64 = 1 << 40;
 
-/// A stretch of blocks of one source. Two prompts that name the same stretch have the same tokens there.
+/// Stretch of blocks of one content. Two prompts with the same stretch have the same tokens there.
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// Which content.
+    /// Number of the content.
     pub source: u64,
-    /// Which of its blocks.
+    /// Range of blocks within the content.
     pub blocks: Range<u32>,
 }
 
-/// A sequence of blocks, by every kind of hash.
+/// Sequence of blocks, with its hashes of every kind.
 #[derive(Debug, Clone)]
 pub struct Prompt {
     segments: Vec<Segment>,
-    /// Block hashes.
+    /// Block hashes of the sequence.
     pub blocks: Vec<u64>,
-    /// Sequence hashes.
+    /// Sequence hashes of the sequence.
     pub sequence: Vec<u64>,
 }
 
 impl Prompt {
-    /// The blocks of all segments, one after another.
+    /// Makes a prompt of the blocks of all segments, one after another.
     pub fn new(segments: Vec<Segment>) -> Self {
         let seed = HashSeed::default();
         let named = segments
@@ -49,7 +50,7 @@ impl Prompt {
         }
     }
 
-    /// The tokens behind the hashes.
+    /// Returns the tokens of the prompt.
     pub fn tokens(&self) -> Vec<u32> {
         let named = self
             .segments
@@ -60,12 +61,12 @@ impl Prompt {
             .collect()
     }
 
-    /// How many blocks.
+    /// Returns the number of blocks.
     pub fn len(&self) -> u32 {
         u32::try_from(self.blocks.len()).expect("no scenario is that deep")
     }
 
-    /// The first `depth` blocks.
+    /// Returns a prompt of the first `depth` blocks.
     pub fn prefix(&self, depth: u32) -> Self {
         let mut left = depth;
         let mut segments = Vec::new();
@@ -84,7 +85,7 @@ impl Prompt {
         }
     }
 
-    /// The first half, and then content that nobody holds.
+    /// Returns a prompt with the first half of this prompt, followed by the content `source`, which no worker holds.
     pub fn with_fresh_half(&self, source: u64) -> Self {
         let half = self.len() / 2;
         let mut segments = self.prefix(half).segments;
@@ -100,12 +101,12 @@ fn block_tokens(source: u64, block: u32) -> [u32; BLOCK_TOKENS] {
     let key = mix(mix(source) ^ u64::from(block));
     std::array::from_fn(|token| {
         let mixed = mix(key ^ token as u64);
-        // Below 2^17, as a vocabulary is.
+        // The tokens are below 2^17, the size of a large vocabulary.
         u32::try_from(mixed >> 47).expect("17 bits are left")
     })
 }
 
-/// A bijection that scatters (the finaliser of splitmix64).
+/// Maps a number to another, one to one and without a pattern (the last step of SplitMix64).
 pub fn mix(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -113,7 +114,7 @@ pub fn mix(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The numbers from 0 to `count` − 1 in an order that depends on `seed` alone.
+/// Returns the numbers from 0 to `count` − 1, in an order that depends only on `seed`.
 pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.sort_unstable_by_key(|&number| mix(mix(seed) ^ number as u64));
@@ -123,33 +124,33 @@ pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
 /// Way in which workers share sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// Every sequence has one holder and nothing in common with another.
+    /// Every sequence has one holder, and shares nothing with other sequences.
     Distinct,
-    /// Eight sequences, each with a holder of its own, have the first half in common.
+    /// Eight sequences, each with a holder of its own, share their first half.
     EightShareHalf,
-    /// Every sequence is held by eight workers.
+    /// Every sequence has eight holders.
     EightShareAll,
     /// Every sequence is held by all workers.
     AllShareAll,
 }
 
-/// How an index is filled.
+/// Way in which an index is filled.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// Name in the tables.
+    /// Name of the layout in the tables.
     pub name: &'static str,
-    /// Blocks held, summed over all workers.
+    /// Number of held blocks, summed over all workers.
     pub blocks: u32,
-    /// Blocks in a sequence.
+    /// Number of blocks in a sequence.
     pub depth: u32,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
     /// Way in which workers share sequences.
     pub sharing: Sharing,
 }
 
 impl Layout {
-    /// How many sequences there are.
+    /// Returns the number of sequences.
     pub fn sequences(&self) -> u32 {
         match self.sharing {
             Sharing::Distinct | Sharing::EightShareHalf => self.blocks / self.depth,
@@ -158,7 +159,7 @@ impl Layout {
         }
     }
 
-    /// The sequence called `number`.
+    /// Returns the sequence with this number.
     pub fn prompt(&self, number: u32) -> Prompt {
         let own = |blocks| Segment {
             source: u64::from(number) + 1,
@@ -177,7 +178,7 @@ impl Layout {
         Prompt::new(segments)
     }
 
-    /// Returns the holders of the sequence called `number`.
+    /// Returns the holders of the sequence with this number.
     pub fn holders(&self, number: u32) -> Range<u32> {
         match self.sharing {
             Sharing::Distinct | Sharing::EightShareHalf => {
@@ -192,7 +193,7 @@ impl Layout {
         }
     }
 
-    /// Every (sequence, holder) there is.
+    /// Returns all pairs of a sequence and its holder.
     pub fn holdings(&self) -> Vec<(u32, u32)> {
         (0..self.sequences())
             .flat_map(|number| self.holders(number).map(move |holder| (number, holder)))
@@ -203,11 +204,11 @@ impl Layout {
 /// Part of a query that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// All of it.
+    /// The whole prompt.
     Hit,
     /// The first half.
     Partial,
-    /// Nothing.
+    /// No block.
     Miss,
 }
 
@@ -215,7 +216,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Hit, Self::Partial, Self::Miss];
 
-    /// The word in the tables.
+    /// Returns the word for the kind in the tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Hit => "hit",
@@ -224,7 +225,7 @@ impl Kind {
         }
     }
 
-    /// The question of this kind about the stored `prompt`; `number` makes fresh content its own.
+    /// Returns the query of this kind about the stored `prompt`. With different `number`s, fresh content differs.
     pub fn ask(self, prompt: &Prompt, number: u32) -> Prompt {
         let source = FRESH + u64::from(number);
         match self {

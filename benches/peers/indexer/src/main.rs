@@ -1,25 +1,26 @@
-//! Dynamo's standalone indexer, as its crate has it, without Dynamo around it.
+//! Dynamo's standalone indexer, from its crate, without the rest of Dynamo.
 
 use axum::http::HeaderName;
 use clap::Parser;
 use dynamo_kv_router::services::indexer::{IndexerConfig, run_server};
 
-/// The settings that a comparison needs.
+/// Settings that a comparison needs.
 #[derive(Parser)]
 struct Arguments {
-    /// Port that it listens on.
+    /// Port on which the indexer listens.
     #[arg(long)]
     port: u16,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     #[arg(long, default_value_t = 16)]
     block_size: u32,
-    /// Threads that apply events.
+    /// Number of threads that apply events.
     #[arg(long, default_value_t = 4)]
     threads: usize,
-    /// The model of `--workers`.
+    /// Model of the engines in `--workers`.
     #[arg(long, default_value = "default")]
     model: String,
-    /// Engines: ID[:RANK]=tcp://HOST:PORT, joined by commas; or none, and they are registered.
+    /// Engines to follow: ID[:RANK]=tcp://HOST:PORT, joined by commas. Without this flag, engines are registered over
+    /// HTTP.
     #[arg(long)]
     workers: Option<String>,
 }

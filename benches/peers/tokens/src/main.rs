@@ -1,4 +1,4 @@
-//! Token tries of kvatlas beside those of toktrie 1.9.1: equal masks, and time a node.
+//! Token tries of kvatlas and of toktrie 1.9.1: equal masks, and the time for each node.
 //!
 //! ```sh
 //! benches/peers/tokens/run.sh            # fetches a vocabulary, checks, measures
@@ -6,10 +6,14 @@
 //! benches/peers/tokens/run.sh --measure  # only measures
 //! ```
 //!
-//! Both walk the same vocabulary with the same table of the same regular expression. `stack` is one recogniser, written once, that both drive
-//! through their traits; `adapter` is toktrie's own `StackRecognizer`; `table` is kvatlas's walk for tables. Each round measures all of
-//! them, in an order that rotates, and gives one ratio each to the faster of toktrie's two; what is printed is the median of the
-//! rounds, with the least and the greatest.
+//! Both sides walk the same vocabulary with the same table of the same regular expression.
+//!
+//! - `stack` is one recogniser that both sides drive through their traits.
+//! - `adapter` is toktrie's own `StackRecognizer`.
+//! - `table` is kvatlas's walk for tables.
+//!
+//! Each round measures all of them, in a rotating order, and gives a ratio of each to the faster of toktrie's two. The
+//! output has the median of the rounds, with the least and the greatest.
 
 mod recognizers;
 mod rounds;
@@ -38,11 +42,12 @@ const EXPRESSIONS: [(&str, &str); 10] = [
     ),
 ];
 
-/// Texts generated for each expression, and the most tokens of each.
+/// Number of texts that are generated for each expression.
 const TEXTS: u64 = 40;
+/// Maximum number of tokens of a generated text.
 const TEXT_TOKENS_MAX: usize = 12;
 
-/// Both tries of one vocabulary.
+/// Tries of both sides for one vocabulary.
 struct Tries {
     ours: TokenTrie,
     theirs: TokTrie,
@@ -93,7 +98,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Compares masks along random texts that the expression allows, and says how many.
+/// Compares masks along random texts that the expression allows. Returns the number of masks.
 fn check(tries: &Tries, name: &str, automaton: &RegexAutomaton) -> usize {
     let table = automaton.table();
     let start = table.start().expect("the expression matches something");
@@ -135,7 +140,7 @@ fn check(tries: &Tries, name: &str, automaton: &RegexAutomaton) -> usize {
     compared
 }
 
-/// A text with many scripts: the vocabulary's own tokens, shuffled.
+/// Returns a text in many scripts, made of the vocabulary's own tokens in random order.
 fn text(vocabulary: &Vocabulary) -> Vec<u8> {
     let size = vocabulary.size() as u64;
     let shuffled = (0..20_000_u64).map(|number| TokenId((number * 7_919 % size) as u32));
@@ -144,7 +149,7 @@ fn text(vocabulary: &Vocabulary) -> Vec<u8> {
         .collect()
 }
 
-/// Compares greedy tokenisation.
+/// Compares greedy tokenisation of both sides.
 fn check_tokenisation(tries: &Tries) -> Result<(), Box<dyn Error>> {
     let text = text(&tries.vocabulary);
     let ours: Vec<u32> = tries
@@ -158,13 +163,13 @@ fn check_tokenisation(tries: &Tries) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// toktrie's trie of the same tokens.
+/// Makes toktrie's trie of the same tokens.
 fn toktrie_of(vocabulary: &Vocabulary) -> TokTrie {
     let words: Vec<Vec<u8>> = vocabulary.iter().map(|(_, bytes)| bytes.to_vec()).collect();
     TokTrie::from(&TokRxInfo::new(words.len() as u32, 2), &words)
 }
 
-/// How many nodes a walk visits, by toktrie's own count.
+/// Returns the number of nodes that a walk visits, by toktrie's own count.
 fn visited(tries: &Tries, rows: &Rows) -> usize {
     let mut counting = Counting::new(rows.stack());
     let mut mask = tries.theirs.alloc_token_set();

@@ -1,18 +1,19 @@
-//! The recognisers of both sides, over one table.
+//! Recognisers of both sides, with one table.
 
 use std::collections::HashMap;
 
 use kvatlas_vocab::{State, TransitionTable};
 use toktrie::recognizer::{FunctionalRecognizer, StackRecognizer};
 
-/// The rows of a table, from a state on: 256 places each, 0 rejecting.
+/// Rows of a transition table, with an entry for each of the 256 bytes. An entry is the place of the next state's row;
+/// 0 rejects the byte.
 pub struct Rows {
     places: Vec<u32>,
     start: u32,
 }
 
 impl Rows {
-    /// Copies what can be reached from `start`.
+    /// Copies the rows that can be reached from `start`.
     pub fn new(table: &TransitionTable, start: State) -> Self {
         let mut places = vec![0; 256];
         let mut numbers = HashMap::from([(start, 256)]);
@@ -35,7 +36,7 @@ impl Rows {
         Self { places, start: 256 }
     }
 
-    /// A recogniser that both sides drive.
+    /// Returns a recogniser that both sides can drive.
     pub fn stack(&self) -> Stack<'_> {
         Stack {
             places: &self.places,
@@ -44,7 +45,7 @@ impl Rows {
         }
     }
 
-    /// toktrie's own adapter.
+    /// Returns a recogniser that toktrie's own adapter makes from the table.
     pub fn adapter(&self) -> StackRecognizer<u32, Transitions<'_>> {
         StackRecognizer::from(Transitions {
             places: &self.places,
@@ -53,7 +54,7 @@ impl Rows {
     }
 }
 
-/// A stack of states, without checks, so that what is measured is the walk.
+/// Stack of states without checks, so that only the walk is measured.
 pub struct Stack<'a> {
     places: &'a [u32],
     states: [u32; 1025],
@@ -106,7 +107,7 @@ impl toktrie::Recognizer for Stack<'_> {
     fn trie_finished(&mut self) {}
 }
 
-/// Transitions of an automaton, as toktrie's adapter wants them.
+/// Transitions of an automaton, in the form that toktrie's adapter takes.
 pub struct Transitions<'a> {
     places: &'a [u32],
     start: u32,
@@ -125,7 +126,7 @@ impl FunctionalRecognizer<u32> for Transitions<'_> {
     }
 }
 
-/// Counts the nodes that a walk visits.
+/// Recogniser that counts the nodes that a walk visits.
 pub struct Counting<R> {
     inner: R,
     pub visits: usize,

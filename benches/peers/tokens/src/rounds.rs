@@ -1,4 +1,4 @@
-//! Measuring side by side.
+//! Measurements of both sides in turns.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::recognizers::Rows;
 use crate::{Tries, text, toktrie_of, visited};
 
-/// Short rounds, many of them: so that what else the machine does disturbs few of them, and all contenders alike.
+/// Number of rounds. They are short and many, so that other work of the machine disturbs few of them, and all
+/// contenders alike.
 const ROUNDS: usize = 41;
 const NODES_PER_ROUND: usize = 500_000;
 
@@ -35,13 +36,13 @@ pub fn print_header() {
     );
 }
 
-/// The processor time of this thread: what others take from it does not count.
+/// Returns the processor time of this thread, which does not include time that other threads took.
 fn own_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Walks all contenders in turn, and prints what they took.
+/// Walks all contenders in turn, and prints their times.
 pub fn measure(tries: &Tries, name: &str, expression: &str) -> Result<(), RegexError> {
     let started = own_time();
     let automaton = RegexAutomaton::new(expression, RegexLimits::default())?;
@@ -90,7 +91,7 @@ pub fn measure(tries: &Tries, name: &str, expression: &str) -> Result<(), RegexE
     Ok(())
 }
 
-/// Measures building both tries, and greedy tokenisation of one text.
+/// Measures building both tries, and greedy tokenisation of a text.
 pub fn measure_others(tries: &Tries) {
     let text = text(&tries.vocabulary);
     let build = || black_box(TokenTrie::new(&tries.vocabulary).expect("it was built before")).len();
@@ -107,7 +108,7 @@ pub fn measure_others(tries: &Tries) {
     );
 }
 
-/// Prints the times of both, in units of which a nanosecond has `scale`, and their ratio.
+/// Prints the times of both sides and their ratio. The unit of the times is a nanosecond divided by `scale`.
 fn compare(name: &str, scale: f64, theirs: &dyn Fn() -> usize, ours: &dyn Fn() -> usize) {
     let time = |work: &dyn Fn() -> usize| {
         let started = own_time();
@@ -123,7 +124,7 @@ fn compare(name: &str, scale: f64, theirs: &dyn Fn() -> usize, ours: &dyn Fn() -
     );
 }
 
-/// The median, with the least and the greatest.
+/// Returns the median as text, with the least and the greatest.
 fn spread(mut values: Vec<f64>) -> String {
     values.sort_by(f64::total_cmp);
     let (least, middle, most) = (values[0], values[values.len() / 2], values[values.len() - 1]);

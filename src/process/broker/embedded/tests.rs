@@ -173,7 +173,7 @@ fn the_watchdog_kills_the_child_of_a_dead_parent() {
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
     let mut watchdog = watch_over(child.id()).unwrap();
     assert!(child.try_wait().unwrap().is_none());
-    // What the system does when we die.
+    // The system closes this pipe when the parent dies.
     drop(watchdog.stdin.take());
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     watchdog.wait().unwrap();

@@ -24,8 +24,8 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Makes a connection whose waiting bytes are bounded. Returns the client, how often it has connected and disconnected, and the
-/// bound.
+/// Makes a connection whose waiting bytes are bounded. Returns the client, a channel with its numbers of connects and
+/// disconnects, and the bound.
 async fn bounded(url: &str) -> (Client, watch::Receiver<(u32, u32)>, Arc<Intake>) {
     let flags = BTreeMap::from([("nats.url".to_owned(), url.to_owned())]);
     let config = Config::load(flags, std::iter::empty(), None).unwrap();
@@ -72,14 +72,14 @@ async fn what_nobody_takes_is_bounded_in_bytes() {
     assert!(is_broken(), "{} bytes wait", intake.waiting());
     let bound = (BYTES_MAX + 2 * MESSAGE_BYTES) as u64;
     assert!(intake.waiting() <= bound, "{} bytes wait", intake.waiting());
-    // Nobody is there to whom the server could send more.
+    // While the connection is down, the server has no client to send more messages to.
     for _ in 0..32 {
         publish().await;
     }
     round_trip(&publisher, PATIENCE).await.unwrap();
     assert!(intake.waiting() <= bound, "{} bytes wait", intake.waiting());
     assert_eq!(incidents.borrow().0, 1);
-    // When they are taken, the connection is made anew, and brings more.
+    // When the waiting messages are taken, a new connection is made, and brings further messages.
     while let Some(Some(message)) = stalled.next().now_or_never() {
         intake.took(&message);
     }

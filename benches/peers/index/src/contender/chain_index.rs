@@ -1,4 +1,4 @@
-//! `kv_index::ChainIndex`: runs of blocks with coverage, walked by block hash.
+//! `kv_index::ChainIndex`: runs of blocks, each with the holders that cover it. Searches walk by block hash.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use super::{ByWorker, Contender, Form, Reader, Run, Shape, TwoLanes, Writer};
 use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::{BLOCK_TOKENS, Prompt};
 
-/// `kv_index::ChainIndex`.
+/// `kv_index::ChainIndex` as a contender.
 pub struct ChainIndex;
 
-/// The index and each worker's lane map; worker ids are given out in order.
+/// Index, and each worker's lane map. Ids of workers are assigned in order.
 pub struct Lanes {
     index: Arc<Index>,
     maps: ByWorker<ChainBlockMap>,
 }
 
-/// A query: hashes, or tokens that the search is timed to hash.
+/// Query by block hashes, or by tokens that are hashed within the timed search.
 pub enum Query {
-    /// Block hashes.
+    /// Block hashes of the prompt.
     Blocks(Vec<ContentHash>),
-    /// Tokens.
+    /// Tokens of the prompt.
     Tokens(Vec<u32>),
 }
 
-/// An event for one worker.
+/// Event of one worker.
 pub enum Event {
-    /// Blocks after a parent.
+    /// Stores blocks after a parent.
     Stored(u32, Option<SequenceHash>, Vec<StoredBlock>),
-    /// Blocks by sequence hash.
+    /// Removes blocks, given by sequence hash.
     Removed(u32, Vec<SequenceHash>),
 }
 
@@ -41,7 +41,7 @@ impl Contender for ChainIndex {
     const NAME: &'static str = "ChainIndex";
     type Reader = Arc<Index>;
     type Writer = Lanes;
-    // Of `ChainIndex::new`.
+    // This limit is set by `ChainIndex::new`.
     const WORKERS_MAX: u32 = 256;
 
     fn build(workers: u32) -> (Self::Reader, Self::Writer) {

@@ -1,8 +1,9 @@
-//! `dynamo_kv_router::ConcurrentRadixTreeCompressed`: runs of blocks as edges, locks a node.
+//! `dynamo_kv_router::ConcurrentRadixTreeCompressed`: a radix tree whose edges are runs of blocks, with a lock in each
+//! node.
 //!
-//! Its only public way to apply an event is the loop of its lane thread, fed by a channel. The clocks are therefore read in that
-//! thread: every acknowledgement wakes a waker, and the one given to it takes a stamp. So a hand-over between threads is not
-//! counted, but the channel's own cost is, once an event.
+//! Its only public way to apply an event is the loop of its lane thread, to which a channel leads. Therefore the clocks
+//! are read in that thread: every acknowledgement wakes a waker, and the waker takes a time stamp. So the hand-over
+//! between threads is not counted. The cost of the channel is counted once for each event.
 
 use std::future::Future;
 use std::hint::black_box;
@@ -21,10 +22,10 @@ use super::{Contender, Form, Reader, Run, Shape, Writer};
 use crate::measure::{Applied, Stamp, Timing};
 use crate::workload::Prompt;
 
-/// `dynamo_kv_router::ConcurrentRadixTreeCompressed`.
+/// `dynamo_kv_router::ConcurrentRadixTreeCompressed` as a contender.
 pub struct CompressedTree;
 
-/// The channel to the lane.
+/// Channel to the lane.
 pub struct Lane {
     tasks: flume::Sender<WorkerTask>,
     thread: Option<JoinHandle<()>>,
@@ -69,7 +70,7 @@ impl Reader for Arc<ConcurrentRadixTreeCompressed> {
     }
 }
 
-/// Takes a stamp in the thread that wakes it.
+/// Waker that takes a time stamp in the thread that wakes it.
 struct StampWaker {
     stamp: OnceLock<Stamp>,
     waiting: Thread,
@@ -83,7 +84,7 @@ impl Wake for StampWaker {
 }
 
 impl StampWaker {
-    /// A waker that `receiver` wakes when its value is sent.
+    /// Returns a waker that is woken when `receiver` gets its value.
     fn attach<T>(receiver: &mut oneshot::Receiver<T>) -> Arc<Self> {
         let stamper = Arc::new(Self {
             stamp: OnceLock::new(),

@@ -1,4 +1,4 @@
-//! Parts that the indexes of `dynamo-kv-router` have in common: their events, queries and answers.
+//! Events, queries and answers, which the indexes of `dynamo-kv-router` have in common.
 
 use dynamo_kv_router::protocols::{
     BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData,
@@ -9,19 +9,19 @@ use dynamo_kv_router::protocols::{
 use super::{Form, Run, Shape};
 use crate::workload::{BLOCK_TOKENS, Prompt};
 
-/// They all answer with a map.
+/// Shape of the answers: all these indexes answer with a map.
 pub const SHAPES: &[(Shape, &str)] = &[(Shape::List, "map")];
 
-/// A query: hashes, or tokens that the search is timed to hash.
+/// Query by block hashes, or by tokens that are hashed within the timed search.
 pub enum Query {
-    /// Block hashes.
+    /// Block hashes of the prompt.
     Blocks(Vec<LocalBlockHash>),
-    /// Tokens.
+    /// Tokens of the prompt.
     Tokens(Vec<u32>),
 }
 
 impl Query {
-    /// The query for `prompt`.
+    /// Makes the query for `prompt`.
     pub fn new(form: Form, prompt: &Prompt) -> Self {
         match form {
             Form::Native | Form::BlockHashes => {
@@ -31,7 +31,7 @@ impl Query {
         }
     }
 
-    /// The block hashes; where there are only tokens, they are hashed now. Leaves the query empty.
+    /// Takes the block hashes out of the query. Tokens are hashed now.
     pub fn take_hashes(&mut self) -> Vec<LocalBlockHash> {
         match self {
             Self::Blocks(hashes) => std::mem::take(hashes),
@@ -39,7 +39,7 @@ impl Query {
         }
     }
 
-    /// As [`Self::take_hashes`], for an index that only borrows them.
+    /// Calls `search` with the block hashes, for an index that only borrows them. Tokens are hashed now.
     pub fn with_hashes<R>(&self, search: impl FnOnce(&[LocalBlockHash]) -> R) -> R {
         match self {
             Self::Blocks(hashes) => search(hashes),
@@ -53,7 +53,7 @@ fn hash_tokens(tokens: &[u32]) -> Vec<LocalBlockHash> {
     compute_block_hash_for_seq(tokens, block_tokens, BlockHashOptions::default())
 }
 
-/// Holders with matched blocks, ordered by holder.
+/// Returns the holders with their matched blocks, ordered by holder.
 pub fn sorted(scores: &OverlapScores) -> Vec<(u32, u32)> {
     let mut answer: Vec<(u32, u32)> = scores
         .scores
@@ -67,7 +67,7 @@ pub fn sorted(scores: &OverlapScores) -> Vec<(u32, u32)> {
     answer
 }
 
-/// `worker` has stored a run of blocks.
+/// Makes the event that `worker` has stored a run of blocks.
 pub fn stored(worker: u32, run: Run<'_>) -> RouterEvent {
     let pairs = run.sequence.iter().zip(run.blocks);
     let blocks = pairs.map(|(&sequence, &block)| KvCacheStoredBlockData {
@@ -85,7 +85,7 @@ pub fn stored(worker: u32, run: Run<'_>) -> RouterEvent {
     )
 }
 
-/// `worker` has removed blocks.
+/// Makes the event that `worker` has removed blocks.
 pub fn removed(worker: u32, sequence: &[u64]) -> RouterEvent {
     let block_hashes = sequence.iter().copied().map(ExternalSequenceBlockHash).collect();
     event(

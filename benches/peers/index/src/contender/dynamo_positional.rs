@@ -1,4 +1,5 @@
-//! `dynamo_kv_router::PositionalIndexer`: one entry per (position, block hash), searched in strides or by bisection.
+//! `dynamo_kv_router::PositionalIndexer`: one entry for each pair of a position and a block hash. Searches go in
+//! strides or by bisection.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
@@ -15,18 +16,18 @@ use super::{Contender, Form, Reader, Run, Shape, Writer};
 use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::Prompt;
 
-/// The stride of Dynamo's own benchmarks and documents.
+/// Stride in Dynamo's own benchmarks and documents.
 const JUMP_SIZE: usize = 32;
 
-/// How a [`Positional`] searches.
+/// Search mode of a [`Positional`].
 pub trait Mode {
-    /// Its name in the tables.
+    /// Name of the mode in the tables.
     const NAME: &'static str;
-    /// Its setting.
+    /// Setting of the index for the mode.
     const MODE: SearchMode;
 }
 
-/// In strides, the default.
+/// Search in strides, which is the default.
 pub struct Strided;
 
 impl Mode for Strided {
@@ -34,7 +35,7 @@ impl Mode for Strided {
     const MODE: SearchMode = SearchMode::Strided;
 }
 
-/// By bisection.
+/// Search by bisection.
 pub struct Binary;
 
 impl Mode for Binary {
@@ -42,10 +43,10 @@ impl Mode for Binary {
     const MODE: SearchMode = SearchMode::Binary;
 }
 
-/// `dynamo_kv_router::PositionalIndexer`.
+/// `dynamo_kv_router::PositionalIndexer` as a contender.
 pub struct Positional<M>(PhantomData<M>);
 
-/// The index and what the lanes own of it.
+/// Index, and the parts of it that the lanes own.
 pub struct Lane {
     index: Arc<PositionalIndexer>,
     worker_blocks: FxHashMap<WorkerWithDpRank, LevelIndex>,

@@ -1,4 +1,4 @@
-//! `dynamo_kv_router::RadixTree`: one node a block, for one thread.
+//! `dynamo_kv_router::RadixTree`: one node for each block, for use by one thread.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -11,10 +11,10 @@ use super::{Contender, Form, Reader, Run, Shape, Writer};
 use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::Prompt;
 
-/// `dynamo_kv_router::RadixTree`.
+/// `dynamo_kv_router::RadixTree` as a contender.
 pub struct RadixTree;
 
-/// Both sides: the tree is for one thread.
+/// The tree, for reading and writing by the same thread.
 pub struct Shared(Rc<RefCell<dynamo_kv_router::RadixTree>>);
 
 impl Contender for RadixTree {

@@ -1,4 +1,4 @@
-//! This project's index.
+//! The index of kvatlas.
 
 use std::hint::black_box;
 
@@ -12,10 +12,10 @@ use super::{ByWorker, Contender, Form, Reader, Run, Shape, TwoLanes, Writer};
 use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::Prompt;
 
-/// `kvatlas_core::index::PositionalIndexer`.
+/// `kvatlas_core::index::PositionalIndexer` as a contender.
 pub struct Kvatlas;
 
-/// Every lane's writers in one place.
+/// Writers of all workers.
 pub struct Holders(ByWorker<HolderWriter>);
 
 impl Contender for Kvatlas {
@@ -40,7 +40,7 @@ pub(super) fn register_all(index: &PositionalIndexer, workers: u32) -> ByWorker<
     }))
 }
 
-/// Limits that so many workers fit into.
+/// Returns limits with room for this number of workers.
 pub(super) fn limits_for(workers: u32) -> IndexLimits {
     let limits = IndexLimits::default();
     IndexLimits {

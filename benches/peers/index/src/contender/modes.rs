@@ -1,4 +1,5 @@
-//! This project's index, given what real engines publish: names of their own, several tiers, several copies, holes.
+//! The index of kvatlas with events such as real engines publish: names of their own, several tiers, several copies,
+//! holes.
 
 use std::marker::PhantomData;
 
@@ -13,18 +14,19 @@ use crate::workload::mix;
 
 /// Kind of events that an engine publishes.
 pub trait Mode {
-    /// Name in the tables.
+    /// Name of the mode in the tables.
     const NAME: &'static str;
-    /// Chain that the index is keyed by: the engine's, or one that the index computes.
+    /// Hashes by which the index is keyed: the engine's own, or hashes that the index computes.
     const HASHING: Hashing;
 
-    /// The events of one change: without an allocation of their own, which no lane makes, where each change has as many.
+    /// Type of the events of one change. It is an array if each change has the same number of events. So the events
+    /// need no allocation of their own, as in a real lane.
     type Events: IntoIterator<Item = (Tier, Event)> + Send;
 
-    /// The events of one stored run.
+    /// Returns the events that store one run.
     fn stored(worker: u32, run: Run<'_>) -> Self::Events;
 
-    /// The events of one removal.
+    /// Returns the events of one removal.
     fn removed(worker: u32, sequence: &[u64]) -> Self::Events;
 }
 
@@ -46,7 +48,8 @@ fn remove(names: &[u64]) -> Event {
     Event::Removed(RemovedBlocks::by_sequence(hashes(names)))
 }
 
-/// Every worker calls each block by a name of its own; the chain is computed from block hashes within the timed store.
+/// Mode in which every worker has its own name for each block. The index computes the sequence hashes from block hashes
+/// within the timed store.
 pub struct Names;
 
 fn name(worker: u32, sequence: u64) -> u64 {
@@ -74,7 +77,7 @@ impl Mode for Names {
     }
 }
 
-/// Every block is on the device and on the host: two events a run.
+/// Mode in which every block is on the device and on the host. Each run has two events.
 pub struct TwoTiers;
 
 impl Mode for TwoTiers {
@@ -95,7 +98,8 @@ fn host() -> Tier {
     Tier::new(1).expect("there is a second tier")
 }
 
-/// Every block is stored twice, under two names of the engine's own: two events a run, and each removal takes both.
+/// Mode in which every block is stored twice, under two names of the engine. Each run has two events, and each removal
+/// removes both copies.
 pub struct Copies;
 
 impl Mode for Copies {
@@ -124,7 +128,7 @@ impl Mode for Copies {
     }
 }
 
-/// One block in a hundred is removed right after it was stored.
+/// Mode in which one block in a hundred is removed immediately after it was stored.
 pub struct Holes;
 
 impl Mode for Holes {
@@ -142,10 +146,10 @@ impl Mode for Holes {
     }
 }
 
-/// `kvatlas_core::index::PositionalIndexer` in a mode.
+/// `kvatlas_core::index::PositionalIndexer` as a contender, in a mode.
 pub struct InMode<M>(PhantomData<M>);
 
-/// Every lane's writers in one place.
+/// Writers of all workers.
 pub struct Holders<M> {
     writers: ByWorker<HolderWriter>,
     mode: PhantomData<M>,

@@ -1,6 +1,7 @@
-//! `smg-radix-tree`: SMG's radix tree of chains, with interned sets of holders along them.
+//! `smg-radix-tree`: SMG's radix tree of chains, with shared sets of holders along them.
 //!
-//! The tree has one writer and no locks. Its service has it behind a reader-writer lock, and so has this comparison.
+//! The tree has one writer and no locks. SMG's service puts it behind a reader-writer lock, and so does this
+//! comparison.
 
 use std::hint::black_box;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,19 +13,19 @@ use super::{ByWorker, Contender, Form, Reader, Run, Shape, TwoLanes, Writer};
 use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::{BLOCK_TOKENS, Prompt};
 
-/// `radix_tree::RadixTree`.
+/// `radix_tree::RadixTree` as a contender.
 pub struct SmgTree;
 
-/// The tree, which both sides share.
+/// The tree, which the reader and the writer share.
 pub type Locked = Arc<RwLock<RadixTree>>;
 
-/// The tree and the holders' ids.
+/// The tree, and the ids of the holders.
 pub struct Lanes {
     tree: Locked,
     holders: ByWorker<HolderId>,
 }
 
-/// A query, and what a caller keeps from one to the next.
+/// Query, with the buffers that a caller reuses for the next query.
 pub struct Query {
     asked: Asked,
     scratch: OverlapScratch,
@@ -36,11 +37,11 @@ enum Asked {
     Tokens(Vec<u32>),
 }
 
-/// An event for one worker.
+/// Event of one worker.
 pub enum Event {
-    /// Blocks after a parent, by sequence hash and block hash.
+    /// Stores blocks after a parent, given by sequence hash and block hash.
     Stored(u32, Option<u64>, Vec<(u64, u64)>),
-    /// Blocks by sequence hash.
+    /// Removes blocks, given by sequence hash.
     Removed(u32, Vec<u64>),
 }
 
@@ -67,7 +68,7 @@ impl Contender for SmgTree {
     }
 }
 
-/// Asks the tree; `query.found` has the answer.
+/// Searches the tree. The answer is in `query.found`.
 fn ask(tree: &Locked, query: &mut Query) {
     let hashed;
     let hashes = match &query.asked {

@@ -1,9 +1,12 @@
-//! Scenario B: multi-turn chat, one thread that writes and one that asks at once.
+//! Scenario B: multi-turn chat, with one thread that writes and one thread that queries at the same time.
 //!
-//! 16 system prompts of 64 blocks; 2,000 conversations that begin with one of them and grow by 8 to 32 blocks a turn for 6 turns,
-//! each on 1 to 3 of 64 workers. A worker that is full forgets the tails of the conversations that it has not seen for longest.
-//! 70 % of the operations are queries, 30 % events. One round of conversations is stored before the clock starts; in the timed
-//! rounds each thread goes through its own list as fast as it can, and the rate is all operations by the time until both are done.
+//! There are 16 system prompts of 64 blocks, and 2,000 conversations that begin with one of them. A conversation grows
+//! by 8 to 32 blocks in each of 6 turns, on 1 to 3 of 64 workers. A full worker forgets the tails of the conversations
+//! that it has not seen for the longest time.
+//!
+//! Of all operations, 70 % are queries and 30 % are events. One round of conversations is stored before the clock
+//! starts. In the timed rounds, each thread goes through its own list as fast as it can. The rate is the number of all
+//! operations divided by the time until both threads are done.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hint::black_box;
@@ -26,17 +29,17 @@ const SYSTEM_BLOCKS: u32 = 64;
 const CONVERSATIONS: usize = 2_000;
 const TURNS: usize = 6;
 const WORKERS: u32 = 64;
-/// Blocks of conversations that a worker keeps, about half of what a round brings it.
+/// Maximum number of blocks of conversations that a worker keeps. A round brings a worker about twice as many.
 const WORKER_BLOCKS_MAX: u32 = 3_500;
-/// Queries in ten operations, and events.
+/// Number of queries in ten operations. The others are events.
 const QUERIES_IN_TEN: usize = 7;
 
-/// Queries that are checked at the end.
+/// Number of queries whose answers are checked at the end.
 const CHECKED: usize = 2_000;
 
-/// Millions of operations a second.
+/// Figure: millions of operations in a second.
 pub const RATE: &str = "chat, rate";
-/// Nanoseconds of a query at the middle and the tails.
+/// Figures: nanoseconds of a query, at the median and the tails.
 pub const PERCENTILES: [(&str, &str, f64); 3] = [
     ("find p50, ns", "chat, p50", 0.5),
     ("p99", "chat, p99", 0.99),
@@ -45,7 +48,7 @@ pub const PERCENTILES: [(&str, &str, f64); 3] = [
 const FINDS: &str = "chat, finds";
 const EVENTS: &str = "chat, events";
 
-/// A stretch of a conversation on a worker, stored or removed.
+/// Stretch of a conversation that is stored or removed on a worker.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     is_store: bool,
@@ -55,27 +58,27 @@ struct Change {
     to: u32,
 }
 
-/// The whole scenario: a list for each thread.
+/// Whole scenario, with a list of operations for each thread.
 struct Script {
     conversations: Vec<Prompt>,
-    /// Stored before the clock starts.
+    /// Changes that are made before the clock starts.
     before: Vec<Change>,
     changes: Vec<Change>,
-    /// Conversation and how much of it is asked for.
+    /// Queries: a conversation, and the number of its blocks that the query names.
     queries: Vec<(usize, u32)>,
 }
 
-/// Blocks that a worker holds of each conversation, and when it last saw each.
+/// Conversations on a worker, each with the number of blocks held and the time of its last use.
 #[derive(Debug, Default)]
 struct Cache {
-    /// Depth held, the system prompt included, and when it was last seen.
+    /// By conversation: the number of blocks held, including the system prompt, and the time of the last use.
     held: BTreeMap<usize, (u32, u64)>,
     systems: HashSet<u64>,
     own_blocks: u32,
 }
 
 impl Cache {
-    /// The worker computes the first `to` blocks of a conversation; what it does not hold is stored.
+    /// Lets the worker compute the first `to` blocks of a conversation. Blocks that it does not hold are stored.
     fn prefill(&mut self, change: Change, system: u64, now: u64, changes: &mut Vec<Change>) {
         let Change { conversation, to, .. } = change;
         let shared = if self.systems.insert(system) {
@@ -94,7 +97,7 @@ impl Cache {
         }
     }
 
-    /// Forgets the later half of what is held of the conversation that was not seen for longest.
+    /// Removes the later half of the conversation that was not used for the longest time.
     fn evict(&mut self, worker: u32, changes: &mut Vec<Change>) {
         let Some((&conversation, &(depth, seen))) = self.held.iter().min_by_key(|(_, (_, seen))| *seen)
         else {
@@ -154,7 +157,7 @@ impl Script {
                     }
                     if round > 0 {
                         script.queries.push((conversation, to));
-                        // Others ask again for conversations that have had this turn.
+                        // Further queries are about conversations that have had this turn.
                         while script.queries.len() * (10 - QUERIES_IN_TEN)
                             < script.changes.len() * QUERIES_IN_TEN
                         {
@@ -222,18 +225,18 @@ fn system_of(conversation: usize) -> u64 {
     mix(conversation as u64) % SYSTEM_PROMPTS
 }
 
-/// One to three different workers.
+/// Returns the one to three different workers of a conversation.
 fn workers_of(conversation: usize) -> Vec<u32> {
     let mixed = mix(conversation as u64 ^ (1 << 50));
     let count = 1 + mixed % 3;
     let first = mixed >> 8;
-    // Both steps are below 64, and different.
+    // The steps from the first worker are different, and below 64.
     (0..count)
         .map(|number| u32::try_from((first + number * 21) % u64::from(WORKERS)).unwrap_or(0))
         .collect()
 }
 
-/// Blocks after a turn, the system prompt included.
+/// Returns the number of blocks of a conversation after a turn, including the system prompt.
 fn depth_after(conversation: usize, turn: usize) -> u32 {
     let growth = |turn: usize| 8 + (mix((conversation * TURNS + turn) as u64 ^ (1 << 51)) % 25) as u32;
     SYSTEM_BLOCKS + (0..=turn).map(growth).sum::<u32>()
@@ -251,7 +254,7 @@ fn prompt(conversation: usize) -> Prompt {
     Prompt::new(vec![system, own])
 }
 
-/// Times of a run of both lists.
+/// Times of one run of both lists.
 struct Outcome {
     applied: Applied,
     writing: Duration,
@@ -273,7 +276,7 @@ const CONTENDERS: [Measure; 9] = [
     in_turns::<RadixTree>,
 ];
 
-/// Runs the scenario for every contender; the one that is for one thread does both lists in turns.
+/// Runs the scenario for every contender. A contender for one thread runs both lists in turns.
 pub fn run(effort: Effort, ledger: &mut Ledger) {
     let script = Script::new(if effort.is_quick { 1 } else { 3 });
     let oracle = script.oracle();
@@ -291,7 +294,7 @@ pub fn run(effort: Effort, ledger: &mut Ledger) {
     }
 }
 
-/// Prints the table.
+/// Prints the table of the scenario.
 pub fn print(ledger: &Ledger) {
     let mut columns = vec![Column::new("M operations a second", RATE)];
     columns.extend(PERCENTILES.map(|(heading, figure, _)| Column::new(heading, figure)));
@@ -324,7 +327,7 @@ fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
             let mut times_ns = Vec::with_capacity(queries.len());
             let asking = ask(reader, &mut queries, shape, &mut times_ns);
             let (applied, writing, writer) = writing.join().expect("applying does not panic");
-            // The writer ends here, and not in the timed region.
+            // The writer is dropped outside of the timed region.
             drop(writer);
             Outcome {
                 applied,
@@ -338,7 +341,7 @@ fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     }
 }
 
-/// As [`at_once`], in one thread.
+/// Runs both lists in turns on one thread, as [`at_once`] does on two.
 fn in_turns<C: Contender>(script: &Script, oracle: &Oracle, ledger: &mut Ledger) {
     const EVENTS_IN_TURN: usize = 30;
     for &(shape, _) in <C::Reader as Reader>::SHAPES {
@@ -396,7 +399,7 @@ fn record<C: Contender>(script: &Script, shape: Shape, mut outcome: Outcome, led
     }
 }
 
-/// When nothing changes any more, every answer equals the oracle's.
+/// Checks that every answer equals the oracle's after all changes.
 fn check<C: Contender>(
     script: &Script,
     oracle: &Oracle,

@@ -16,12 +16,12 @@ use super::Effort;
 const DEPTH: u32 = 1024;
 const SAMPLES: usize = 200;
 
-/// Nanoseconds of the rolling chain over 1024 block hashes.
+/// Figure: nanoseconds of the sequence hashes over 1024 block hashes.
 pub const ROLLING: &str = "floor, rolling hash";
-/// Nanoseconds of hashing the tokens of 1024 blocks.
+/// Figure: nanoseconds of hashing the tokens of 1024 blocks.
 const TOKENS: &str = "floor, block hashes";
 
-/// Times every project's functions over the same tokens.
+/// Measures the hash functions of every project with the same tokens.
 pub fn run(effort: Effort, ledger: &mut Ledger) {
     let prompt = Prompt::new(vec![Segment {
         source: 1,
@@ -54,7 +54,7 @@ fn time<R>(work: impl Fn() -> R) -> f64 {
     Spread::of(&times).map_or(f64::NAN, |spread| spread.median)
 }
 
-/// Prints the table.
+/// Prints the table of the scenario.
 pub fn print(ledger: &Ledger) {
     let columns = [
         Column::new("rolling chain over block hashes, ns", ROLLING),

@@ -1,4 +1,5 @@
-//! Answers where indexes differ: sequences with the same blocks behind different prefixes, and holders with holes. Nothing is timed.
+//! Answers for which indexes differ: sequences with the same blocks after different prefixes, and holders with holes.
+//! No times are measured.
 
 use crate::contender::{
     Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
@@ -12,22 +13,22 @@ use crate::workload::{Prompt, Segment, mix};
 use super::progress;
 
 const SEQUENCES: u64 = 512;
-/// Blocks in which a sequence differs from the others; the rest are the same blocks for all.
+/// Number of blocks that differ between the sequences. The other blocks are the same in all.
 const OWN_BLOCKS: u32 = 8;
 const DEPTH: u32 = 64;
 const WORKERS: u32 = 32;
 const HOLDERS: u64 = 4;
 
-/// Fate of a holder of a sequence after it has stored it.
+/// Change of a holder's blocks after it has stored a sequence.
 #[derive(Debug, Clone, Copy)]
 enum Fate {
-    /// Nothing.
+    /// No change.
     Whole,
-    /// One block in the middle is removed: a hole.
+    /// One block in the middle is removed, which leaves a hole.
     Hole(u32),
-    /// The same, and the block is stored again.
+    /// One block in the middle is removed and stored again.
     Healed(u32),
-    /// The first block is removed, so that nothing counts.
+    /// The first block is removed, so that no block counts.
     Headless,
 }
 
@@ -59,7 +60,7 @@ fn holders(sequence: u64) -> impl Iterator<Item = u32> {
     (0..HOLDERS).map(move |number| u32::try_from((first + number * 5) % u64::from(WORKERS)).unwrap_or(0))
 }
 
-/// Counts right and wrong answers of every contender.
+/// Counts the right and wrong answers of every contender.
 pub fn run(ledger: &mut Ledger) {
     progress("holes");
     let prompts: Vec<Prompt> = (0..SEQUENCES).map(prompt).collect();

@@ -1,7 +1,8 @@
-//! Scenario H: one namespace, written and asked by one thread and by two at once.
+//! Scenario H: one namespace, written and searched by one thread and by two threads at the same time.
 //!
-//! The events of 128 workers are made before. Then one thread applies all of them, or each of two those of half of the workers. Searches
-//! are cut in two alike. Times are of the wall clock, from when both may begin to when the slower is done: what a pair of lanes takes in.
+//! The events of 128 workers are made in advance. Then either one thread applies all of them, or each of two threads
+//! applies those of half of the workers. Searches are divided in the same way. Times are by the wall clock, from the
+//! common beginning until the slower thread is done. So they show the throughput of two lanes.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -18,8 +19,9 @@ use crate::workload::shuffled;
 
 use super::{Effort, progress, rotated};
 
-/// Different queries of a measurement, few enough for the processor's caches, and how often each is asked.
+/// Number of different queries of a measurement. They are so few that they fit the processor's caches.
 const QUESTIONS: u32 = 128;
+/// Number of times that each query is made.
 const ROUNDS: usize = 256;
 
 type Measure = fn(&mut Ledger);
@@ -31,7 +33,7 @@ const CONTENDERS: [(&str, Measure); 4] = [
     (SmgTree::NAME, measure::<SmgTree>),
 ];
 
-/// Phases, in this order: blocks stored, searches, blocks removed.
+/// Phases, in this order.
 const PHASES: [&str; 3] = ["store", "search", "remove"];
 
 fn figure(phase: &str, what: &str) -> String {
@@ -48,7 +50,7 @@ pub fn run(effort: Effort, ledger: &mut Ledger) {
     }
 }
 
-/// Prints the table.
+/// Prints the table of the scenario.
 pub fn print(ledger: &Ledger) {
     let rows: Vec<String> = CONTENDERS.iter().map(|(name, _)| (*name).to_owned()).collect();
     let whats = PHASES
@@ -76,7 +78,7 @@ where
     }
 }
 
-/// Returns the time that each phase takes so many threads.
+/// Returns the times of the phases with this number of threads.
 fn times<C: Contender<Reader: Reader<Query: Send> + Sync>>(threads: usize) -> [f64; 3]
 where
     C::Writer: TwoLanes,
@@ -113,14 +115,14 @@ where
     [stored, searched, apply(true)]
 }
 
-/// Prompts that are held, as queries: this part of all.
+/// Returns the queries of one part out of `parts`, for prompts that are held.
 fn questions<R: Reader>(part: usize, parts: usize) -> Vec<R::Query> {
     let own = (0..QUESTIONS).filter(|number| *number as usize % parts == part);
     own.map(|number| R::query(Form::Native, &DISTINCT.prompt(number)))
         .collect()
 }
 
-/// The events of a lane's workers, in another order than the layout's.
+/// Returns the events of a lane's workers, in another order than the layout's.
 fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> {
     let holdings = DISTINCT.holdings();
     let numbers = shuffled(holdings.len(), 9 + u64::from(removes));
@@ -143,13 +145,14 @@ fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> 
     .collect()
 }
 
-/// Works on each part in a thread of its own; gives nanoseconds from the common beginning to the end of the last.
+/// Works on each part in a thread of its own. Returns the nanoseconds from the common beginning to the end of the last
+/// thread.
 fn at_once<T: Send>(parts: Vec<T>, work: impl Fn(T) + Sync) -> f64 {
     let (barrier, work) = (&Barrier::new(parts.len()), &work);
     let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
         let threads = parts.into_iter().enumerate().map(|(number, part)| {
             scope.spawn(move || {
-                // Two threads that wake each other can stay on one core for as long as all this takes.
+                // Without this, two threads that wake each other may share one core for the whole measurement.
                 stay_on_core(number);
                 barrier.wait();
                 let started = Instant::now();

@@ -1,9 +1,10 @@
-//! Scenarios A and F: what one search, one stored and one removed block cost in an index that is filled in a known way.
+//! Scenarios A and F: the cost of a search, of a stored block and of a removed block, in an index that is filled in a
+//! known way.
 //!
-//! Every repetition builds each index anew. Searches are asked in batches of a few different queries that have just been made, so
-//! that the queries lie in the processor's cache as they do when they have just come in, and the index does not; a repetition's
-//! figure is the median over its batches. Stores and removals come in events of one whole sequence; their figure is processor
-//! time of the applying thread, in total.
+//! Every repetition builds each index anew. Searches are made in batches of a few different queries that have just been
+//! made. So the queries are in the processor's cache, as real ones are on arrival, and the index is not. A repetition's
+//! figure is the median of its batches. An event stores or removes one whole sequence. Its figure is the total
+//! processor time of the applying thread.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -19,29 +20,29 @@ use crate::workload::{Kind, Layout, Prompt, shuffled};
 
 use super::{Effort, progress, rotated};
 
-/// Events made at once; what is applied is timed, what is made is not.
+/// Number of events that are made together. Making them is not timed; applying them is.
 const EVENTS_AT_ONCE: usize = 64;
 
-/// A layout, and what to ask about it.
+/// Layout, and the queries about it.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// How the index is filled.
+    /// Layout with which the index is filled.
     pub layout: Layout,
-    /// Kinds of query that are asked.
+    /// Kinds of queries.
     pub kinds: &'static [Kind],
-    /// In what forms.
+    /// Forms of queries.
     pub forms: &'static [Form],
-    /// Most different queries of a kind.
+    /// Maximum number of different queries of a kind.
     pub questions_max: usize,
 }
 
-/// A query and its right answer.
+/// Query, and its right answer.
 struct Question {
     prompt: Prompt,
     expected: Vec<(u32, u32)>,
 }
 
-/// Work that all contenders are given.
+/// Work of all contenders.
 struct Work<'a> {
     plan: &'a Plan,
     repetition: usize,
@@ -61,35 +62,36 @@ const CONTENDERS: [Measure; 7] = [
     measure::<RadixTree>,
 ];
 
-/// The figure of a search.
+/// Returns the figure of a search.
 pub fn find_figure(layout: &Layout, form: Form, kind: Kind) -> String {
     format!("{}, {}, {}", layout.name, form.as_str(), kind.as_str())
 }
 
-/// The figure of the first search for each prompt that is held, in a form that has to be hashed.
+/// Returns the figure of the first search for a prompt that is held, in a form that must be hashed.
 pub fn first_figure(layout: &Layout, form: Form) -> String {
     format!("{}, {}, hit, asked first", layout.name, form.as_str())
 }
 
-/// The figure of the second search for it: an index may keep what it has hashed only when a prompt comes again.
+/// Returns the figure of the second search for the same prompt. An index may keep hashes only for a prompt that comes
+/// again.
 pub fn second_figure(layout: &Layout, form: Form) -> String {
     format!("{}, {}, hit, asked again", layout.name, form.as_str())
 }
 
-/// The figure of a write; `what` is one of the constants in [`writes`].
+/// Returns the figure of a write. `what` is one of the constants in [`writes`].
 pub fn write_figure(layout: &Layout, what: &str) -> String {
     format!("{}, {what}", layout.name)
 }
 
-/// Figures that are measured of writes.
+/// Figures of writes.
 pub mod writes {
-    /// Nanoseconds a stored block.
+    /// Nanoseconds for each stored block.
     pub const STORE: &str = "store";
-    /// Nanoseconds a removed block.
+    /// Nanoseconds for each removed block.
     pub const REMOVE: &str = "remove";
-    /// Microseconds of the longest store event, on the wall and in processor time.
+    /// Microseconds of the longest store event, by the wall clock and in processor time.
     pub const WORST_STORE: [&str; 2] = ["worst store", "worst store, processor"];
-    /// Microseconds of the longest removal event, on the wall and in processor time.
+    /// Microseconds of the longest removal event, by the wall clock and in processor time.
     pub const WORST_REMOVE: [&str; 2] = ["worst remove", "worst remove, processor"];
 }
 
@@ -152,7 +154,7 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
                 let row = row::<C>(shape);
                 let [first, second, later] = time_searches(&reader, questions, form, shape, work.repetition);
                 ledger.record(&figure, &row, later);
-                // Hits are asked before prompts that begin in the same way.
+                // Hits are searched before prompts that begin in the same way.
                 if form != Form::Native && *kind == Kind::Hit && number == 0 {
                     ledger.record(&first_figure(layout, form), &row, first);
                     ledger.record(&second_figure(layout, form), &row, second);
@@ -176,7 +178,7 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
     }
 }
 
-/// Nanoseconds a search: when it is first asked, when it is asked again, and later.
+/// Returns the nanoseconds of a search for a prompt: the first time, the second time, and later.
 fn time_searches<R: Reader>(
     reader: &R,
     questions: &[Question],
@@ -187,7 +189,7 @@ fn time_searches<R: Reader>(
     let depth = questions
         .first()
         .map_or(0, |question| question.prompt.blocks.len());
-    // A batch of queries fits the second-level cache.
+    // A batch of queries fits into the second-level cache.
     let batch = match form {
         Form::Native | Form::BlockHashes => (16_384 / depth.max(1)).clamp(2, 16),
         Form::Tokens => (4_096 / depth.max(1)).clamp(1, 16),
@@ -197,7 +199,7 @@ fn time_searches<R: Reader>(
     } else {
         1024_usize.div_ceil(questions.len()).max(3)
     };
-    // The first two are counted apart: they leave the caches, and what an index keeps of queries, as later ones find them.
+    // The first two passes are counted apart, because they fill the caches and whatever an index keeps of queries.
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for pass in 0..=passes {
         let order = shuffled(questions.len(), (repetition * (passes + 1) + pass) as u64 + 2);
@@ -235,7 +237,7 @@ fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     applied
 }
 
-/// In another order than they were stored in.
+/// Removes all blocks, in another order than they were stored in.
 fn remove_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     let holdings = work.plan.layout.holdings();
     let mut applied = Applied::default();

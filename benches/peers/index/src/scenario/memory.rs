@@ -1,7 +1,8 @@
-//! Scenario C: resident bytes a held block, each figure from a fresh process.
+//! Scenario C: resident bytes for each held block, each figure from a fresh process.
 //!
-//! The process fills an index sequence by sequence, so that hardly anything but the index is resident, removes everything, and
-//! fills it again. Before each reading the allocator is told to give back what is free; a removed index is read before that, too.
+//! The process fills an index sequence by sequence, so that hardly anything but the index is resident. Then it removes
+//! everything, and fills the index again. Before each reading, the allocator returns free memory to the system. After
+//! the removal, there is also a reading before that.
 
 use std::process::{Command, Stdio};
 
@@ -19,19 +20,19 @@ const WORKERS: u32 = 128;
 const DEPTH: u32 = 1024;
 const MILLION: u32 = 1 << 20;
 
-/// Readings of a process, bytes above what it had before there was an index.
+/// Readings of a process, in bytes above its size before there was an index.
 const READINGS: [&str; 5] = ["empty", "loaded", "removed", "removed, trimmed", "reloaded"];
 
-/// A layout by the words of the child's command line.
+/// Layout that the child's command line gives by two numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Fill {
-    /// Distinct blocks, in millions.
+    /// Number of distinct blocks, in millions.
     pub millions: u32,
-    /// Holders of each.
+    /// Number of holders of each block.
     pub holders: u32,
 }
 
-/// One holder at both sizes, and eight holders of the same distinct blocks.
+/// Layouts: one holder with both numbers of blocks, and eight holders of the same blocks.
 pub const FILLS: [Fill; 3] = [
     Fill {
         millions: 1,
@@ -65,13 +66,13 @@ impl Fill {
         format!("{}M blocks, holders each: {}", self.millions, self.holders)
     }
 
-    /// The figure of a reading, in bytes a held block.
+    /// Returns the figure of a reading, in bytes for each held block.
     pub fn figure(self, reading: &str) -> String {
         format!("memory, {}, {reading}", self.name())
     }
 }
 
-/// Bytes that each further holder of a shared block costs.
+/// Figure: bytes for each further holder of a shared block.
 pub const FURTHER: &str = "memory, each further holder";
 
 type Measure = fn(&Layout) -> Vec<u64>;
@@ -86,7 +87,7 @@ const CONTENDERS: [Measure; 7] = [
     measure::<RadixTree>,
 ];
 
-/// Runs every contender in processes of their own.
+/// Runs every contender in processes of its own.
 pub fn run(effort: Effort, ledger: &mut Ledger) {
     let names = contender::names();
     for repetition in 0..effort.repetitions {
@@ -110,7 +111,7 @@ pub fn run(effort: Effort, ledger: &mut Ledger) {
     }
 }
 
-/// Runs this executable again for one contender and one layout.
+/// Runs this executable as a child, for one contender and one layout.
 fn in_process(contender: usize, fill: Fill) -> Vec<u64> {
     let executable = std::env::current_exe().expect("the process knows its executable");
     let output = Command::new(executable)
@@ -126,7 +127,7 @@ fn in_process(contender: usize, fill: Fill) -> Vec<u64> {
         .collect()
 }
 
-/// Fills in the process that [`run`] has started, and prints its readings. `words` are those of `--fill`.
+/// Fills an index in a process that [`run`] has started, and prints the readings. `words` are the numbers of `--fill`.
 pub fn fill(words: &[u32]) {
     let [contender, millions, holders] = words else {
         panic!("--fill takes a contender, millions of blocks and holders");

@@ -1,8 +1,8 @@
-//! Scenario G: what engines really publish, beside the contract's simplest form and the best peer.
+//! Scenario G: events such as real engines publish, compared with the contract's simplest form and with the best peer.
 //!
-//! The same sequences are stored, asked for and removed in every mode: under the contract's hashes, under names of the engines' own, on
-//! two tiers, in two copies, and with one block in a hundred missing. A peer has one mode. A peer that cannot have as many workers as a
-//! layout is left out of it.
+//! The same sequences are stored, searched and removed in every mode: under the contract's hashes, under names of the
+//! engines' own, on two tiers, in two copies, and with one block in a hundred missing. A peer has only one mode. A
+//! layout with more workers than a peer allows is skipped for that peer.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,11 +17,11 @@ use crate::workload::{Kind, Layout, Prompt, shuffled};
 
 use super::{Effort, progress, rotated};
 
-/// Events made at once; what is applied is timed, what is made is not.
+/// Number of events that are made together. Making them is not timed; applying them is.
 const EVENTS_AT_ONCE: usize = 64;
-/// Most different queries of a kind.
+/// Maximum number of different queries of a kind.
 const QUESTIONS_MAX: usize = 1024;
-/// Queries that are made and then asked together.
+/// Number of queries that are made, and then searched, together.
 const BATCH: usize = 16;
 
 type Measure = fn(&Work<'_>, &mut Ledger);
@@ -129,7 +129,7 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
 
 fn time_searches<R: Reader>(reader: &R, prompts: &[Prompt], repetition: usize) -> f64 {
     let mut times = Vec::new();
-    // The first pass is not counted: it leaves the caches as the second finds them.
+    // The first pass is not counted. It fills the caches for the second.
     for pass in 0..3 {
         let order = shuffled(prompts.len(), (repetition * 3 + pass) as u64 + 2);
         for asked in order.chunks(BATCH) {
@@ -168,7 +168,7 @@ fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     applied
 }
 
-/// In another order than they were stored in.
+/// Removes all blocks, in another order than they were stored in.
 fn remove_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer, is_head_first: bool) -> Applied {
     let holdings = work.layout.holdings();
     let mut applied = Applied::default();

@@ -1,8 +1,8 @@
-//! Scenario A, the longest pause: what a reader sees while another thread stores and removes a million blocks.
+//! Scenario A, the longest pause: the queries of a reader while another thread stores and removes a million blocks.
 //!
-//! The reader asks for sequences that stay, one query after another, each timed by itself. Queries during which the system took
-//! the processor away are left out, so that what is seen is the index and not the machine; waiting for a lock is not left out.
-//! The reader alone, before the writer begins, says how large the pauses of the machine are.
+//! The reader makes one query after another, about sequences that stay. Each query is timed by itself. Queries during
+//! which the system took the processor away are left out, so that the figures show the index and not the machine.
+//! Waiting for a lock is not left out. Before the writer begins, the reader alone shows the pauses of the machine.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,20 +19,20 @@ use crate::workload::{Layout, Prompt, shuffled};
 
 use super::{Effort, progress, rotated};
 
-/// Sequences that stay, and are asked for.
+/// Number of sequences that stay, and that the reader queries.
 const STAYING: usize = 64;
 
-/// Queries of the reader alone.
+/// Number of queries of the reader alone.
 const QUERIES_ALONE: usize = 200_000;
 
-/// Slower queries are looked at more closely.
+/// Time above which a query is looked at more closely.
 const SLOW: Duration = Duration::from_micros(20);
 
-/// Longest query of the reader alone, µs.
+/// Figure: longest query of the reader alone, in microseconds.
 const ALONE: &str = "pauses, alone";
-/// Longest query during stores and removals, µs.
+/// Figure: longest query during stores and removals, in microseconds.
 pub const LONGEST: &str = "pauses, longest";
-/// 99.9 % of the queries during stores and removals are faster, ns.
+/// Figure: nanoseconds within which 99.9 % of the queries during stores and removals are done.
 const P999: &str = "pauses, p999";
 
 type Measure = fn(&[Prompt], &Layout, &mut Ledger);
@@ -46,7 +46,7 @@ const CONTENDERS: [Measure; 6] = [
     measure::<Positional<Binary>>,
 ];
 
-/// Runs the scenario for every contender that can be read while it is written.
+/// Runs the scenario for every contender that can be read during writes.
 pub fn run(layout: &Layout, effort: Effort, ledger: &mut Ledger) {
     let prompts: Vec<Prompt> = (0..layout.sequences())
         .map(|number| layout.prompt(number))
@@ -60,7 +60,7 @@ pub fn run(layout: &Layout, effort: Effort, ledger: &mut Ledger) {
     }
 }
 
-/// Prints the table.
+/// Prints the table of the scenario.
 pub fn print(layout: &Layout, ledger: &Ledger) {
     let columns = [
         Column::new("longest query alone, µs", ALONE),
@@ -142,7 +142,7 @@ fn measure<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     ledger.record(P999, C::NAME, percentile(&watch.times_ns, 0.999));
 }
 
-/// Times queries one by one.
+/// Timer of single queries.
 #[derive(Debug, Default)]
 struct Watch {
     times_ns: Vec<u32>,

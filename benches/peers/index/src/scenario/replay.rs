@@ -1,13 +1,15 @@
 //! Scenario D: a recorded trace of conversations, replayed at an offered rate.
 //!
-//! The trace names 512-token pieces of prompts; each becomes 32 blocks of 16 tokens. A request goes to the worker that its second
-//! piece decides, is asked for there, and what that worker does not hold is stored; a full worker forgets what it has not used for
-//! longest, ends first. Every block that is asked for, stored or removed is a block operation.
+//! The trace names 512-token pieces of prompts. Each piece becomes 32 blocks of 16 tokens. The second piece of a
+//! request decides its worker. The request is queried, and the blocks that the worker does not hold are stored. A full
+//! worker removes the pieces that it has not used for the longest time, ends of prompts first. Every block that is
+//! queried, stored or removed is a block operation.
 //!
-//! One thread applies events and one asks, each operation no earlier than the offered rate says. A rate is valid only if
-//! at least 99 % of it was reached, refused events not counted, and 99 % of the queries were answered within a millisecond of when they
-//! were due: a query that waits for the one before it counts as slow. A rate that fails is tried up to three times more. Bisection goes on until the
-//! highest valid rate and the lowest that is not are within 10 %. kvatlas is there twice: what lies between its two rows is noise.
+//! One thread applies events and one thread queries. No operation starts earlier than the offered rate says. A rate is
+//! valid under two conditions. At least 99 % of it was reached (refused events do not count). And 99 % of the queries
+//! were answered within a millisecond of their due time. So a query that waits for its predecessor is slow. A rate that
+//! fails is tried up to three times more. A bisection goes on until the highest valid rate and the lowest invalid rate
+//! are within 10 %. kvatlas has two rows, and the difference between them is noise.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -30,36 +32,37 @@ use crate::workload::{Prompt, Segment, mix};
 use super::{Effort, progress, rotated};
 
 const WORKERS: u32 = 64;
-/// Blocks in a piece of 512 tokens.
+/// Number of blocks in a piece of 512 tokens.
 const PIECE_BLOCKS: u32 = 32;
-/// Pieces that a worker keeps: 0.6M blocks in all.
+/// Number of pieces that a worker keeps. All workers together keep 0.6M blocks.
 const WORKER_PIECES_MAX: usize = 300;
-/// Events are applied in lists of about so many blocks; within one nothing waits for the clock.
+/// Approximate number of blocks in a list of events. Within a list, no event waits for its due time.
 const LIST_BLOCKS: u64 = 16_384;
-/// A rate is valid where this part of it was reached.
+/// Share of a rate that must be reached, so that the rate is valid.
 const REACHED_MIN: f64 = 0.99;
-/// Longest time from when a query was due to its answer, of 99 % of them, in nanoseconds.
+/// Longest time from the due time of a query to its answer, for 99 % of the queries, in nanoseconds.
 const LATENCY_MAX_NS: f64 = 1e6;
-/// The highest valid rate and the lowest that is not lie no further apart.
+/// Largest quotient of the lowest invalid rate and the highest valid rate at which the search ends.
 const BRACKET: f64 = 1.1;
-/// Most rates that are tried, beginning with what is reached without waiting.
+/// Maximum number of rates that are tried. The first is the rate that is reached without waiting.
 const STEPS_MAX: usize = 16;
-/// Rates that are tried, each three quarters of the one before, until one is valid. An index that is too slow for its locks and not for its
-/// rate is as slow at any.
+/// Number of rates that are tried before one is valid. Each is three quarters of its predecessor. An index that is slow
+/// because of its locks is slow at any rate.
 const FALLS_MAX: usize = 5;
-/// Times that a rate is tried. A replay lasts some tenths of a second: one pause of the machine would decide.
+/// Number of times that a rate is tried. A replay lasts some tenths of a second, so a single pause of the machine could
+/// make it fail.
 const TRIES: usize = 4;
-/// The name of the control's row.
+/// Name of the control's row.
 const CONTROL: &str = "kvatlas, again";
 
-/// Millions of block operations a second.
+/// Figure: millions of block operations in a second.
 pub const RATE: &str = "replay, rate";
-/// Thousands of queries a second at that rate.
+/// Figure: thousands of queries in a second at that rate.
 const QUERIES: &str = "replay, queries";
-/// Microseconds from when queries were due to their answers at that rate.
+/// Figure: microseconds from the due times of queries to their answers at that rate.
 const LATENCY: &str = "replay, p99";
 
-/// A line of the trace. The other fields are not needed.
+/// Line of the trace. Its other fields are not needed.
 #[derive(Debug, Deserialize)]
 struct Request {
     input_length: u32,
@@ -91,15 +94,15 @@ impl Step {
     }
 }
 
-/// The trace as operations, in order.
+/// Operations of the trace, in order.
 struct Script {
     prompts: Vec<Prompt>,
     steps: Vec<Step>,
-    /// Block operations up to and including each step.
+    /// Number of block operations up to and including each step.
     done_after: Vec<u64>,
 }
 
-/// A stretch of pieces that one request has stored on a worker.
+/// Stretch of pieces that one request has stored on a worker.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     request: usize,
@@ -108,18 +111,19 @@ struct Stretch {
     seen: (usize, Reverse<u32>),
 }
 
-/// Pieces that a worker holds, and the order in which it would forget them.
+/// Pieces that a worker holds, and the order in which it would remove them.
 #[derive(Debug, Default)]
 struct Cache {
-    /// Piece → the stretch that it is part of, by where that begins: `(request, from)`.
+    /// By piece: the key of its stretch, which is the request and the first piece: `(request, from)`.
     pieces: HashMap<u64, (usize, u32)>,
     stretches: HashMap<(usize, u32), Stretch>,
-    /// Least recently used first, and deeper ones first among those used together.
+    /// Stretches in the order of removal: least recently used first; of those that were used together, the deeper
+    /// first.
     order: BTreeMap<(usize, Reverse<u32>), (usize, u32)>,
 }
 
 impl Cache {
-    /// Marks what is held of the request as used, and returns how many pieces that is.
+    /// Marks the held pieces of the request as used, and returns their number.
     fn touch(&mut self, ids: &[u64], now: usize) -> u32 {
         let mut held = 0;
         while let Some(key) = ids.get(held as usize).and_then(|id| self.pieces.get(id)).copied() {
@@ -167,7 +171,7 @@ impl Script {
             .map(|line| serde_json::from_str(line).expect("every line of the trace is a request"))
             .collect();
         for request in &mut requests {
-            // The last piece may be shorter than the others; blocks are whole.
+            // The last piece may be shorter than the others, so only whole pieces are used.
             request.hash_ids.truncate(request.input_length as usize / 512);
         }
         requests.retain(|request| !request.hash_ids.is_empty());
@@ -266,7 +270,7 @@ impl Script {
         }
     }
 
-    /// Events in lists, each with the operations that are offered before it.
+    /// Returns the events in lists, each with the number of operations that are offered before it.
     fn lists<W: Writer>(&self) -> Vec<(u64, Vec<W::Event>)> {
         let mut lists: Vec<(u64, Vec<W::Event>)> = Vec::new();
         let mut list_begins = u64::MAX;
@@ -286,7 +290,7 @@ impl Script {
         lists
     }
 
-    /// Queries, each with the operations that are offered before it.
+    /// Returns the queries, each with the number of operations that are offered before it.
     fn queries<R: Reader>(&self) -> Vec<(u64, R::Query)> {
         let mut offered: u64 = 0;
         let mut queries = Vec::new();
@@ -336,11 +340,11 @@ fn prompt(request: &Request) -> Prompt {
     Prompt::new(pieces.collect())
 }
 
-/// When the operations offered before an operation are due.
+/// Due times of operations, from the number of operations that are offered before them.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     started: Instant,
-    /// Block operations a second; infinite where nothing waits.
+    /// Block operations in a second; infinite if no operation waits.
     rate: f64,
 }
 
@@ -352,7 +356,7 @@ impl Pace {
         }
     }
 
-    /// Nanoseconds since an operation was due.
+    /// Returns the nanoseconds since the due time of an operation.
     fn late_ns(self, offered: u64) -> u32 {
         let due = Duration::from_secs_f64(offered as f64 / self.rate);
         let late = self.started.elapsed().saturating_sub(due);
@@ -360,12 +364,12 @@ impl Pace {
     }
 }
 
-/// The outcome of one replay.
+/// Outcome of one replay.
 #[derive(Debug, Clone, Copy)]
 struct Reached {
-    /// Block operations a second.
+    /// Block operations in a second.
     rate: f64,
-    /// Nanoseconds within which 99 % of the queries were answered, from when they were due.
+    /// Nanoseconds from the due time within which 99 % of the queries were answered.
     latency_ns: f64,
 }
 
@@ -388,7 +392,7 @@ const CONTENDERS: [(&str, Replay); 8] = [
     (CONTROL, at_once::<Kvatlas>),
 ];
 
-/// Runs the scenario for every contender; the one that is for one thread does everything in turns.
+/// Runs the scenario for every contender. A contender for one thread does everything in turns.
 pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledger) {
     let Some(script) = Script::read(trace, requests_max) else {
         progress(&format!("replay: no trace at {}; left out", trace.display()));
@@ -420,7 +424,8 @@ pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledge
     }
 }
 
-/// The highest rate that was found valid, in block operations a second, if any was, and what was reached at it.
+/// Returns the highest valid rate that was found, in block operations a second, and its outcome. `None` if no rate was
+/// valid.
 fn bisect(script: &Script, replay: Replay, unpaced: f64) -> Option<(f64, Reached)> {
     let (mut valid, mut invalid): (Option<(f64, Reached)>, Option<f64>) = (None, None);
     let mut offered = unpaced;
@@ -448,7 +453,7 @@ fn bisect(script: &Script, replay: Replay, unpaced: f64) -> Option<(f64, Reached
     valid
 }
 
-/// Prints the table.
+/// Prints the table of the scenario.
 pub fn print(ledger: &Ledger) {
     let columns = [
         Column::new("M block operations a second", RATE),
@@ -464,7 +469,7 @@ pub fn print(ledger: &Ledger) {
     );
 }
 
-/// The outcome where `rate` is offered, in block operations a second.
+/// Replays with an offered `rate`, in block operations a second, on two threads.
 fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     script: &Script,
     rate: f64,
@@ -503,7 +508,7 @@ fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     reached::<C>(script, asked.max(applied), refused, late)
 }
 
-/// As [`at_once`], in one thread.
+/// Replays as [`at_once`] does, on one thread.
 fn in_turns<C: Contender>(script: &Script, rate: f64, check: Option<(&Oracle, &mut Ledger)>) -> Reached {
     let (reader, mut writer) = C::build(WORKERS);
     let mut queries = script.queries::<C::Reader>().into_iter().peekable();
@@ -535,7 +540,7 @@ fn in_turns<C: Contender>(script: &Script, rate: f64, check: Option<(&Oracle, &m
     reached::<C>(script, elapsed, refused, late)
 }
 
-/// The leanest shape that the index offers.
+/// Returns the leanest shape that the index offers.
 fn shape<C: Contender>() -> Shape {
     <C::Reader as Reader>::SHAPES
         .first()
@@ -555,7 +560,7 @@ fn reached<C: Contender>(script: &Script, elapsed: Duration, refused: u64, mut l
     }
 }
 
-/// When nothing changes any more, every answer equals the oracle's.
+/// Checks that every answer equals the oracle's after all changes.
 fn judge<C: Contender>(script: &Script, oracle: &Oracle, reader: &C::Reader, ledger: &mut Ledger) {
     const CHECKED: usize = 1_000;
     let row = contender::row::<C>(shape::<C>());
