@@ -180,6 +180,7 @@ impl Inner {
             options,
             lease: self.lease.clone(),
             kin: self.kin.clone(),
+            farewells: self.farewells.clone(),
             profiles,
         })
     }

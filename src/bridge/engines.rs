@@ -32,6 +32,7 @@ use kvatlas_telemetry::BridgeMetrics;
 use super::check::{check_block_size, check_engine, check_shared};
 use super::discovery::{Reports, SourceState};
 use super::dynamo::{RecordReaders, Records};
+use super::farewells::Farewells;
 use super::follower::{FollowOptions, Follower};
 use super::hosts::AllowedHosts;
 use super::http::address_of;
@@ -167,6 +168,7 @@ pub(super) struct Inner {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
     pub(super) kin: Kin,
+    pub(super) farewells: Farewells,
     /// Token that stops the tasks of the sources of engines.
     stop: CancellationToken,
     runtime: Handle,
@@ -254,6 +256,7 @@ impl Bridge {
         Self {
             inner: Arc::new(Inner {
                 kin: Kin::default(),
+                farewells: Farewells::default(),
                 republisher: republished.map(|republish| {
                     let kept = KeptPlaces::of(options.state.as_ref());
                     Republisher::new(republish, kept, Arc::clone(&metrics))

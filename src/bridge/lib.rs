@@ -43,6 +43,7 @@ mod continuity;
 mod discovery;
 mod dynamo;
 mod engines;
+mod farewells;
 mod follower;
 mod frames;
 mod grpc;

@@ -25,6 +25,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
+use super::farewells::{Farewell, Farewells};
 use super::kin::{Kin, Member};
 use super::lease::{Lease, LeaseShare, Turns};
 use super::partial::partial_doubts;
@@ -65,6 +66,8 @@ pub(super) struct Way {
     pub(super) lease: Option<Lease>,
     /// Other engines of the bridge. They are asked for the meaning of block names that this engine has lost.
     pub(super) kin: Kin,
+    /// Epochs in which the bridge has said goodbye.
+    pub(super) farewells: Farewells,
     /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
 }
@@ -74,6 +77,7 @@ pub(super) struct Relay {
     /// Name of the engine in metrics and logs.
     name: String,
     publisher: HolderPublisher,
+    farewell: Farewell,
     profiles: watch::Receiver<Profile>,
     decoder: Decoder,
     batch: EngineBatch,
@@ -158,8 +162,13 @@ impl Relay {
             mut options,
             lease,
             kin,
+            farewells,
             profiles,
         } = way;
+        let farewell = farewells.of(&holder);
+        if let (Some(epoch), Beginning::NewEpoch) = (farewell.epoch(), options.beginning) {
+            options.beginning = Beginning::Above(epoch);
+        }
         let kin = kin.join((holder.namespace.clone(), options.settings.block_size), &blocks);
         let added = AddedLabels {
             layers,
@@ -186,6 +195,7 @@ impl Relay {
         Ok(Self {
             name: name.to_owned(),
             publisher,
+            farewell,
             profiles,
             decoder: Decoder::new(format, DecodeLimits::default()).of_model(model),
             batch: EngineBatch::default(),
@@ -565,6 +575,7 @@ impl Relay {
             tap.clear();
         }
         self.tell().await?;
+        self.farewell.note(self.publisher.cursor().epoch);
         self.publisher.say_goodbye().await
     }
 }

@@ -1,15 +1,24 @@
 //! Silent holders. They become stale, and are removed later. A goodbye removes a holder at once. Time in which no
 //! message could arrive does not count as silence.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use tokio::sync::{Mutex, watch};
+
+use crate::support::jetstream::{JETSTREAM, Restartable, followed, servers};
 use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::{
-    Client, broker, daemon, engine, eventually, hashes, matches, reasons, stored, subjects,
+    Client, PATIENCE, broker, daemon, engine, eventually, hashes, matches, reasons, stored, subjects,
 };
-use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
-use kvatlas_core::wire::Tier;
+use kvatlas_client::publish::{
+    FullState, HolderPublisher, PublishedHolder, PublisherOptions, SharedState, Term, Voice,
+};
+use kvatlas_core::wire::{
+    DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, Tier, WireLimits, WorkerName,
+};
 
 const GPU: &str = "gpu-0";
 
@@ -126,4 +135,109 @@ async fn a_goodbye_of_the_publisher_removes_the_holder_at_once() {
     })
     .await;
     daemon.stop().await;
+}
+
+/// A stream keeps what a publisher has sent, and does not tell that the publisher is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_fell_silent_while_the_daemon_was_away_is_stale() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let folder = tempfile::tempdir().unwrap();
+        let settings = [
+            JETSTREAM,
+            ("snapshots.directory", folder.path().to_str().unwrap()),
+            ("namespace_defaults.stale_after_ms", "1"),
+            ("namespace_defaults.remove_after_ms", "0"),
+        ];
+        let client = Client::connect(broker.url()).await;
+        let mut silent = client.publisher(GPU, 0);
+        for start in 0..3 {
+            let daemon = Process::start(broker.url(), &settings);
+            followed(&client.nats).await;
+            if start == 0 {
+                client.tell(&mut silent, GPU, 0, vec![stored(hashes(1, 4))]).await;
+            }
+            let status = eventually("the daemon answers", async || client.holder(GPU, 0).await).await;
+            assert_eq!(status.blocks, 4);
+            assert!(start == 0 || reasons(&status) == ["stale"], "{status:?}");
+            eventually("the next batch shows that the publisher is alive", async || {
+                Some(client.tell(&mut silent, GPU, 0, Vec::new()).await).filter(|status| status.exact)
+            })
+            .await;
+            // Once the state comes from the stream, and once from a snapshot.
+            if start == 0 {
+                daemon.kill();
+            } else {
+                daemon.stop();
+            }
+        }
+    }
+}
+
+/// A holder's blocks, lent to its publisher.
+struct NoBlocks;
+
+impl FullState for NoBlocks {
+    fn full_state(&mut self) -> Vec<(Tier, Event)> {
+        Vec::new()
+    }
+}
+
+/// A turn lapses when the broker cannot be reached. Batches that wait in the client then arrive late.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_lapses_ends_in_doubt() {
+    let broker = broker().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let mut told = nats.subscribe(subjects().all_events()).await.unwrap();
+    let mut next = async || {
+        let message = tokio::time::timeout(PATIENCE, told.next())
+            .await
+            .unwrap()
+            .unwrap();
+        EventBatch::decode(&message.payload, &WireLimits::default()).unwrap()
+    };
+    let (turns, turn) = watch::channel(None);
+    let term = Term::default();
+    let voice = Voice {
+        turn,
+        term: term.clone(),
+        epoch: Arc::default(),
+    };
+    let holder = PublishedHolder {
+        namespace: NamespaceName::new("llama").unwrap(),
+        worker: WorkerName::new(GPU).unwrap(),
+        rank: 0,
+    };
+    let options = PublisherOptions {
+        heartbeat_interval: Duration::from_secs(3600),
+        ..PublisherOptions::default()
+    };
+    let state: SharedState = Arc::new(Mutex::new(NoBlocks));
+    let publisher = HolderPublisher::start_in_turn(nats, &subjects(), holder, options, state, voice)
+        .await
+        .unwrap();
+    let in_an_hour = Instant::now() + Duration::from_secs(3600);
+    for (turn, has_lapsed) in [(1, false), (2, true), (3, false)] {
+        term.extend(in_an_hour);
+        turns.send_replace(Some(turn));
+        let first = next().await;
+        assert_eq!(first.events, []);
+        let event = stored(hashes(1, 4));
+        publisher.publish(Tier::DEVICE, vec![event]).await.unwrap();
+        assert_eq!((next().await.events.len(), first.seq), (1, 2));
+        if has_lapsed {
+            term.end();
+        }
+        turns.send_replace(None);
+        if has_lapsed {
+            let last = next().await;
+            let doubts = DegradedReasons::of(DegradedReason::UpstreamLost);
+            assert_eq!(
+                (last.epoch, last.events),
+                (first.epoch, vec![Event::Doubted(doubts)])
+            );
+        }
+    }
+    turns.send_replace(Some(4));
+    assert_eq!(next().await.events, []);
 }

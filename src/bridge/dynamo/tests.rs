@@ -10,6 +10,7 @@ use serde_json::json;
 use super::super::holders::StartRelay;
 use super::super::relay::{Relay, Way};
 use super::*;
+use crate::farewells::Farewells;
 use crate::kin::Kin;
 use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_telemetry::BridgeMetrics;
@@ -105,6 +106,7 @@ async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
             profiles: tokio::sync::watch::channel(Profile::default()).1,
             lease: None,
             kin: Kin::default(),
+            farewells: Farewells::default(),
         };
         let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));
         Box::pin(Relay::start(Format::Dynamo, "w", settings, way, metrics))

@@ -25,6 +25,7 @@ async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
         },
         lease: None,
         kin,
+        farewells: Farewells::default(),
         profiles: watch::channel(Profile::default()).1,
     };
     let metrics = Arc::new(BridgeMetrics::new());

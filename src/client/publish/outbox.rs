@@ -4,7 +4,9 @@ use bytes::Bytes;
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::RegisterError;
-use kvatlas_core::wire::{BatchCursor, DegradedReasons, Event, EventBatch, HolderId, Profile, Rank, Tier};
+use kvatlas_core::wire::{
+    BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, HolderId, Profile, Rank, Tier,
+};
 
 use super::cut::{CutBounds, cut_events};
 use super::options::{Beginning, PublisherOptions};
@@ -302,6 +304,19 @@ impl Outbox {
         true
     }
 
+    /// Makes the last batch of this publisher's turn. The batch tells daemons that the holder's later events are not known to them. The next
+    /// turn does not repeat this doubt. `None` after a goodbye.
+    pub(super) fn doubt_last(&mut self, clocks: Clocks) -> Option<SealedBatch> {
+        if self.has_left {
+            return None;
+        }
+        let doubts = self.doubts;
+        let doubted = Event::Doubted(doubts.with(DegradedReason::UpstreamLost));
+        let sealed = self.number(Tier::DEVICE, vec![doubted], clocks);
+        self.doubts = doubts;
+        Some(sealed)
+    }
+
     /// Begins the turn of this publisher, which shares its holder with other publishers. Begins an epoch above `known`
     /// with all blocks of the holder, and returns the epoch's first batch, which tells the doubts. Events that were
     /// still waiting are dropped, because they are part of the full state.
@@ -516,7 +531,7 @@ mod tests {
         });
         let cursor = |epoch, seq| BatchCursor { epoch, seq };
         assert_eq!(outbox.cursor, cursor(71, 1));
-        let doubts = DegradedReasons::of(DegradedReason::UpstreamLost);
+        let doubts = DegradedReasons::of(DegradedReason::UpstreamGap);
         let doubted = Event::Doubted(doubts);
         let first = outbox.add(Tier::DEVICE, vec![doubted.clone()], at(2)).remove(0);
         assert_eq!(decoded(&first).seq, 2, "daemons ask for what came before");
@@ -524,11 +539,15 @@ mod tests {
         let taken = outbox.take_turn(90, at(4));
         assert_eq!(
             (outbox.cursor, decoded(&taken).events),
-            (cursor(91, 2), vec![doubted])
+            (cursor(91, 2), vec![doubted.clone()])
         );
         assert!(outbox.seal(at(5)).is_none(), "it is part of the full state");
+        // The doubt that ends a turn is not part of the next one.
+        let last = outbox.doubt_last(at(5)).unwrap();
+        let doubts = doubts.with(DegradedReason::UpstreamLost);
+        assert_eq!(decoded(&last).events, [Event::Doubted(doubts)]);
         // The clock is ahead of both epochs, and the ring has no batch of an earlier epoch.
-        assert!(decoded(&outbox.take_turn(5, at(1000))).events.len() == 1);
+        assert_eq!(decoded(&outbox.take_turn(5, at(1000))).events, [doubted]);
         assert_eq!(outbox.cursor, cursor(1000, 2));
         assert!(outbox.ring.after(0).is_none() && outbox.ring.after(1).is_some());
     }

@@ -159,10 +159,14 @@ impl Task {
         if turns.current == turn {
             return;
         }
+        let has_lapsed = turns.current.is_some() && !turns.voice.term.holds_at(Instant::now());
         turns.current = turn;
         let Some(known) = turn else {
             // Daemons' questions now go to the publisher that has the turn.
             *questions = None;
+            if has_lapsed {
+                self.doubt_last().await;
+            }
             return;
         };
         if let Some(subject) = turns.questions_subject.clone() {
@@ -172,6 +176,20 @@ impl Task {
         self.outbox.note_server_limit(self.nats.max_payload());
         let first = self.outbox.take_turn(known, self.clocks());
         self.send_all([first]).await;
+    }
+
+    /// Sends a doubt as the last batch of a turn whose term is over. A term ends if the server cannot be reached. Batches of the turn may
+    /// then wait in the client. When they reach daemons at last, they are old, although they continue the count. The doubt follows
+    /// them.
+    async fn doubt_last(&mut self) {
+        let Some(batch) = self.outbox.doubt_last(self.clocks()) else {
+            return;
+        };
+        let transport = self.outbox.options.transport;
+        if let Err(error) = send(&self.nats, transport, &self.subject, self.outbox.rank, &batch).await {
+            tracing::debug!(%error, "the doubt at the end of a turn was not sent");
+        }
+        self.note_cursor(batch.cursor);
     }
 
     /// Whether the publisher may publish now: it takes no turns, or the turn in which it began to publish still lasts.

@@ -40,6 +40,18 @@ pub(crate) struct Freshness {
     known_us: AtomicU64,
 }
 
+/// Time at which a message came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Arrival {
+    /// Earliest time at which the message may have come, in microseconds.
+    pub(super) came_us: u64,
+    /// Whether the message has come just now. Otherwise it may have waited in the socket or in the stream, so it does not show
+    /// that its publisher is alive.
+    pub(super) is_new: bool,
+    /// Latest time at which the message was sent, by [`now_us`], in microseconds.
+    pub(super) sent_us: u64,
+}
+
 impl Freshness {
     pub(super) fn new(
         flows: Arc<Flows>,
@@ -82,17 +94,27 @@ impl Freshness {
         self.known_us.store(at_us, Ordering::Release);
     }
 
-    /// Returns the earliest time at which a message that is handed to a lane now may have come. Normally that is now.
+    /// Whether the broker's silence is longer than allowed at present.
+    pub(super) fn is_unheard(&self) -> bool {
+        let heard_us = self.heard_us.load(Ordering::Acquire);
+        let silent_us = now_us().saturating_sub(heard_us);
+        heard_us > 0 && self.behind_after_us.is_some_and(|limit| silent_us > limit)
+    }
+
+    /// Returns the arrival of a message that is handed to a lane now, and that the stream has kept for the time `kept_for`. Normally the
+    /// message has come just now.
     /// If the broker's silence is longer than allowed, the message may have waited in the socket since the broker was
     /// last heard.
-    pub(super) fn came_us(&self) -> u64 {
-        let now_us = now_us();
-        let heard_us = self.heard_us.load(Ordering::Acquire);
-        let is_heard = heard_us == 0
-            || self
-                .behind_after_us
-                .is_none_or(|limit| now_us.saturating_sub(heard_us) <= limit);
-        if is_heard { now_us } else { heard_us }
+    pub(super) fn arrival(&self, kept_for: Duration) -> Arrival {
+        let came_us = match self.is_unheard() {
+            true => self.heard_us.load(Ordering::Acquire),
+            false => now_us(),
+        };
+        Arrival {
+            came_us,
+            is_new: kept_for.is_zero() && !self.is_unheard(),
+            sent_us: came_us.saturating_sub(u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX)),
+        }
     }
 
     /// Interval at which the daemon sends itself a message (the pulse) on the connection of the events; `None` if there
@@ -219,10 +241,17 @@ mod tests {
     fn after_a_standstill_a_message_may_be_as_old_as_the_last_sign_of_the_broker() {
         let (long, short) = (Duration::from_secs(2), Duration::from_secs(600));
         let (stood_still, heard_us) = freshness(Some(Duration::from_secs(1)), long);
-        assert_eq!(stood_still.came_us(), heard_us);
+        let late = stood_still.arrival(Duration::ZERO);
+        assert_eq!(
+            (late.came_us, late.sent_us, late.is_new),
+            (heard_us, heard_us, false)
+        );
         // Once the broker has been heard, later messages count as new again.
         stood_still.heard(now_us());
-        assert!(stood_still.came_us() > heard_us);
+        let prompt = stood_still.arrival(Duration::ZERO);
+        assert!(prompt.came_us > heard_us && prompt.sent_us == prompt.came_us && prompt.is_new);
+        let kept = stood_still.arrival(Duration::from_secs(5));
+        assert!(kept.came_us - kept.sent_us == 5_000_000 && !kept.is_new);
         // A message counts as new if there is no limit, if the silence is within the limit, or if events are not
         // followed.
         let before_us = now_us();
@@ -231,7 +260,8 @@ mod tests {
         let (unfollowed, _) = freshness(Some(Duration::ZERO), long);
         unfollowed.heard(0);
         for now in [unasked, allowed, unfollowed] {
-            assert!(now.came_us() >= before_us);
+            let arrival = now.arrival(Duration::ZERO);
+            assert!(arrival.came_us >= before_us && arrival.is_new);
         }
     }
 

@@ -37,6 +37,10 @@ pub(super) struct JobClocks {
     pub(super) unix_us: u64,
     /// Listening time so far (time in which messages could be received), in microseconds.
     pub(super) listening_us: u64,
+    /// Latest time at which the job's message was sent, by [`now_us`](super::clock::now_us). 0 if the job has no message.
+    pub(super) seen_us: u64,
+    /// Whether the job has a message that has just come.
+    pub(super) is_new: bool,
 }
 
 /// Parts of a lane that a holder uses during one job.
@@ -67,6 +71,9 @@ pub(crate) struct Holder {
     pub(super) lower: Lower,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
     heard_us: u64,
+    /// Time at which the publisher was last seen to be alive, by [`now_us`](super::clock::now_us), which goes on while nothing can be
+    /// received. 0 if the publisher has not been seen.
+    pub(super) seen_us: u64,
     /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
     /// the mark is not believed. A batch before the mark does not confirm the holder.
     pub(super) high_water: HighWater,
@@ -97,6 +104,7 @@ impl Holder {
             later_doubts: DegradedReasons::default(),
             lower: Lower::default(),
             heard_us: clocks.listening_us,
+            seen_us: clocks.seen_us,
             high_water: HighWater::default(),
             is_known_short: false,
             profile_epoch: 0,
@@ -361,11 +369,16 @@ impl Holder {
         }
     }
 
-    /// Notes that the publisher is alive. A message that cannot be applied is a sign of life, too. If such messages did not
-    /// count, the holder would count as gone, and no answer would list it.
+    /// Notes a message of the publisher, or its answer. A message that cannot be applied is a sign of life, too. If such messages did
+    /// not count, the holder would count as gone, and no answer would list it.
+    ///
+    /// A message that may have waited for long does not show that the publisher is alive now.
     pub(super) fn hear(&mut self, clocks: JobClocks) {
         self.heard_us = clocks.listening_us;
-        self.writer.status().recover(DegradedReason::Stale);
+        self.seen_us = self.seen_us.max(clocks.seen_us);
+        if clocks.is_new {
+            self.writer.status().recover(DegradedReason::Stale);
+        }
     }
 
     /// Applies the events of a batch to the index, in order.
@@ -412,8 +425,18 @@ impl Holder {
 
     /// Returns the grade of the holder's silence: alive, stale (silent for long) or gone. Degrades a stale holder, and
     /// counts a holder that is gone.
-    pub(super) fn check_liveness(&self, limits: &LivenessLimits, context: Context<'_>) -> Silence {
-        let silence = silence(self.heard_us, context.clocks.listening_us, limits);
+    ///
+    /// `now_us` is the time by [`now_us`](super::clock::now_us), or `None` while nothing can be received. A silence that fell into such
+    /// a time makes a holder stale afterwards, but never gone.
+    pub(super) fn check_liveness(
+        &self,
+        limits: &LivenessLimits,
+        now_us: Option<u64>,
+        context: Context<'_>,
+    ) -> Silence {
+        let silent = silence(self.heard_us, context.clocks.listening_us, limits);
+        let unseen = now_us.map_or(Silence::Alive, |now_us| silence(self.seen_us, now_us, limits));
+        let silence = silent.max(unseen.min(Silence::Stale));
         match silence {
             Silence::Alive => {}
             // While another publisher is heard of, the holder is `Contested` instead.

@@ -8,6 +8,7 @@ use kvatlas_core::wire::{
 };
 
 use super::holder::Holder;
+use super::job::RestoreOrigin;
 use super::phase::Phase;
 use super::sequence::{HighWater, SequenceTracker};
 use super::standing::BlocksChange;
@@ -91,9 +92,9 @@ impl Holder {
     /// The holder is cleared first, because a restore can bring it twice, in two cases. Either it left during the
     /// snapshot and came back on another lane. Or an older snapshot follows one that could not be read to its end.
     ///
-    /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`, a generation of the event
-    /// stream (it changes when messages are lost).
-    pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
+    /// A holder that was not in doubt when it was dumped counts as confirmed in the origin's generation of the event stream (it changes
+    /// when messages are lost).
+    pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, origin: RestoreOrigin) {
         self.phase = Phase::default();
         self.writer.clear();
         self.writer.set_foreign_chain(frame.foreign_chain);
@@ -125,7 +126,9 @@ impl Holder {
             made_us: frame.made_us.unwrap_or(u64::MAX),
         };
         if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
-            self.writer.status().confirm(generation);
+            self.writer.status().confirm(origin.generation);
+            // Reading the stream shows that no event is missing, and not that the publisher is alive.
+            self.seen_us = origin.taken_us;
         }
     }
 
@@ -140,7 +143,7 @@ impl Holder {
     /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here. Its publisher must then be asked
     /// for the full state.
     pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
-        self.restore_cursor(frame, StreamGeneration::default());
+        self.restore_cursor(frame, RestoreOrigin::default());
         self.degrade(DegradedReason::Rejected);
         self.note_blocks(BlocksChange::Missed);
     }

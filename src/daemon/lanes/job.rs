@@ -15,6 +15,7 @@ use kvatlas_core::wire::Rank;
 use kvatlas_telemetry::EventMetrics;
 use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
 
+use super::freshness::Arrival;
 use super::held::ResyncNumber;
 use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
 use super::holder_snapshot::{HolderDump, Revisited};
@@ -101,6 +102,7 @@ pub(crate) struct BatchesJob {
     pub(super) sender: Arc<Sender>,
     pub(super) payloads: Payloads,
     pub(super) generation: StreamGeneration,
+    pub(super) arrival: Arrival,
     /// Trace span that ends with the job. A job with a span has a single message.
     pub(super) span: Option<OpenSpan>,
 }
@@ -149,12 +151,20 @@ pub(crate) struct RestoreJob {
     pub(super) in_flight: InFlight,
 }
 
+/// Snapshot from which a holder is restored.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RestoreOrigin {
+    /// Generation of the event stream in which a holder that was not in doubt counts as confirmed.
+    pub(super) generation: StreamGeneration,
+    /// Time at which the snapshot was begun, by [`now_us`](super::clock::now_us).
+    pub(super) taken_us: u64,
+}
+
 /// Content of a snapshot's frame, for a holder of the worker.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Beginning of a holder. If the holder was not in doubt, its state counts as confirmed in this generation of the
-    /// event stream.
-    Holder(HolderFrame, StreamGeneration),
+    /// Beginning of a holder, with the snapshot from which it comes.
+    Holder(HolderFrame, RestoreOrigin),
     /// Beginning of a holder whose blocks were stored under other settings than the namespace has now. No blocks of this holder
     /// follow.
     Refused(HolderFrame),

@@ -14,6 +14,7 @@ use kvatlas_telemetry::labels::DropReason;
 
 use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
+use super::freshness::Arrival;
 use super::held::HoldingLimits;
 use super::holder::{Afterwards, Context, Holder, JobClocks};
 use super::job::{BatchesJob, Job, LaneTimes};
@@ -160,7 +161,7 @@ impl Lane {
                         generation: job.generation,
                         bytes: payload.len(),
                     };
-                    self.apply_batch(&job.sender, received, limits.epoch_ahead_max)
+                    self.apply_batch(&job.sender, received, job.arrival, limits.epoch_ahead_max)
                 }
             };
         }
@@ -190,10 +191,16 @@ impl Lane {
         &mut self,
         sender: &Sender,
         received: ReceivedBatch,
+        arrival: Arrival,
         epoch_ahead_max: Option<Duration>,
     ) -> bool {
         let (worker, rank) = (&sender.worker, received.batch.rank);
-        let (epoch, clocks) = (received.batch.epoch, self.clocks());
+        let clocks = JobClocks {
+            seen_us: arrival.sent_us,
+            is_new: arrival.is_new,
+            ..self.clocks()
+        };
+        let epoch = received.batch.epoch;
         if epoch > epoch_max_at(clocks.unix_us, epoch_ahead_max) {
             let why = NoHolder::EpochAhead(epoch);
             self.put_back();
@@ -210,7 +217,7 @@ impl Lane {
             self.refuse_block_size(sender, &received.batch);
             return self.holders.contains_key(&(worker.clone(), rank));
         }
-        let (key, mut holder) = match self.take_holder(sender, &received.batch) {
+        let (key, mut holder) = match self.take_holder(sender, &received.batch, clocks) {
             Ok(taken) => taken,
             Err(refusal) => {
                 self.unheld
@@ -241,6 +248,7 @@ impl Lane {
         &mut self,
         sender: &Sender,
         batch: &EventBatch,
+        clocks: JobClocks,
     ) -> Result<(HolderKey, Box<Holder>), NoHolder> {
         let rank = batch.rank;
         let is_same = |(key, _): &(HolderKey, Box<Holder>)| key.0 == sender.worker && key.1 == rank;
@@ -255,7 +263,7 @@ impl Lane {
         if let Some(reason) = self.unheld.goodbyes.is_over(&key, batch, now_us()) {
             return Err(NoHolder::Left(reason));
         }
-        let holder = self.register(&sender.namespace, &sender.metrics, &key);
+        let holder = self.register(&sender.namespace, &sender.metrics, &key, clocks);
         Ok((key, holder.map_err(NoHolder::NoRoom)?))
     }
 
@@ -265,15 +273,16 @@ impl Lane {
         namespace: &Namespace,
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
+        clocks: JobClocks,
     ) -> Result<Box<Holder>, RegisterError> {
         let writer = namespace.indexer.register(&HolderId {
             worker: key.0.worker.clone(),
             rank: key.1,
         })?;
         let flow = self.flows.of(&key.0.namespace);
-        let mut holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
+        let mut holder = Holder::new(writer, Arc::clone(metrics), flow, clocks);
         if self.unheld.unreadable.has(&key.0, now_us()) {
-            holder.note_undecodable(self.clocks());
+            holder.note_undecodable(clocks);
         }
         Ok(Box::new(holder))
     }
@@ -287,7 +296,14 @@ impl Lane {
     ) -> Result<&mut Holder, RegisterError> {
         let holder = match self.holders.remove(key) {
             Some(holder) => holder,
-            None => self.register(namespace, metrics, key)?,
+            None => {
+                let clocks = JobClocks {
+                    seen_us: now_us(),
+                    is_new: true,
+                    ..self.clocks()
+                };
+                self.register(namespace, metrics, key, clocks)?
+            }
         };
         Ok(self.holders.entry(key.clone()).or_insert(holder))
     }
@@ -440,10 +456,13 @@ impl Lane {
             clock: &self.clock,
             tally: &self.tally,
         };
+        // While nothing can be received, every holder is in doubt for that.
+        let now_us_if_listening = is_listening.then(now_us);
         let mut leaving = Vec::new();
         for (key, holder) in &mut self.holders {
             let afterwards = holder.tick(context);
-            let silence = holder.check_liveness(self.liveness.of(&key.0.namespace), context);
+            let limits = self.liveness.of(&key.0.namespace);
+            let silence = holder.check_liveness(limits, now_us_if_listening, context);
             if silence == Silence::Gone || afterwards == Afterwards::Leaves {
                 leaving.push((key.clone(), afterwards));
             }
@@ -462,6 +481,8 @@ impl Lane {
             monotonic_us: self.clock.monotonic_us(),
             unix_us: self.clock.unix_us(),
             listening_us: self.listening.now_us(),
+            seen_us: 0,
+            is_new: false,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The lanes together: a message comes in, and the pool puts it into the queue of its worker's lane.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use tokio::sync::{Notify, oneshot};
@@ -17,7 +18,7 @@ use kvatlas_telemetry::{EventMetrics, LaneMetrics, ShardMetrics, log_gated};
 
 use super::clock::now_us;
 use super::flow::Flows;
-use super::freshness::Freshness;
+use super::freshness::{Arrival, Freshness};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::lane::Lane;
 use super::line::{Assignments, LaneId, Sender, WorkerKey};
@@ -99,6 +100,8 @@ impl Inbox {
                 sender: Arc::clone(&last.sender),
                 payloads: Payloads::of(payload),
                 generation,
+                // Replaced when the job is handed over.
+                arrival: Arrival::default(),
                 span,
             }),
         }
@@ -127,6 +130,8 @@ pub struct LanePool {
     liveness: Arc<LivenessSettings>,
     doubts: Arc<Notify>,
     shard: Option<(Shard, ShardMetrics)>,
+    /// Age of the snapshot that is being restored, in microseconds.
+    pub(super) snapshot_age_us: AtomicU64,
 }
 
 /// Logs that a message for a stopped lane was lost. Called for each such message; the rate of log lines is bounded.
@@ -186,6 +191,7 @@ impl LanePool {
             liveness,
             doubts,
             shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
+            snapshot_age_us: AtomicU64::new(0),
         })
     }
 
@@ -210,17 +216,21 @@ impl LanePool {
     }
 
     /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue.
-    /// Waits while the queue is full. A message that cannot be taken is counted under its reason. The trace span `span`
-    /// ends with the message.
+    /// Waits while the queue is full. A message that cannot be taken is counted under its reason. The stream has kept the message for
+    /// the time `kept_for`; 0 if it has just come. The trace span `span` ends with the message.
     pub(crate) async fn receive(
         &self,
         subject: &str,
         payload: &[u8],
         generation: StreamGeneration,
+        kept_for: Duration,
         span: Option<OpenSpan>,
     ) {
         if let Some((lane, sender)) = self.sender(subject, payload)
-            && self.send(lane, sender, payload, generation, span).await.is_err()
+            && self
+                .send(lane, sender, payload, generation, kept_for, span)
+                .await
+                .is_err()
         {
             log_lane_stopped();
         }
@@ -260,18 +270,19 @@ impl LanePool {
     pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
         // The last sender keeps its worker assigned to the lane, so it is dropped first.
         inbox.last = None;
-        let came_us = self.freshness.came_us();
+        let arrival = self.freshness.arrival(Duration::ZERO);
         for (lane, jobs) in self.lanes.iter().zip(&mut inbox.by_lane) {
             if jobs.is_empty() {
                 continue;
             }
             let jobs = jobs.drain(..).map(|mut job| {
                 job.payloads.trim();
+                job.arrival = arrival;
                 let line = Arc::clone(job.sender.in_flight.line());
                 let bytes = job.payloads.bytes();
                 (line, Job::Batches(job), bytes)
             });
-            if lane.jobs.send_or_drop(jobs, came_us).is_err() {
+            if lane.jobs.send_or_drop(jobs, arrival.came_us).is_err() {
                 log_lane_stopped();
             }
         }
@@ -295,7 +306,10 @@ impl LanePool {
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
         match self.admit(namespace, worker, payload) {
-            Some((lane, sender)) => self.send(lane, sender, payload, generation, None).await,
+            Some((lane, sender)) => {
+                self.send(lane, sender, payload, generation, Duration::ZERO, None)
+                    .await
+            }
             None => Ok(()),
         }
     }
@@ -306,21 +320,22 @@ impl LanePool {
         sender: Arc<Sender>,
         payload: &[u8],
         generation: StreamGeneration,
+        kept_for: Duration,
         span: Option<OpenSpan>,
     ) -> Result<(), PoolError> {
         let (metrics, line) = (Arc::clone(&sender.metrics), Arc::clone(sender.in_flight.line()));
         metrics.messages_received(1, payload.len() as u64);
         let payload = trim(payload, self.limits.now().wire.message_bytes_max);
+        let arrival = self.freshness.arrival(kept_for);
         let job = Job::Batches(BatchesJob {
             sender,
             payloads: Payloads::of(payload),
             generation,
+            arrival,
             span,
         });
         let jobs = &self.lane(lane).jobs;
-        let sent = jobs
-            .send(&line, job, payload.len(), self.freshness.came_us())
-            .await;
+        let sent = jobs.send(&line, job, payload.len(), arrival.came_us).await;
         if sent.is_err() {
             metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
         }
@@ -462,6 +477,15 @@ impl LanePool {
             // A stopped lane has nothing to time out.
             let _ = lane.jobs.send_control(Job::Tick { is_listening });
         }
+    }
+
+    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes. After a silence of the broker that
+    /// was longer than allowed, the lanes look for silent holders first, because no time of that silence has been counted yet.
+    pub(crate) fn note_heard(&self, at_us: u64) {
+        if self.freshness.is_unheard() {
+            self.tick(true);
+        }
+        self.freshness.heard(at_us);
     }
 
     /// Forgets refused publishers (their batches were dropped) after a silence. The silence is as long as the one for

@@ -9,7 +9,7 @@ use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::clock::now_us;
 use super::held::ResyncNumber;
-use super::holder::{Afterwards, Context, Holder};
+use super::holder::{Afterwards, Context, Holder, JobClocks};
 use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
 use super::job::{Job, ResyncJob, ResyncStep};
 use super::lane::Lane;
@@ -72,8 +72,15 @@ impl LanePool {
 impl Lane {
     /// Does a step of a holder's resync.
     pub(super) fn resync(&mut self, job: ResyncJob) {
+        // An answer shows that the publisher is alive.
+        let is_new = matches!(job.step, ResyncStep::Finish { .. });
+        let clocks = JobClocks {
+            seen_us: if is_new { now_us() } else { 0 },
+            is_new,
+            ..self.clocks()
+        };
         let context = Context {
-            clocks: self.clocks(),
+            clocks,
             holding: &self.holding,
             clock: &self.clock,
             tally: &self.tally,

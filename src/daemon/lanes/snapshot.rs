@@ -5,6 +5,8 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -19,7 +21,7 @@ use kvatlas_telemetry::labels::DropReason;
 use super::clock::now_us;
 use super::holder::Holder;
 use super::holder_snapshot::{HolderDump, Revisited};
-use super::job::{Job, RestoreJob, RestorePart};
+use super::job::{Job, RestoreJob, RestoreOrigin, RestorePart};
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
@@ -39,6 +41,12 @@ pub fn snapshot_limits() -> WireLimits {
 pub struct DumpPosition(HolderKey);
 
 impl LanePool {
+    /// Notes the age of the snapshot whose frames follow.
+    pub(crate) fn note_snapshot_age(&self, age: Duration) {
+        let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
+        self.snapshot_age_us.store(age_us, Ordering::Release);
+    }
+
     /// Sends a frame (one record) of a snapshot to the lane of its holder. `holder` is the holder frame to which the
     /// frame belongs. A holder that was not in doubt when it was dumped counts as confirmed in `generation` of the
     /// event stream.
@@ -68,7 +76,11 @@ impl LanePool {
         }
         let (part, bytes) = match frame {
             Frame::Stream(_) | Frame::Forest(_) => return Ok(()),
-            Frame::Holder(frame) => (RestorePart::Holder(frame, generation), 0),
+            Frame::Holder(frame) => {
+                let taken_us = now_us().saturating_sub(self.snapshot_age_us.load(Ordering::Acquire));
+                let origin = RestoreOrigin { generation, taken_us };
+                (RestorePart::Holder(frame, origin), 0)
+            }
             Frame::Batch(payload) => {
                 let bytes = payload.len();
                 (RestorePart::Batch(holder.rank, payload), bytes)
@@ -232,7 +244,7 @@ impl Lane {
                     holder.refuse_blocks(&frame);
                 }
             }
-            RestorePart::Holder(frame, generation) => {
+            RestorePart::Holder(frame, origin) => {
                 let key = (worker.clone(), frame.rank);
                 if self.holders.contains_key(&key) {
                     // The snapshot has the holder a second time. Forest blocks of its first time are outdated.
@@ -241,7 +253,7 @@ impl Lane {
                 let Some(holder) = self.restored_holder(namespace, metrics, &key) else {
                     return;
                 };
-                holder.restore_cursor(&frame, generation);
+                holder.restore_cursor(&frame, origin);
                 if let Some(InForest { number, tier }) = frame.forest {
                     self.in_forest.insert(number, (key, tier));
                 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use crate::lanes::{LanePool, PoolError, StreamPosition};
+use kvatlas_client::unix_time_us;
 use kvatlas_core::snapshot::{
     Frame, HolderFrame, SnapshotContent, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor, verify,
 };
@@ -162,6 +163,8 @@ impl Restorer {
     fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
         let file = open(path).map_err(ApplyError::Snapshot)?;
         let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
+        let age_us = unix_time_us().saturating_sub(reader.created_us());
+        self.pool.note_snapshot_age(Duration::from_micros(age_us));
         let mut restored = Restoring::default();
         let applied = self.apply_frames(&mut reader, &mut restored, generation, runtime);
         if matches!(applied, Err(ApplyError::Snapshot(_))) {

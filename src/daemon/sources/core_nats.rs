@@ -92,7 +92,7 @@ impl CoreNatsSource {
             () = stop.cancelled() => return Ok(()),
         };
         self.subscribed.send_replace(true);
-        let mut pulse = Pulse::new(self.client.clone(), self.pool.freshness()).await?;
+        let mut pulse = Pulse::new(self.client.clone(), self.pool.freshness().pulse_interval()).await?;
         let mut inbox = self.pool.inbox();
         let mut roll_call = RollCall::begin(current.generation);
         let mut pending: Option<Pending<'_>> = None;
@@ -118,7 +118,7 @@ impl CoreNatsSource {
                 beat = pulse.beat() => if let Beat::Felt(sent_us) = beat {
                     // Messages that came before the pulse are in the buffer, or have been handed over.
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
-                    pulse.confirm(sent_us);
+                    self.pool.note_heard(sent_us);
                 },
                 () = roll_call.over() => {
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::Client;
+use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{Consumer, pull};
 use async_nats::jetstream::{Context, Message};
 use futures_util::{FutureExt, StreamExt};
@@ -27,9 +28,9 @@ use tokio::task::coop::unconstrained;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::lanes::{LanePool, StreamPosition, log_lane_stopped, now_us};
+use crate::lanes::{LanePool, PoolError, StreamPosition, log_lane_stopped, now_us};
 use crate::traces::Tracer;
-use kvatlas_client::Backoff;
+use kvatlas_client::{Backoff, unix_time_us};
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
 use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
@@ -305,7 +306,7 @@ impl JetStreamSource {
 
     async fn follow(&mut self, mut attached: Attached, stop: &CancellationToken) -> Detached {
         let freshness = self.pool.freshness();
-        let mut pulse = match Pulse::new(self.client.clone(), Arc::clone(&freshness)).await {
+        let mut pulse = match Pulse::new(self.client.clone(), freshness.pulse_interval()).await {
             Ok(pulse) => pulse,
             Err(error) => return Detached::Reset(ConsumerReset::Connection, error.to_string()),
         };
@@ -340,7 +341,7 @@ impl JetStreamSource {
                 beat = pulse.beat() => match beat {
                     Beat::Felt(sent_us) => {
                         let taken = self.take_buffered(&mut attached).await;
-                        pulse.confirm(sent_us);
+                        self.pool.note_heard(sent_us);
                         taken
                     }
                     Beat::Sent | Beat::Other => Ok(()),
@@ -432,8 +433,14 @@ impl JetStreamSource {
 
     /// Hands a message to the lanes, if it is the next one of the stream.
     async fn take(&self, message: Message, attached: &mut Attached) -> Result<(), Broken> {
-        let (sequence, delivery, waiting) = match message.info() {
-            Ok(info) => (info.stream_sequence, info.consumer_sequence, info.pending),
+        let (sequence, delivery, waiting, kept_for) = match message.info() {
+            Ok(info) => (
+                info.stream_sequence,
+                info.consumer_sequence,
+                info.pending,
+                // A message that is read as soon as it is there has come just now, whatever the server's clock says.
+                attached.stall.map_or(Duration::ZERO, |_| age_of(info.published)),
+            ),
             Err(error) => return Err((ConsumerReset::Delivery, error.to_string())),
         };
         match attached.check.take() {
@@ -463,7 +470,7 @@ impl JetStreamSource {
         let span = span_of(self.tracer.as_ref(), &message);
         let digest = message_digest(&message.subject, &message.payload);
         self.pool
-            .receive(&message.subject, &message.payload, generation, span)
+            .receive(&message.subject, &message.payload, generation, kept_for, span)
             .await;
         // The position moves after the lane has the message: a snapshot's position must not be ahead of the holders
         // that it dumps.
@@ -515,7 +522,7 @@ impl JetStreamSource {
         let Some(stall) = attached.stall.take() else {
             return;
         };
-        if self.pool.drain().await.is_err() {
+        if self.drain().await.is_err() {
             log_lane_stopped();
             attached.stall = Some(stall);
             return;
@@ -530,6 +537,20 @@ impl JetStreamSource {
         self.trust.end_stall(stall);
         self.caught_up.send_replace(true);
     }
+
+    /// Waits until the lanes have applied all messages, and have looked which publishers are silent. A publisher that ended while the
+    /// daemon did not read the stream has left no message that says so.
+    async fn drain(&self) -> Result<(), PoolError> {
+        self.pool.drain().await?;
+        self.pool.tick(true);
+        self.pool.drain().await
+    }
+}
+
+/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's clock is ahead.
+fn age_of(published: DateTime) -> Duration {
+    let published_us = u64::try_from(published.unix_timestamp_nanos() / 1000).unwrap_or_default();
+    Duration::from_micros(unix_time_us().saturating_sub(published_us))
 }
 
 /// Returns the check to make before the stream is read from `cursor` on. Returns `None` if the message at the cursor is

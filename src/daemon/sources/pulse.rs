@@ -5,14 +5,13 @@
 //! there.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use tokio::time::{Instant, Sleep};
 
-use crate::lanes::{Freshness, now_us};
+use crate::lanes::now_us;
 use kvatlas_process::broker::SubscribeError;
 
 /// Time after which the daemon sends itself another message (the pulse) if the last one has not come back. The
@@ -22,7 +21,6 @@ const LOST_AFTER: Duration = Duration::from_secs(2);
 /// Sender of the pulse, a message that the daemon sends to itself. Also notices when the pulse comes back.
 pub(super) struct Pulse {
     client: Client,
-    freshness: Arc<Freshness>,
     inbox: String,
     echoes: Subscriber,
     /// Interval between pulses. `None` if there is no limit on the age of the state.
@@ -47,15 +45,14 @@ pub(super) enum Beat {
 
 impl Pulse {
     /// Makes the sender of the pulse (a message of the daemon to itself) on `client`, the connection that brings the
-    /// events.
-    pub(super) async fn new(client: Client, freshness: Arc<Freshness>) -> Result<Self, SubscribeError> {
+    /// events. Without an `interval`, no pulse is sent.
+    pub(super) async fn new(client: Client, interval: Option<Duration>) -> Result<Self, SubscribeError> {
         let inbox = client.new_inbox();
         let subscribed = client.subscribe(inbox.clone()).await;
         let echoes = subscribed.map_err(|error| SubscribeError::new(&inbox, &error))?;
         Ok(Self {
-            interval: freshness.pulse_interval(),
+            interval,
             client,
-            freshness,
             inbox,
             echoes,
             due: Box::pin(tokio::time::sleep(Duration::ZERO)),
@@ -67,7 +64,8 @@ impl Pulse {
     /// Waits until a pulse is due and sends it, or until a message on the pulse's subject comes. The future can be
     /// dropped at any time.
     ///
-    /// After [`Beat::Felt`], call [`Self::confirm`] once all messages that have come are handed over.
+    /// After [`Beat::Felt`], call [`LanePool::note_heard`](crate::lanes::LanePool::note_heard) once all messages that have come
+    /// are handed over.
     pub(super) async fn beat(&mut self) -> Beat {
         let Some(interval) = self.interval else {
             return std::future::pending().await;
@@ -100,10 +98,5 @@ impl Pulse {
             }
             _ => Beat::Other,
         }
-    }
-
-    /// Notes that all messages that came before the pulse sent at `sent_us` have been handed to the lanes.
-    pub(super) fn confirm(&self, sent_us: u64) {
-        self.freshness.heard(sent_us);
     }
 }
