@@ -4,6 +4,7 @@ mod bridges;
 mod broker;
 mod daemon;
 mod holders;
+mod jetstream;
 mod namespaces;
 mod permissions;
 mod promises;
@@ -115,7 +116,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
             let setup = wanted(&own, &told);
             report.add(connected.check_payload(&setup));
             report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
-            report.add(connected.check_jetstream(&setup, arguments.timeout).await);
+            let (role, patience) = (arguments.role, arguments.timeout);
+            report.add(jetstream::check(&connected, &setup, role, patience, !told.is_empty()).await);
             report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
             report.extend(found);
             None

@@ -1,0 +1,74 @@
+//! `kvatlas doctor` with the credentials of each role.
+
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use serde_json::Value;
+
+use super::{ROLES, USERS, daemon, inbox_prefix, password};
+use crate::support::jetstream::{JETSTREAM, servers};
+use crate::support::process::kvatlas;
+
+const OPERATING: &str = include_str!("../../../deploy/operating.md");
+
+/// Runs `kvatlas doctor` in a role. Returns its exit code and its checks.
+async fn doctor(url: &str, role: &str, more: &[&str]) -> (Option<i32>, Vec<Value>) {
+    let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
+    doctor
+        .args(more)
+        .env("KVATLAS_NATS_USER", role)
+        .env("KVATLAS_NATS_PASSWORD", password(role))
+        .env("KVATLAS_NATS_INBOX_PREFIX", inbox_prefix(role));
+    let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
+    let looked = looking.await.unwrap();
+    let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
+    (looked.status.code(), found["checks"].as_array().unwrap().clone())
+}
+
+fn check<'c>(checks: &'c [Value], name: &str) -> &'c Value {
+    let found = checks.iter().find(|check| check["name"] == name);
+    found.unwrap_or_else(|| panic!("there is no {name} in {checks:?}"))
+}
+
+/// Returns the subjects of JetStream on which a daemon has to publish, as operating.md lists them.
+fn documented_subjects() -> Vec<&'static str> {
+    let (_, list) = OPERATING
+        .split_once("The account that the daemon uses needs these subjects")
+        .unwrap();
+    let (list, _) = list.split_once("- to subscribe to").unwrap();
+    let subjects: Vec<&str> = list.split('`').skip(1).step_by(2).collect();
+    assert!(
+        subjects.iter().all(|subject| subject.starts_with("$JS.API.")),
+        "{subjects:?}"
+    );
+    subjects
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough_for_jetstream() {
+    let subjects = documented_subjects();
+    let listed = subjects.iter().map(|subject| format!("\"{subject}\""));
+    let listed = listed.collect::<Vec<_>>().join(", ");
+    let all = r#""$JS.API.>", "$JS.ACK.>", "$O.>""#;
+    assert!(USERS.contains(all));
+    for server in servers() {
+        let mut config_lines: Vec<String> = ROLES
+            .iter()
+            .map(|(role, variable)| format!("{variable}: \"{}\"", password(role)))
+            .collect();
+        config_lines.push(USERS.replace(all, &listed));
+        let options = BrokerOptions {
+            config_lines,
+            with_jetstream: true,
+            ..crate::support::own_port()
+        };
+        let broker = EmbeddedBroker::start_with(&server, options).await.unwrap();
+        let size = ("events.stream_max_bytes", "16 MiB");
+        let daemon = daemon(broker.url(), "daemon", &[JETSTREAM, size]).await;
+        let (_, checks) = doctor(broker.url(), "daemon", &["--role", "daemon"]).await;
+        let stream = check(&checks, "JetStream");
+        assert_eq!(stream["outcome"], "warning", "one replica: {stream}");
+        // An operator has no right to JetStream, and needs none.
+        let (_, checks) = doctor(broker.url(), "operator", &["--role", "router"]).await;
+        assert_eq!(check(&checks, "JetStream")["outcome"], "skipped", "{checks:?}");
+        daemon.stop().await;
+    }
+}
