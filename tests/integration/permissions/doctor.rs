@@ -3,7 +3,7 @@
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::Value;
 
-use super::{ROLES, USERS, daemon, inbox_prefix, password};
+use super::{ROLES, USERS, broker, daemon, inbox_prefix, password};
 use crate::support::jetstream::{JETSTREAM, servers};
 use crate::support::process::kvatlas;
 
@@ -71,4 +71,41 @@ async fn the_documented_rights_are_enough_for_jetstream() {
         assert_eq!(check(&checks, "JetStream")["outcome"], "skipped", "{checks:?}");
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_that_is_refused_is_no_silent_daemon() {
+    let broker = broker(USERS).await;
+    // No daemon runs, and still the refusal is what is told.
+    let (code, checks) = doctor(broker.url(), "daemon", &[]).await;
+    let probe = check(&checks, "round trip");
+    assert_eq!((code, &probe["outcome"]), (Some(1), &"failed".into()), "{probe}");
+    let found = probe["found"].as_str().unwrap();
+    assert!(found.contains("Permissions Violation"), "{probe}");
+    for role in ["daemon", "publisher", "router"] {
+        let (_, checks) = doctor(broker.url(), "daemon", &["--role", role]).await;
+        assert_eq!(check(&checks, "round trip")["outcome"], "skipped", "{checks:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_may_not_reply_is_not_said_to_answer() {
+    let may_reply = r#"allow_responses: { max: 1, expires: "1m" }"#;
+    let (_, of_gateway) = USERS.split_once(may_reply).unwrap();
+    assert!(of_gateway.contains(may_reply));
+    let broker = broker(&USERS.replacen(may_reply, "", 1)).await;
+    let daemon = daemon(broker.url(), "daemon", &[]).await;
+    let more = ["--role", "router", "--timeout", "1s"];
+    let (code, checks) = doctor(broker.url(), "operator", &more).await;
+    let probe = check(&checks, "round trip");
+    assert_eq!((code, &probe["outcome"]), (Some(1), &"failed".into()), "{probe}");
+    assert!(
+        probe["found"].as_str().unwrap().starts_with("no answer on"),
+        "{probe}"
+    );
+    assert!(
+        probe["mend"].as_str().unwrap().contains("allow_responses"),
+        "{probe}"
+    );
+    daemon.stop().await;
 }
