@@ -3,7 +3,7 @@
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::Value;
 
-use super::{ROLES, USERS, broker, daemon, inbox_prefix, password};
+use super::{ACCOUNTS, ROLES, USERS, broker, daemon, inbox_prefix, password};
 use crate::support::jetstream::{JETSTREAM, servers};
 use crate::support::process::kvatlas;
 
@@ -108,4 +108,60 @@ async fn a_daemon_that_may_not_reply_is_not_said_to_answer() {
         "{probe}"
     );
     daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_of_a_role_are_enough_for_it_with_either_configuration() {
+    let roles = [
+        ("daemon", "daemon", "llama"),
+        ("gpu-0", "publisher", "llama"),
+        ("router", "router", "llama"),
+        ("operator", "router", "kvatlas-doctor"),
+    ];
+    for configuration in [USERS, ACCOUNTS] {
+        let broker = broker(configuration).await;
+        let daemon = daemon(broker.url(), "daemon", &[]).await;
+        for (user, role, namespace) in roles {
+            let worker = if user == "gpu-0" { user } else { "kvatlas-doctor" };
+            let more = ["--role", role, "--namespace", namespace, "--worker", worker];
+            let (code, checks) = doctor(broker.url(), user, &more).await;
+            let rights = check(&checks, &format!("permissions of a {role}"));
+            assert_eq!(rights["outcome"], "fine", "{user}: {rights}");
+            let probe = check(&checks, "round trip");
+            // In an account of its own, the daemon's user has all rights.
+            let may_probe = user == "operator" || user == "daemon" && configuration == ACCOUNTS;
+            let expected = if may_probe { "fine" } else { "skipped" };
+            assert_eq!(probe["outcome"], expected, "{user}: {probe}");
+            if user == "operator" {
+                assert_eq!(code, Some(0), "{checks:?}");
+                let found = format!("replica {}", daemon.admin_address().unwrap());
+                assert_eq!(check(&checks, &found)["outcome"], "fine");
+            }
+        }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_needs_each_of_its_subscriptions() {
+    for (subject, tried) in [
+        ("kvatlas.v1.admin.>", "kvatlas.v1.admin.*"),
+        ("kvatlas.v1.outcome.*", "kvatlas.v1.outcome.*"),
+        ("kvatlas.v1.hint.*", "kvatlas.v1.hint.*"),
+        ("$SRV.>", "$SRV.PING"),
+        ("kvatlas.v1.shards.>", "kvatlas.v1.shards.query.>"),
+    ] {
+        // The daemon is the first that has the right.
+        let right = format!("\"{subject}\",");
+        assert!(USERS.contains(&right), "{right}");
+        let broker = broker(&USERS.replacen(&right, "", 1)).await;
+        let settings = tempfile::NamedTempFile::new().unwrap();
+        let text = "[hints]\nttl_ms = 1000\n[sharding]\nshard = \"0/2\"\n";
+        std::fs::write(settings.path(), text).unwrap();
+        let config = settings.path().to_str().unwrap();
+        let (_, checks) = doctor(broker.url(), "daemon", &["--role", "daemon", "--config", config]).await;
+        let check = check(&checks, "permissions of a daemon");
+        assert_eq!(check["outcome"], "failed", "{subject}: {check}");
+        assert!(check["found"].as_str().unwrap().contains(tried), "{check}");
+    }
 }
