@@ -2,6 +2,7 @@
 
 mod bridges;
 mod broker;
+mod clock;
 mod daemon;
 mod holders;
 mod jetstream;
@@ -198,10 +199,10 @@ impl DoctorArguments {
     }
 
     fn replicas(&self) -> Result<Vec<Replica>, Failure> {
-        let named = |address| {
-            Ok(Replica::named(
-                AdminClientArguments::at(address, self.timeout).client()?,
-            ))
+        let named = |address: Option<String>| {
+            let is_expected = address.is_some();
+            let admin = AdminClientArguments::at(address, self.timeout).client()?;
+            Ok(Replica::at(admin, is_expected))
         };
         if self.admin.is_empty() {
             return Ok(vec![named(None)?]);
