@@ -1,17 +1,17 @@
 //! Check of JetStream: whether it answers, and whether the events stream is there.
 
-use std::time::Duration;
-
 use async_nats::jetstream::context::{Context, RequestError, RequestErrorKind};
 use async_nats::jetstream::response::Response;
+use async_nats::jetstream::stream::RetentionPolicy;
 use async_nats::jetstream::{self, Error as ApiError, ErrorCode, stream};
 use kvatlas_client::Refusal;
+use kvatlas_core::wire::Subjects;
 use kvatlas_process::setup::Setup;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use super::NatsRole;
 use super::broker::DoctorConnection;
 use super::report::Check;
+use super::{DoctorArguments, NatsRole};
 
 const NAME: &str = "JetStream";
 /// Subject below which JetStream takes requests.
@@ -33,10 +33,11 @@ enum Unanswered {
 pub(super) async fn check(
     connected: &DoctorConnection,
     setup: &Setup,
-    role: NatsRole,
-    patience: Duration,
+    arguments: &DoctorArguments,
+    subjects: &Subjects,
     is_followed: bool,
 ) -> Check {
+    let role = arguments.role;
     if setup.stream.is_none() && !setup.has_object_store {
         return Check::skipped(
             NAME,
@@ -44,7 +45,7 @@ pub(super) async fn check(
         );
     }
     let mut context = jetstream::new(connected.nats.clone());
-    context.set_timeout(patience);
+    context.set_timeout(arguments.timeout);
     let Some(name) = &setup.stream else {
         return match ask::<IgnoredAny>(connected, &context, "INFO").await {
             Ok(_) => Check::fine(NAME, "it answers"),
@@ -52,7 +53,7 @@ pub(super) async fn check(
         };
     };
     match ask::<stream::Info>(connected, &context, &format!("STREAM.INFO.{name}")).await {
-        Ok(info) => judge(&info),
+        Ok(info) => judge(&info, &subjects.all_events()),
         Err(Unanswered::Denied(error)) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
             missing(name, is_followed)
         }
@@ -75,11 +76,26 @@ async fn ask<T: DeserializeOwned>(
     }
 }
 
-/// Returns the check of a stream that exists.
-fn judge(info: &stream::Info) -> Check {
+/// Returns the check of a stream that exists. It must have the one subject `expected`, and the retention policy "limits".
+fn judge(info: &stream::Info, expected: &str) -> Check {
     let stream::Config {
-        name, num_replicas, ..
+        name,
+        num_replicas,
+        subjects,
+        retention,
+        ..
     } = &info.config;
+    let correct = "correct it, or name another in events.stream: until then no daemon is ready";
+    if subjects.as_slice() != [expected] {
+        let found = format!(
+            "the stream {name} has the subjects {subjects:?}, but must have {expected:?} and no other"
+        );
+        return Check::failed(NAME, found, correct);
+    }
+    if *retention != RetentionPolicy::Limits {
+        let found = format!("the stream {name} does not have the retention policy \"limits\"");
+        return Check::failed(NAME, found, correct);
+    }
     let found = format!(
         "the stream {name} keeps {} messages on {num_replicas} replicas",
         info.state.messages
@@ -106,7 +122,8 @@ fn missing(name: &str, is_followed: bool) -> Check {
 
 /// Returns the check for a request without a usable answer. A refusal counts only for credentials of a daemon.
 fn trouble(why: Unanswered, role: NatsRole) -> Check {
-    let turn_on = "turn it on in the server's configuration (jetstream { store_dir: … }) and for the account";
+    let turn_on = "turn it on in the server's configuration (jetstream { store_dir: … }) and for the account; at a leaf node, run the \
+         doctor where the daemon connects";
     let see_servers =
         "see the logs of the NATS servers: in a cluster, more than half of those with JetStream must run";
     match why {
@@ -117,7 +134,9 @@ fn trouble(why: Unanswered, role: NatsRole) -> Check {
         ),
         Unanswered::Refused(refusal) => Check::skipped(NAME, refusal),
         Unanswered::Lost(error) => match error.kind() {
-            RequestErrorKind::NoResponders => Check::failed(NAME, "it is off: nobody answers", turn_on),
+            RequestErrorKind::NoResponders => {
+                Check::failed(NAME, "nobody answers: it is off at this server", turn_on)
+            }
             RequestErrorKind::TimedOut => Check::failed(NAME, "no answer came in time", see_servers),
             _ => Check::failed(NAME, error, "see the log of the NATS server"),
         },

@@ -117,8 +117,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
             let setup = wanted(&own, &told);
             report.add(connected.check_payload(&setup));
             report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
-            let (role, patience) = (arguments.role, arguments.timeout);
-            report.add(jetstream::check(&connected, &setup, role, patience, !told.is_empty()).await);
+            let is_followed = !told.is_empty();
+            report.add(jetstream::check(&connected, &setup, &arguments, &subjects, is_followed).await);
             report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
             report.extend(found);
             None
