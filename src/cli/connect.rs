@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::Client;
 use clap::Args;
-use kvatlas_client::publish::Refusals;
+use kvatlas_client::publish::{PublisherError, Refusals};
 use kvatlas_config::{Config, process_environment};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
@@ -110,6 +110,21 @@ pub(super) struct NatsConnection {
     pub(super) refusals: Refusals,
 }
 
+impl NatsConnection {
+    /// Waits for `asked`. Fails immediately if the server refuses a message on `subject`.
+    pub(super) async fn unless_refused<T>(
+        &self,
+        subject: &str,
+        asked: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            words = self.refusals.of_message(subject) => Err(PublisherError::Refused { words }.into()),
+            answer = asked => Ok(answer),
+        }
+    }
+}
+
 impl ConnectionArguments {
     /// Connects to NATS. Fails after the time of `--timeout`.
     pub(super) async fn connect(&self) -> Result<NatsConnection, Failure> {
@@ -121,7 +136,10 @@ impl ConnectionArguments {
         let warn = move |notice| {
             // A server reports a refused subject here and nowhere else.
             if let ConnectionNotice::Refused(refusal) = &notice {
-                hearing.note(refusal);
+                // Whoever watches for it reports it.
+                if hearing.note(refusal) {
+                    return;
+                }
                 if matches!(&refusal.refused, Refused::Message(subject) if subject.starts_with(&inboxes)) {
                     return;
                 }

@@ -138,7 +138,7 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     let publisher = publisher(arguments, &connection, known, profile).await?;
     let mut sending = Sending::new(arguments, &connection, &publisher);
     let watch = match arguments.wait {
-        true => Some(arguments.watch(&connection, publisher.cursor()).await),
+        true => Some(arguments.watch(&connection, publisher.cursor()).await?),
         false => None,
     };
     let outcome = sending.send(input).await;
@@ -213,8 +213,11 @@ impl PublishTarget {
     async fn ask(arguments: &PublishArguments, connection: &NatsConnection) -> Self {
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let patience = Self::PATIENCE.min(arguments.connection.timeout);
-        let asked = client.with_patience(patience).status(&arguments.namespace).await;
-        let Ok(status) = asked else {
+        let client = client.with_patience(patience);
+        let subject = connection.subjects.status(&arguments.namespace);
+        let asked = client.status(&arguments.namespace);
+        // A publisher need not have the right to ask.
+        let Ok(Ok(status)) = connection.unless_refused(&subject, asked).await else {
             return Self::default();
         };
         let is_ours =
@@ -295,8 +298,9 @@ impl PublishArguments {
         })
     }
 
-    /// Starts a watch on whether the daemon applies the batches after `cursor`.
-    async fn watch(&self, connection: &NatsConnection, cursor: BatchCursor) -> DaemonWatch {
+    /// Starts a watch on whether the daemon applies the batches after `cursor`. Fails if these credentials may not ask the
+    /// daemon.
+    async fn watch(&self, connection: &NatsConnection, cursor: BatchCursor) -> Result<DaemonWatch, Failure> {
         let worker = (self.namespace.clone(), self.worker.clone(), self.rank);
         let first = BatchCursor {
             seq: cursor.seq.saturating_add(1),

@@ -30,13 +30,14 @@ pub(super) struct DaemonWatch {
 
 impl DaemonWatch {
     /// Starts a watch before the batch at `first` is published. Asks the daemon once for the doubts that there are already.
-    /// `patience` is the longest time for each question and for the later wait.
+    /// `patience` is the longest time for each question and for the later wait. Fails if the server refuses the question.
     pub(super) async fn begin(
         connection: &NatsConnection,
         (namespace, worker, rank): (NamespaceName, WorkerName, Rank),
         first: BatchCursor,
         patience: Duration,
-    ) -> Self {
+    ) -> Result<Self, Failure> {
+        let subject = connection.subjects.status(&namespace);
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let mut watch = Self {
             client: client.with_patience(patience),
@@ -47,9 +48,15 @@ impl DaemonWatch {
             earlier: DegradedReasons::default(),
         };
         // A daemon that does not answer now is asked again later, and is an error then.
-        let before = watch.find_holder().await.ok().and_then(KnownHolder::into_status);
+        let before = connection.unless_refused(&subject, watch.find_holder()).await;
+        let before = before.map_err(|refused| {
+            Failure::failed(format_args!(
+                "nothing was published, because --wait has to ask: {refused}"
+            ))
+        })?;
+        let before = before.ok().and_then(KnownHolder::into_status);
         watch.earlier = earlier_doubts(before.as_ref(), first);
-        watch
+        Ok(watch)
     }
 
     /// Asks the daemon again and again until it has applied the batch at `cursor`. Returns a text about the blocks that the rank

@@ -11,7 +11,7 @@ use kvatlas_core::hash::{BlockHash, Position, PositionalLineageHash, SequenceHas
 use kvatlas_core::wire::{BatchReply, PROTOCOL_VERSION, QueryKey, QueryOptions, SingleQuery, WorkerName};
 use serde::de::IgnoredAny;
 
-use super::connect::ConnectionArguments;
+use super::connect::{ConnectionArguments, NatsConnection};
 use super::failure::Failure;
 use super::lines::{numbered, open};
 use super::namespace::CacheArguments;
@@ -142,20 +142,25 @@ pub(crate) async fn query(mut arguments: QueryArguments) -> Result<(), Failure> 
     }
 }
 
-async fn client(arguments: &QueryArguments) -> Result<QueryClient, Failure> {
+/// Connects. Returns a client, and its connection with the subjects that the client asks on.
+async fn client(arguments: &QueryArguments) -> Result<(QueryClient, NatsConnection), Failure> {
     let patience = arguments.connection.timeout;
-    let connection = arguments.connection.connect().await?;
-    let client = QueryClient::new(connection.nats, connection.subjects).with_patience(patience);
-    Ok(match arguments.gather {
-        true => client.gathering().await?,
-        false => client,
-    })
+    let mut connection = arguments.connection.connect().await?;
+    let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
+    let client = client.with_patience(patience);
+    if !arguments.gather {
+        return Ok((client, connection));
+    }
+    connection.subjects = connection.subjects.of_shards();
+    Ok((client.gathering().await?, connection))
 }
 
 async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
     let namespace = arguments.cache.namespace()?;
-    let status = client(arguments).await?.status(&namespace).await;
-    let status = status.map_err(|error| arguments.failure(error))?;
+    let (client, connection) = client(arguments).await?;
+    let subject = connection.subjects.status(&namespace);
+    let status = connection.unless_refused(&subject, client.status(&namespace));
+    let status = status.await?.map_err(|error| arguments.failure(error))?;
     if arguments.json {
         print_json(&status)
     } else {
@@ -166,9 +171,10 @@ async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
 async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
     let query = arguments.take_query()?;
     let namespace = arguments.cache.namespace()?;
-    let client = client(&arguments).await?;
-    let reply = client.query(&namespace, query).await;
-    let reply = reply.map_err(|error| arguments.failure(error))?;
+    let (client, connection) = client(&arguments).await?;
+    let subject = connection.subjects.query(&namespace);
+    let reply = connection.unless_refused(&subject, client.query(&namespace, query));
+    let reply = reply.await?.map_err(|error| arguments.failure(error))?;
     if arguments.json {
         print_json(&reply)
     } else {
@@ -190,9 +196,10 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
         return Err(Failure::failed(rule));
     }
     let asked: Vec<QueryOptions> = queries.iter().map(|query| query.options.clone()).collect();
-    let client = client(arguments).await?;
-    let results = client.query_batch(&namespace, queries).await;
-    let results = results.map_err(|error| arguments.failure(error))?;
+    let (client, connection) = client(arguments).await?;
+    let subject = connection.subjects.query(&namespace);
+    let results = connection.unless_refused(&subject, client.query_batch(&namespace, queries));
+    let results = results.await?.map_err(|error| arguments.failure(error))?;
     let reply = BatchReply {
         v: PROTOCOL_VERSION,
         results,

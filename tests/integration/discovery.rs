@@ -3,15 +3,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use async_nats::jetstream::stream::{self, RetentionPolicy};
 use futures_util::StreamExt;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::Tier;
+use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::{Value, json};
 
-use crate::support::jetstream::{JETSTREAM, STREAM};
+use crate::support::jetstream::{JETSTREAM, STREAM, servers};
 use crate::support::process::{Process, kvatlas};
-use crate::support::{Client, broker, daemon, eventually, hashes, http_get, server, stored};
+use crate::support::{Client, broker, config, daemon, eventually, hashes, http_get, server, stored};
 
 /// Sends a question, and returns all answers when exactly `answers` of them have come.
 async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
@@ -40,8 +42,9 @@ async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
 }
 
 /// Runs `kvatlas doctor`. Returns its exit code and its checks.
-async fn doctor(url: &str) -> (Option<i32>, Vec<Value>) {
+async fn doctor(url: &str, more: &[&str]) -> (Option<i32>, Vec<Value>) {
     let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
+    doctor.args(more);
     let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
     let looked = looking.await.unwrap();
     let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
@@ -151,7 +154,7 @@ async fn the_doctor_finds_the_replicas_itself() {
     let elsewhere = daemon(broker.url(), &[("subjects.prefix", "another")]).await;
     let client = Client::connect(broker.url()).await;
     asked(&client, "$SRV.PING", 3).await;
-    let (_, checks) = doctor(broker.url()).await;
+    let (_, checks) = doctor(broker.url(), &[]).await;
     let names: Vec<&str> = checks
         .iter()
         .map(|check| check["name"].as_str().unwrap())
@@ -191,7 +194,7 @@ async fn the_doctor_finds_a_bridge_and_says_what_it_lacks() {
         http_get(place, "/workers").1.contains("refused").then_some(())
     })
     .await;
-    let (_, checks) = doctor(broker.url()).await;
+    let (_, checks) = doctor(broker.url(), &[]).await;
     let engines = checks.iter().find(|check| check["name"] == "engines").unwrap();
     let text = engines.to_string();
     assert!(text.contains("vllm-0") && text.contains("refused"), "{text}");
@@ -215,7 +218,7 @@ async fn the_doctor_finds_daemons_that_hash_differently() {
         (known == [true, true]).then_some(())
     })
     .await;
-    let (code, checks) = doctor(broker.url()).await;
+    let (code, checks) = doctor(broker.url(), &[]).await;
     assert_eq!(code, Some(1));
     let check = checks.iter().find(|check| check["name"] == "namespaces").unwrap();
     let text = check.to_string();
@@ -260,4 +263,51 @@ async fn messages_in_stream(client: &Client) -> u64 {
     let stores = async_nats::jetstream::new(client.nats.clone());
     let stream = stores.get_stream(STREAM).await.unwrap();
     stream.cached_info().state.messages
+}
+
+/// Starts a daemon with a stream that is too large for any server, so that it is never ready. Returns the daemon, and
+/// the doctor's check of JetStream.
+async fn check_of_stream(url: &str) -> (Daemon, Value) {
+    let settings = [JETSTREAM, ("events.stream_max_bytes", "1048576 GiB")];
+    let daemon = Daemon::start(config(url, &settings)).await.unwrap();
+    let admin = daemon.admin_address().unwrap().to_string();
+    let (_, checks) = doctor(url, &["--admin", &admin, "--timeout", "60s"]).await;
+    let stream = checks.iter().find(|check| check["name"] == "JetStream").unwrap();
+    assert_eq!(stream["outcome"], "failed", "{stream}");
+    (daemon, stream.clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_says_why_a_stream_cannot_be_read() {
+    for server in servers() {
+        let options = BrokerOptions {
+            with_jetstream: true,
+            ..crate::support::own_port()
+        };
+        let broker = EmbeddedBroker::start_with(&server, options).await.unwrap();
+        let client = Client::connect(broker.url()).await;
+        let (daemon, stream) = check_of_stream(broker.url()).await;
+        let mend = stream["mend"].as_str().unwrap();
+        assert!(mend.contains("why it cannot"), "{stream}");
+        daemon.stop().await;
+        let stores = async_nats::jetstream::new(client.nats.clone());
+        let right = "kvatlas.v1.events.>".to_owned();
+        let other = "kvatlas.v1.events.llama.>".to_owned();
+        for (subject, retention, word) in [
+            (other, RetentionPolicy::Limits, "and no other"),
+            (right, RetentionPolicy::Interest, "retention"),
+        ] {
+            let stream = stream::Config {
+                name: STREAM.to_owned(),
+                subjects: vec![subject],
+                retention,
+                ..stream::Config::default()
+            };
+            stores.create_stream(stream).await.unwrap();
+            let (daemon, stream) = check_of_stream(broker.url()).await;
+            assert!(stream["found"].as_str().unwrap().contains(word), "{stream}");
+            daemon.stop().await;
+            stores.delete_stream(STREAM).await.unwrap();
+        }
+    }
 }

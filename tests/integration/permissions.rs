@@ -1,6 +1,8 @@
 //! Permissions of each role in the server configurations of `deploy/nats`: what a role may do, and what the server
 //! refuses.
 
+mod commands;
+mod doctor;
 mod reports;
 
 use std::io::{Read, Write};

@@ -1,11 +1,11 @@
-//! Checks of the NATS server: whether it can be reached, how large messages may be, and whether it keeps streams.
+//! Checks of the NATS server: whether it can be reached, and how large messages may be.
 
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, jetstream};
+use async_nats::Client;
 use kvatlas_config::Config;
 use kvatlas_process::broker::{
-    ConnectPatience, ConnectionNotice, Refusal, connect as connect_nats, places_of,
+    ConnectPatience, ConnectionNotice, Refusal, Refused, connect as connect_nats, places_of,
 };
 use kvatlas_process::setup::Setup;
 use tokio::sync::mpsc;
@@ -108,43 +108,27 @@ impl DoctorConnection {
         )
     }
 
-    /// Returns the check of JetStream. Its result is "skipped" if no daemon needs JetStream.
-    pub(super) async fn check_jetstream(&self, setup: &Setup, patience: Duration) -> Check {
-        const NAME: &str = "JetStream";
-        if setup.stream.is_none() && !setup.has_object_store {
-            return Check::skipped(
-                NAME,
-                "not needed: events.transport is core, and there is no snapshots.object_store",
-            );
-        }
-        let mut context = jetstream::new(self.nats.clone());
-        context.set_timeout(patience);
-        if let Err(error) = context.query_account().await {
-            let mend = "turn it on in the server's configuration (jetstream { store_dir: … }) and for the account, and \
-                 let the daemon publish to $JS.API.>";
-            return Check::failed(NAME, error, mend);
-        }
-        let Some(name) = &setup.stream else {
-            return Check::fine(NAME, "it answers");
-        };
-        match context.get_stream(name).await {
-            Ok(stream) => {
-                let info = stream.cached_info();
-                let found = format!(
-                    "the stream {name} keeps {} messages on {} replicas",
-                    info.state.messages, info.config.num_replicas
-                );
-                if info.config.num_replicas < 2 {
-                    let mend = "on a cluster, set events.stream_replicas to 3, so that the loss of a server loses no event";
-                    return Check::warning(NAME, found, mend);
+    /// Waits for `asked`. Ends the wait if the server refuses a message on one of `subjects`.
+    pub(super) async fn unless_refused<T>(
+        &self,
+        subjects: &[&str],
+        asked: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let mut refusals = self.refusals.lock().await;
+        let refused = async {
+            while let Some(refusal) = refusals.recv().await {
+                if matches!(&refusal.refused, Refused::Message(subject) if subjects.contains(&subject.as_str()))
+                {
+                    return refusal;
                 }
-                Check::fine(NAME, found)
             }
-            Err(error) => Check::failed(
-                NAME,
-                format!("the stream {name}: {error}"),
-                "start the daemon, which creates it unless events.stream_create is off",
-            ),
+            // The connection is closed, which ends the other wait, too.
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            refusal = refused => Err(refusal),
+            answer = asked => Ok(answer),
         }
     }
 }

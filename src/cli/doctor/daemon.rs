@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
-use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_client::{ClientError, QueryClient, Refusal};
 use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
@@ -12,9 +12,9 @@ use kvatlas_core::wire::{
 };
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
-use super::DoctorArguments;
 use super::broker::DoctorConnection;
 use super::report::Check;
+use super::{DoctorArguments, NatsRole};
 
 const ROUND_TRIP: &str = "round trip";
 /// Pause between two questions whether the daemon has applied the probe event.
@@ -23,8 +23,10 @@ const ASKING_INTERVAL: Duration = Duration::from_millis(2);
 /// Last answer of the daemon that did not list the probe event's block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LackingAnswer {
+    /// Nobody has answered.
+    Absent,
     /// All shards answered, as far as is known, and the daemon did not refuse.
-    Silent,
+    Whole,
     /// Some shards did not answer.
     Incomplete(Gathered),
     /// The daemon refused to answer, and says why.
@@ -54,18 +56,12 @@ pub(super) async fn check_round_trip(
         Err(error) => return Check::failed(ROUND_TRIP, error, "see the log of the NATS server"),
     };
     let begun = Instant::now();
-    let hash = SequenceHash(publisher.cursor().epoch);
-    let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
-    let mut lacking = LackingAnswer::Silent;
-    let arrived = async {
-        publisher
-            .publish(Tier::DEVICE, vec![stored])
-            .await
-            .map_err(|error| error.to_string())?;
-        publisher.flush().await.map_err(|error| error.to_string())?;
-        wait_for(arguments, subjects, connected, hash, &mut lacking).await
-    };
-    let limit = tokio::time::timeout(arguments.timeout, arrived).await;
+    let mut lacking = LackingAnswer::Absent;
+    let arrived = arrive(arguments, subjects, connected, &publisher, &mut lacking);
+    let limit = tokio::time::timeout(arguments.timeout, arrived);
+    let (namespace, worker) = (&arguments.namespace, &arguments.worker);
+    let (told, asked) = (subjects.events(namespace, worker), subjects.query(namespace));
+    let limit = connected.unless_refused(&[&told, &asked], limit).await;
     let elapsed = begun.elapsed();
     // Nothing of the probe is to stay.
     let goodbye = async {
@@ -74,23 +70,66 @@ pub(super) async fn check_round_trip(
     };
     let _ = tokio::time::timeout(arguments.timeout, goodbye).await;
     match limit {
-        Ok(Ok(())) => Check::fine(
+        Err(refusal) => refused_probe(&refusal, arguments.role),
+        Ok(Ok(Ok(()))) => Check::fine(
             ROUND_TRIP,
             format!("a probe event was found {elapsed:.1?} after it was published"),
         ),
-        Ok(Err(trouble)) => Check::failed(
+        Ok(Ok(Err(trouble))) => Check::failed(
             ROUND_TRIP,
             trouble,
             "start a daemon with the same nats.url and subjects.prefix; /readyz of its admin listener says what it waits for",
         ),
-        Err(_) => unknown_probe(&lacking, arguments.timeout),
+        Ok(Err(_)) => unknown_probe(&lacking, &asked, arguments.timeout),
     }
 }
 
-/// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer.
-fn unknown_probe(last: &LackingAnswer, timeout: Duration) -> Check {
+/// Publishes the probe event, and waits until the daemon's answers list its block. `lacking` is set to the last answer
+/// without the block.
+async fn arrive(
+    arguments: &DoctorArguments,
+    subjects: &Subjects,
+    connected: &DoctorConnection,
+    publisher: &HolderPublisher,
+    lacking: &mut LackingAnswer,
+) -> Result<(), String> {
+    let hash = SequenceHash(publisher.cursor().epoch);
+    let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
+    publisher
+        .publish(Tier::DEVICE, vec![stored])
+        .await
+        .map_err(|error| error.to_string())?;
+    publisher.flush().await.map_err(|error| error.to_string())?;
+    wait_for(arguments, subjects, connected, hash, lacking).await
+}
+
+/// Returns the check for a probe that the server refuses. It failed only if the credentials are said to be for all roles.
+fn refused_probe(refusal: &Refusal, role: NatsRole) -> Check {
+    match role {
+        NatsRole::All => Check::failed(
+            ROUND_TRIP,
+            refusal,
+            "give credentials that may publish events and ask, as the operator of deploy/nats; or say with --role which role these \
+             are for",
+        ),
+        NatsRole::Daemon | NatsRole::Publisher | NatsRole::Router => Check::skipped(
+            ROUND_TRIP,
+            format!("{refusal}; it needs credentials that may publish events and ask"),
+        ),
+    }
+}
+
+/// Returns the failed check for a probe event whose block no answer listed within `timeout`. `last` is the last answer, and
+/// `asked` is the subject of the questions.
+fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check {
     let unknown = format!("a daemon answers, and does not know the probe event within {timeout:?}");
     match last {
+        LackingAnswer::Absent => Check::failed(
+            ROUND_TRIP,
+            format!("no answer on {asked} within {timeout:?}"),
+            "if a daemon is ready by its /readyz, let it reply (allow_responses, as in deploy/nats), and see its log for what the \
+             server refuses; else start one with the same nats.url and subjects.prefix",
+        ),
         LackingAnswer::Incomplete(gathered) => missing_shards(gathered),
         // The words name the shard that is missing, the bound that is reached, or what a daemon that has just started waits for.
         LackingAnswer::Refused(refusal) if refusal.code == ErrorCode::Unavailable => Check::failed(
@@ -99,7 +138,7 @@ fn unknown_probe(last: &LackingAnswer, timeout: Duration) -> Check {
             "mend what the answer names: start the shard (sharding.shard), raise the bound, or name the namespace in the \
              configuration; a daemon that has just started needs a moment",
         ),
-        LackingAnswer::Refused(_) | LackingAnswer::Silent => Check::failed(
+        LackingAnswer::Refused(_) | LackingAnswer::Whole => Check::failed(
             ROUND_TRIP,
             unknown,
             "let these credentials publish to the events subject of the probe (--namespace, --worker), and see the daemon's \
@@ -119,9 +158,8 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while the daemon does
-/// not know the namespace; fails on any other error. `incomplete` is set to the list of the last answer's shards if
-/// some of them did not answer.
+/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while nobody answers, and
+/// while the daemon does not know the namespace; fails on any other error. `lacking` is set to the last answer.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -140,7 +178,7 @@ async fn wait_for(
                 if is_found && incomplete.is_none() {
                     return Ok(());
                 }
-                *lacking = incomplete.map_or(LackingAnswer::Silent, LackingAnswer::Incomplete);
+                *lacking = incomplete.map_or(LackingAnswer::Whole, LackingAnswer::Incomplete);
             }
             // The namespace comes into being with its first event, and a daemon that has just started does not know all of them.
             Err(ClientError::Refused(refusal))
@@ -148,6 +186,8 @@ async fn wait_for(
             {
                 *lacking = LackingAnswer::Refused(refusal);
             }
+            // The caller's patience ends at the same time.
+            Err(ClientError::TimedOut { .. }) => {}
             Err(error) => return Err(error.to_string()),
         }
         tokio::time::sleep(ASKING_INTERVAL).await;
@@ -221,7 +261,7 @@ mod tests {
     fn a_refusal_that_lasts_is_told_in_the_daemons_words() {
         let check = |code, text: &str| {
             let refused = LackingAnswer::Refused(WireError::new(code, text));
-            unknown_probe(&refused, Duration::from_secs(5))
+            unknown_probe(&refused, "a.query", Duration::from_secs(5))
         };
         let missing = check(ErrorCode::Unavailable, "shard 1 of 2 did not answer; ask again");
         assert_eq!(missing.outcome(), CheckOutcome::Failed);
@@ -235,11 +275,19 @@ mod tests {
         assert!(!missing.mend().contains("credentials"), "{missing:?}");
         // The event has not come.
         for lacking in [
-            unknown_probe(&LackingAnswer::Silent, Duration::ZERO),
+            unknown_probe(&LackingAnswer::Whole, "a.query", Duration::ZERO),
             check(ErrorCode::UnknownNamespace, "no events have come"),
         ] {
             assert!(lacking.mend().contains("credentials"), "{lacking:?}");
         }
+    }
+
+    #[test]
+    fn silence_is_not_taken_for_an_answer() {
+        let absent = unknown_probe(&LackingAnswer::Absent, "a.query", Duration::from_secs(5));
+        assert_eq!(absent.outcome(), CheckOutcome::Failed);
+        assert_eq!(absent.found(), "no answer on a.query within 5s");
+        assert!(absent.mend().contains("allow_responses"), "{absent:?}");
     }
 
     #[test]

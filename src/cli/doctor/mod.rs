@@ -2,8 +2,10 @@
 
 mod bridges;
 mod broker;
+mod clock;
 mod daemon;
 mod holders;
+mod jetstream;
 mod namespaces;
 mod permissions;
 mod promises;
@@ -115,7 +117,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
             let setup = wanted(&own, &told);
             report.add(connected.check_payload(&setup));
             report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
-            report.add(connected.check_jetstream(&setup, arguments.timeout).await);
+            let is_followed = !told.is_empty();
+            report.add(jetstream::check(&connected, &setup, &arguments, &subjects, is_followed).await);
             report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
             report.extend(found);
             None
@@ -196,10 +199,10 @@ impl DoctorArguments {
     }
 
     fn replicas(&self) -> Result<Vec<Replica>, Failure> {
-        let named = |address| {
-            Ok(Replica::named(
-                AdminClientArguments::at(address, self.timeout).client()?,
-            ))
+        let named = |address: Option<String>| {
+            let is_expected = address.is_some();
+            let admin = AdminClientArguments::at(address, self.timeout).client()?;
+            Ok(Replica::at(admin, is_expected))
         };
         if self.admin.is_empty() {
             return Ok(vec![named(None)?]);

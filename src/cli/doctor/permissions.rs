@@ -45,20 +45,7 @@ impl Needs {
     fn of(role: NatsRole, arguments: &DoctorArguments, config: &Config, subjects: &Subjects) -> Self {
         let (namespace, worker) = (&arguments.namespace, &arguments.worker);
         match role {
-            NatsRole::Daemon | NatsRole::All => Self {
-                subscribe: vec![
-                    subjects.all_events(),
-                    subjects.all_queries(),
-                    subjects.all_statuses(),
-                    subjects.roster(&config.queries.queue_group),
-                ],
-                publish: vec![
-                    subjects.resync(namespace, worker, 0),
-                    subjects.roster(&config.queries.queue_group),
-                    subjects.query_filler(),
-                    subjects.status_filler(),
-                ],
-            },
+            NatsRole::Daemon | NatsRole::All => Self::of_daemon(arguments, config, subjects),
             // That it may publish events is seen from the probe.
             NatsRole::Publisher => Self {
                 subscribe: vec![subjects.resync(namespace, worker, 0)],
@@ -70,6 +57,36 @@ impl Needs {
                 publish: vec![subjects.query(namespace), subjects.status(namespace)],
             },
         }
+    }
+
+    /// Returns the needs of a daemon with the configuration `config`.
+    fn of_daemon(arguments: &DoctorArguments, config: &Config, subjects: &Subjects) -> Self {
+        let asked = match config.sharding.shard {
+            Some(_) => subjects.of_shards(),
+            None => subjects.clone(),
+        };
+        let roster = subjects.roster(&config.queries.queue_group);
+        let optional = [
+            (config.admin.commands, subjects.all_admin()),
+            (config.hints.time_to_live.is_some(), subjects.all_hints()),
+            (config.queries.discovery, "$SRV.PING".to_owned()),
+        ];
+        let mut subscribe = vec![
+            subjects.all_events(),
+            asked.all_queries(),
+            asked.all_statuses(),
+            roster.clone(),
+            subjects.all_outcomes(),
+        ];
+        let needed = optional.into_iter().filter(|(is_needed, _)| *is_needed);
+        subscribe.extend(needed.map(|(_, subject)| subject));
+        let publish = vec![
+            subjects.resync(&arguments.namespace, &arguments.worker, 0),
+            roster,
+            asked.query_filler(),
+            asked.status_filler(),
+        ];
+        Self { subscribe, publish }
     }
 
     async fn check(self, role: NatsRole, connected: &DoctorConnection) -> Check {
@@ -115,6 +132,10 @@ impl Needs {
         let mut refusals = connected.refusals.lock().await;
         let mut refused = Vec::new();
         while let Ok(Some(refusal)) = tokio::time::timeout(PASSING_ON, refusals.recv()).await {
+            // An earlier check may have been refused something else.
+            if !self.concerns(&refusal.refused) {
+                continue;
+            }
             refused.push(match refusal.refused {
                 Refused::Subscription(Some(subject)) => format!("to subscribe to {subject}"),
                 Refused::Subscription(None) => "a subscription".to_owned(),
@@ -123,11 +144,39 @@ impl Needs {
         }
         Ok(refused)
     }
+
+    /// Whether these needs include what the server refused.
+    fn concerns(&self, refused: &Refused) -> bool {
+        match refused {
+            Refused::Subscription(Some(subject)) => self.subscribe.contains(subject),
+            Refused::Subscription(None) => !self.subscribe.is_empty(),
+            Refused::Message(subject) => self.publish.contains(subject),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_counts_for_the_role_that_needs_the_subject() {
+        let needs = Needs {
+            subscribe: vec!["a.events".to_owned()],
+            publish: vec!["a.query".to_owned()],
+        };
+        let subscription = |subject: &str| Refused::Subscription(Some(subject.to_owned()));
+        let message = |subject: &str| Refused::Message(subject.to_owned());
+        assert!(needs.concerns(&subscription("a.events")) && needs.concerns(&message("a.query")));
+        assert!(needs.concerns(&Refused::Subscription(None)));
+        for other in [
+            message("$SRV.PING.kvatlas"),
+            message("a.events"),
+            subscription("a.query"),
+        ] {
+            assert!(!needs.concerns(&other), "{other:?}");
+        }
+    }
 
     #[test]
     fn what_is_allowed_says_what_for() {

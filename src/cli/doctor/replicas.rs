@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::bridges::{self, BridgeListing};
 use super::broker::DoctorConnection;
+use super::clock;
 use super::holders::{self, Degraded};
 use super::namespaces::{self, Hashed, NamespacePublishers};
 use super::promises::{self, Promising};
@@ -26,9 +27,6 @@ use crate::cli::missing::SilentShard;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
 
-/// Largest accepted difference between the clocks of two machines. A larger difference makes lags and times in the log
-/// misleading.
-const SKEW_MAX: Duration = Duration::from_secs(1);
 /// Longest wait on NATS for the answer of a further process, after the previous answer.
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
 /// Pause between two counts of the holders that the daemons know.
@@ -62,11 +60,6 @@ struct GatewayShards {
     missing_shards: Vec<SilentShard>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Clock {
-    now_us: u64,
-}
-
 /// A daemon, gateway or bridge of the deployment.
 #[derive(Debug)]
 pub(super) struct Replica {
@@ -76,6 +69,8 @@ pub(super) struct Replica {
     group: Option<String>,
     /// Whether the process was found on NATS as a bridge, which follows engines and answers no queries.
     is_bridge: bool,
+    /// Whether the process must be there, because somebody named it. No daemon need be at the default address.
+    is_expected: bool,
 }
 
 impl Replica {
@@ -84,12 +79,13 @@ impl Replica {
         self.is_bridge
     }
 
-    /// Makes a replica from an admin listener that the command line names.
-    pub(super) fn named(admin: AdminClient) -> Self {
+    /// Makes a replica from an admin listener. `is_expected` says whether the command line names it.
+    pub(super) fn at(admin: AdminClient, is_expected: bool) -> Self {
         Self {
             admin,
             group: Some(String::new()),
             is_bridge: false,
+            is_expected,
         }
     }
 }
@@ -131,6 +127,7 @@ pub(super) async fn find(
                 Ok(admin) => replicas.push(Replica {
                     admin,
                     is_bridge: metadata.role == ProcessRole::Bridge.as_str(),
+                    is_expected: false,
                     group: (metadata.role == "daemon").then(|| metadata.shard.unwrap_or_default()),
                 }),
                 Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
@@ -205,12 +202,12 @@ async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PingReply>, async_n
 pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<Indexed<'_>>> = BTreeMap::new();
-    for (Replica { admin, group, .. }, index) in seen {
+    for (replica, index) in seen {
+        let Replica { admin, group, .. } = replica;
         let name = format!("replica {}", admin.authority());
         match check_readiness(&name, admin, index).await {
             Err(failure) => {
-                let mend = "name the daemon's admin.listen with --admin, once for each replica";
-                checks.push(Check::warning(&name, failure, mend));
+                checks.push(check_absent(&name, replica.is_expected, &failure));
                 checks.push(Check::skipped("clock", format!("{name} does not tell its time")));
             }
             Ok((role, index, check)) => {
@@ -223,9 +220,9 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
                         Ok(followed) => checks.extend(bridges::judge(admin.authority(), &followed)),
                         Err(failure) => checks.push(Check::skipped("engines", failure)),
                     },
-                    ProcessRole::Daemon => checks.push(check_clock(admin).await),
+                    ProcessRole::Daemon => checks.push(clock::check(admin).await),
                     ProcessRole::Gateway => {
-                        checks.push(check_clock(admin).await);
+                        checks.push(clock::check(admin).await);
                         checks.extend(check_shards(admin, index));
                     }
                 }
@@ -397,6 +394,16 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
+/// Returns the check of a replica whose admin listener does not answer. It failed only if somebody named the replica.
+fn check_absent(name: &str, is_expected: bool, failure: &Failure) -> Check {
+    if is_expected {
+        let mend = "start it, or see whether its admin.listen is there and this machine reaches it";
+        return Check::failed(name, failure, mend);
+    }
+    let mend = "name the daemon's admin.listen with --admin, once for each replica";
+    Check::warning(name, failure, mend)
+}
+
 /// Checks whether a replica is ready. Also returns its role and the answer of its route `/index`.
 async fn check_readiness<'s>(
     name: &str,
@@ -435,45 +442,6 @@ async fn holders_of(daemon: &AdminClient) -> Result<u64, Failure> {
     holders_in((daemon, &daemon.json("/index").await?))
 }
 
-/// Checks a daemon's clock against this machine's. The daemon's time must lie between the question and the answer.
-async fn check_clock(replica: &AdminClient) -> Check {
-    const NAME: &str = "clock";
-    let asked = unix_time_us();
-    let mut events = match replica.events("/page/frames").await {
-        Ok(events) => events,
-        Err(failure) => return Check::skipped(NAME, failure),
-    };
-    let place = replica.authority();
-    let clock = loop {
-        match events.next().await {
-            None => return Check::skipped(NAME, format!("the daemon at {place} told no time")),
-            Some((name, data)) if name == "frame" => break serde_json::from_str::<Clock>(&data),
-            Some(_) => {}
-        }
-    };
-    match clock {
-        Err(error) => Check::skipped(NAME, format!("that of {place}: {error}")),
-        Ok(clock) => judge_clock(place, [asked, unix_time_us()], clock.now_us),
-    }
-}
-
-/// Returns the check of a daemon's clock: `theirs_us` should lie between `asked_us` and `answered_us`, except for [`SKEW_MAX`].
-/// `place` is the daemon's address.
-fn judge_clock(place: &str, [asked_us, answered_us]: [u64; 2], theirs_us: u64) -> Check {
-    let ahead = theirs_us.saturating_sub(answered_us);
-    let behind = asked_us.saturating_sub(theirs_us);
-    let skew = Duration::from_micros(ahead.max(behind));
-    if skew <= SKEW_MAX {
-        return Check::fine("clock", format!("that of {place} is at most {SKEW_MAX:?} off"));
-    }
-    let direction = if ahead > 0 { "ahead of" } else { "behind" };
-    Check::failed(
-        "clock",
-        format!("that of {place} is {skew:.1?} {direction} this machine's"),
-        "run an NTP client on both: lags are measured by the publishers' clocks, and a clock that runs ahead makes epochs look stale",
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -481,17 +449,6 @@ mod tests {
 
     use super::super::report::CheckOutcome;
     use super::*;
-
-    #[test]
-    fn clocks_may_differ_by_a_second() {
-        let at = 1_700_000_000_000_000;
-        let outcome = |theirs| judge_clock("a:1", [at, at + 1000], theirs).outcome();
-        assert_eq!(outcome(at + 500), CheckOutcome::Fine);
-        assert_eq!(outcome(at + 900_000), CheckOutcome::Fine);
-        assert_eq!(outcome(at - 900_000), CheckOutcome::Fine);
-        assert_eq!(outcome(at + 2_000_000), CheckOutcome::Failed);
-        assert_eq!(outcome(at - 60_000_000), CheckOutcome::Failed);
-    }
 
     #[test]
     fn snapshots_that_are_not_written_or_not_sent_fail() {
@@ -515,6 +472,14 @@ mod tests {
             failed[1].mend().contains("bucket") && failed[1].mend().contains("KvatlasSnapshotUploadsFail"),
             "{failed:?}"
         );
+    }
+
+    #[test]
+    fn a_replica_that_somebody_named_must_answer() {
+        let refused = Failure::unavailable("connection refused");
+        let outcome = |is_expected| check_absent("replica a:1", is_expected, &refused).outcome();
+        assert_eq!(outcome(true), CheckOutcome::Failed);
+        assert_eq!(outcome(false), CheckOutcome::Warning);
     }
 
     #[test]
@@ -578,7 +543,7 @@ mod tests {
         tokio::spawn(async move { axum::serve(listener, routes).await });
         let named = |place: &str| {
             let arguments = AdminClientArguments::at(Some(place.to_owned()), Duration::from_secs(60));
-            Replica::named(arguments.client().unwrap())
+            Replica::at(arguments.client().unwrap(), true)
         };
         let seen = look(vec![named(&place), named(&place)]).await;
         assert!(setups(&seen).is_empty(), "an older daemon tells none");

@@ -97,14 +97,16 @@ impl Refusals {
         }
     }
 
-    /// Records a refusal, if a publisher watches for it.
-    pub fn note(&self, refusal: &Refusal) {
+    /// Records a refusal, if a publisher watches for it. Returns whether one does.
+    pub fn note(&self, refusal: &Refusal) -> bool {
         let watched = self.0.lock();
+        let mut is_watched = false;
         let any_subscription = refusal.refused == Refused::Subscription(None);
         let concerned = watched.iter().filter(|(refused, _)| {
             **refused == refusal.refused || any_subscription && matches!(refused, Refused::Subscription(_))
         });
         for (refused, watched) in concerned {
+            is_watched = true;
             watched.told.send_modify(|told| {
                 told.times += 1;
                 told.words.clone_from(&refusal.words);
@@ -119,6 +121,17 @@ impl Refusals {
                     );
                 }
             });
+        }
+        is_watched
+    }
+
+    /// Waits until the server refuses a message on `subject`, and returns the text of its error. Earlier refusals do not count.
+    pub async fn of_message(&self, subject: &str) -> String {
+        let mut watch = self.watch_one(Refused::Message(subject.to_owned()));
+        match watch.told.changed().await {
+            Ok(()) => watch.told.borrow().words.clone(),
+            // The watch itself keeps the sender.
+            Err(_) => std::future::pending().await,
         }
     }
 
@@ -200,17 +213,22 @@ impl Watches {
         self.messages.times()
     }
 
-    /// Waits until the server has processed everything that was published before this call.
+    /// Waits until the server has processed everything that was published before this call. `is_asked` says whether daemons
+    /// may ask this publisher. After a goodbye they do not, so a refused subscription to questions is no error then.
     ///
     /// # Errors
     ///
     /// [`PublisherError::Refused`] if the server has refused a message or the subscription since the last call.
-    pub(super) async fn look(&self, nats: &Client) -> Result<(), PublisherError> {
+    pub(super) async fn look(&self, nats: &Client, is_asked: bool) -> Result<(), PublisherError> {
         for _ in 0..ECHOES {
             // A server that does not answer is reported elsewhere.
             let _ = tokio::time::timeout(LOOK_PATIENCE, self.echo(nats)).await;
         }
-        let questions = self.questions.as_ref().and_then(Watch::report);
+        let questions = self
+            .questions
+            .as_ref()
+            .and_then(Watch::report)
+            .filter(|_| is_asked);
         match self.messages.report().or(questions) {
             Some(words) => Err(PublisherError::Refused { words }),
             None => Ok(()),
@@ -286,10 +304,10 @@ mod tests {
         let refusals = Refusals::default();
         let first = refusals.watch("a", None);
         let second = refusals.watch("a", None);
-        refusals.note(&refusal(r#"Permissions Violation for Publish to "b""#));
+        assert!(!refusals.note(&refusal(r#"Permissions Violation for Publish to "b""#)));
         assert_eq!(refusals.0.lock().len(), 1);
         drop(first);
-        refusals.note(&refusal(r#"Permissions Violation for Publish to "a""#));
+        assert!(refusals.note(&refusal(r#"Permissions Violation for Publish to "a""#)));
         assert_eq!(second.messages(), 1);
         drop(second);
         assert!(refusals.0.lock().is_empty());

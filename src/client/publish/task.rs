@@ -268,6 +268,7 @@ impl Task {
                     self.nats.clone(),
                     Arc::clone(&self.shared),
                     sent,
+                    !self.outbox.has_left,
                     reply,
                 ));
             }
@@ -408,17 +409,19 @@ impl Task {
     }
 }
 
-/// Answers a flush once the server has processed the messages that were sent.
+/// Answers a flush once the server has processed the messages that were sent. `is_asked` says whether daemons may ask the
+/// publisher.
 async fn finish_flush(
     nats: Client,
     shared: Arc<PublisherShared>,
     sent: Result<BatchCursor, PublisherError>,
+    is_asked: bool,
     reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
 ) {
     let flushed = nats.flush().await;
     let flushed = flushed.map_err(|error| PublisherError::Connection(error.to_string()));
     let looked_at = match &shared.refusals {
-        Some(refusals) if flushed.is_ok() => refusals.look(&nats).await,
+        Some(refusals) if flushed.is_ok() => refusals.look(&nats, is_asked).await,
         _ => Ok(()),
     };
     let outcome = sent.and_then(|cursor| flushed.and(looked_at).map(|()| cursor));
