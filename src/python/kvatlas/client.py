@@ -10,16 +10,17 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from ._connection import Connection, refusals_of, unless_refused
 from .errors import (
     ConnectionFailedError,
     InvalidValueError,
     KvatlasError,
     NoDaemonError,
+    NotPermittedError,
     RefusedError,
     RequestTooLargeError,
     TimedOutError,
@@ -52,6 +53,8 @@ _T = TypeVar("_T")
 _LOG: Final = logging.getLogger("kvatlas.connection")
 
 
+_GATHERING_LEEWAY: Final = 1.0
+"""Seconds beyond the patience in which what was gathered is still given back."""
 _STATUS_INTERVAL: Final = 0.01
 """Pause between two looks at a status."""
 _NOBODY_PARTS: Final = 20
@@ -100,10 +103,19 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
         last[:] = [str(error) or type(error).__name__]
         _LOG.warning("NATS: %s", last[0])
 
-    settings: dict[str, Any] = {"max_reconnect_attempts": -1, "error_cb": note, "name": "kvatlas"}
-    connecting = nats.connect(url.split(","), **(settings | options))
+    connection = Connection()
+    given = options.get("error_cb", note)
+
+    async def hear(error: Exception) -> None:
+        connection.refusals.note(error)
+        await given(error)
+
+    settings: dict[str, Any] = {"max_reconnect_attempts": -1, "name": "kvatlas"}
     try:
-        return await asyncio.wait_for(connecting, patience)
+        await asyncio.wait_for(
+            connection.connect(url.split(","), **(settings | options | {"error_cb": hear})), patience
+        )
+        return connection
     except asyncio.TimeoutError:
         raise ConnectionFailedError(f"NATS at {url}, within {patience} s: {last[0]}") from None
     except (nats.errors.Error, OSError) as error:
@@ -280,11 +292,14 @@ class QueryClient:
         self, subject: str, payload: bytes, decode: Callable[[bytes], _T], patience: float
     ) -> tuple[list[_T], Gathered]:
         with self._errors(subject, payload, patience):
-            return await gather(self._nats, subject, payload, patience, decode)
+            gathering = gather(self._nats, subject, payload, patience, decode)
+            patience += _GATHERING_LEEWAY
+            return await unless_refused(self._nats, subject, gathering, patience, is_shared=False)
 
     async def _request(self, subject: str, payload: bytes, patience: float) -> Msg:
         with self._errors(subject, payload, patience):
-            reply = await self._ask(subject, payload, patience)
+            asking = self._ask(subject, payload, patience)
+            reply = await unless_refused(self._nats, subject, asking, patience)
         refused = refusal_of(reply)
         if refused is not None:
             raise refused
@@ -307,13 +322,13 @@ class QueryClient:
         """Says what an error of the connection means for a request."""
         try:
             yield
+        except KvatlasError:
+            raise
         except nats.errors.NoRespondersError:
             raise NoDaemonError(subject) from None
-        except nats.errors.TimeoutError:
+        except asyncio.TimeoutError:
             raise TimedOutError(subject, patience) from None
         except nats.errors.MaxPayloadError:
             raise RequestTooLargeError(subject, len(payload), self._nats.max_payload) from None
         except (nats.errors.Error, OSError) as error:
-            if isinstance(error, KvatlasError):
-                raise
             raise ConnectionFailedError(f"NATS: {error}") from error
