@@ -8,7 +8,9 @@ process makes its own.
     with kvatlas.sync.connect("nats://127.0.0.1:4222") as connection:
         publisher = connection.publisher("llama", "gpu-0")
         publisher.publish(kvatlas.Stored(chain))
-        reply = connection.queries().query("llama", kvatlas.Query.by_tokens(tokens))
+        client = connection.queries()
+        client.applied("llama", "gpu-0", publisher.flush())
+        reply = client.query("llama", kvatlas.Query.by_sequence_hashes(chain))
         publisher.say_goodbye()
 """
 
