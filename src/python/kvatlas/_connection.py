@@ -195,6 +195,21 @@ async def _is_answered(connection: Client, link: int, deadline: float) -> bool:
     return False
 
 
+async def error_of(doing: Coroutine[Any, Any, None], patience: float) -> Exception | None:
+    """Why something was not done in time; none where it was. The client may swallow that it is cancelled, so its end is not waited for."""
+    done = asyncio.ensure_future(doing)
+    done.add_done_callback(_end)
+    await asyncio.wait([done], timeout=patience)
+    if not done.done():
+        done.cancel()
+        return NotSentError(f"NATS: the server takes nothing within {patience} s")
+    try:
+        done.result()
+    except (nats.errors.Error, OSError) as error:
+        return error
+    return None
+
+
 def _end(answer: asyncio.Future[Any]) -> None:
     """Nobody may be there any more to hear of an error."""
     if not answer.cancelled():

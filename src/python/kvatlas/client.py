@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ._connection import Connection, refusals_of, unless_refused
+from ._connection import Connection, error_of, refusals_of, unless_refused
 from .errors import (
     ConnectionFailedError,
     InvalidValueError,
@@ -53,6 +53,10 @@ _T = TypeVar("_T")
 _LOG: Final = logging.getLogger("kvatlas.connection")
 
 
+DISCONNECT_PATIENCE: Final = 10.0
+"""Seconds in which what is on its way must leave when a connection is closed."""
+_CLOSE_PATIENCE: Final = 1.0
+"""Seconds that the client may take to close a connection that has not been drained."""
 _GATHERING_LEEWAY: Final = 1.0
 """Seconds beyond the patience in which what was gathered is still given back."""
 _STATUS_INTERVAL: Final = 0.01
@@ -122,14 +126,19 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
         raise ConnectionFailedError(f"NATS at {url}: {error}") from error
 
 
-async def disconnect(connection: Client) -> None:
-    """Sends what is on its way, and closes the connection, whatever state it is in."""
-    try:
-        await connection.drain()
-    except (nats.errors.Error, OSError) as error:
-        _LOG.debug("the connection was not drained: %s", error)
-        with contextlib.suppress(OSError):
-            await connection.close()
+async def disconnect(connection: Client, patience: float = DISCONNECT_PATIENCE) -> None:
+    """Sends what is on its way, and closes the connection, whatever state it is in.
+
+    What NATS has not taken after ``patience`` seconds is dropped.
+    """
+    if connection.is_closed:
+        return
+    error = await error_of(connection.drain(), patience)
+    if error is None:
+        return
+    if connection.pending_data_size:
+        _LOG.warning("closed with %d bytes not sent: %s", connection.pending_data_size, error)
+    await error_of(connection.close(), _CLOSE_PATIENCE)
 
 
 class QueryClient:
@@ -228,6 +237,7 @@ class QueryClient:
         """Tells what requests found of what answers promised, so that daemons can compare. Nobody replies.
 
         :raises ConnectionFailedError: where the connection takes nothing.
+        :raises NotPermittedError: where the server has refused an earlier call.
         """
         subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
         parts = (outcomes[begin : begin + OUTCOMES_MAX] for begin in range(0, len(outcomes), OUTCOMES_MAX))
@@ -244,6 +254,7 @@ class QueryClient:
         """Tells where requests are sent, before events tell of their blocks; for daemons with ``hints.ttl_ms``. Nobody replies.
 
         :raises ConnectionFailedError: where the connection takes nothing.
+        :raises NotPermittedError: where the server has refused an earlier call.
         """
         subject = self._subjects.hint(namespace_of(namespace, model, tenant))
         # Each may be as long as a query, and so may a message.
@@ -253,7 +264,12 @@ class QueryClient:
         """Publishes reports, which nobody replies to."""
         for payload in payloads:
             with self._errors(subject, payload, self.patience):
-                await self._nats.publish(subject, payload)
+                error = await error_of(self._nats.publish(subject, payload), self.patience)
+                if error is not None:
+                    raise error
+        refused = refusals_of(self._nats).take(subject)
+        if refused is not None:
+            raise NotPermittedError(subject, refused.words)
 
     def _patience_of(self, patience: float | None) -> float:
         return self.patience if patience is None else patience

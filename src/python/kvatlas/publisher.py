@@ -35,7 +35,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from ._connection import Refusal, confirm, refusals_of, unless_refused
+from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
 from ._publish.options import Acknowledged, PublisherOptions
 from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
 from .errors import (
@@ -75,6 +75,9 @@ _PAUSE: Final = 0.05
 
 PATIENCE: Final = 10.0
 """Seconds that a call waits for NATS which is given no other patience."""
+
+_UNSUBSCRIBE_PATIENCE: Final = 1.0
+"""Seconds that the end of the subscription to questions may take."""
 
 _QUESTIONS_MAX: Final = 64
 """Questions that wait in the subscription, at most. Daemons ask again."""
@@ -166,6 +169,7 @@ class Publisher:
         self._refusal: Refusal | None = None
         self._asked = ""
         self._stopped = False
+        self._is_over = False
         self._questions: Subscription | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -352,14 +356,16 @@ class Publisher:
             except asyncio.TimeoutError:
                 self.counters.calls_dropped += self._queue.qsize()
                 _LOG.warning("closed with %d calls not published", self._queue.qsize())
-        if self._task is not None:
+        self._is_over = True
+        while self._task is not None and not self._task.done():
+            # The client of NATS swallows it now and then.
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=_PAUSE)
         refusals_of(self._nats).unhear(self._hear)
         if self._questions is not None:
             questions, self._questions = self._questions, None
             if not self._nats.is_closed:
-                await questions.unsubscribe()
+                await error_of(questions.unsubscribe(), _UNSUBSCRIBE_PATIENCE)
         for sending in self._answers:
             sending.cancel()
 
@@ -473,6 +479,8 @@ class Publisher:
                 else:
                     self.counters.batches_sent += 1
             self._sent = batch.cursor
+            if self._is_over:
+                raise asyncio.CancelledError
             self._heartbeat_at = time.monotonic() + self._options.heartbeat_interval
 
     async def _send(self, batch: SealedBatch) -> None:

@@ -15,6 +15,7 @@ from world import NAMESPACE, options, world
 import kvatlas
 import kvatlas.sync
 from kvatlas import Acknowledged, Publisher, Query, QueryClient, Stored
+from kvatlas.client import disconnect
 
 LONG = 3600.0
 """More than a test may take."""
@@ -147,6 +148,44 @@ async def test_a_batch_that_the_broker_refuses_has_one_attempt(tmp_path: Path) -
             await publisher.flush(LONG)
         assert (publisher.counters.batches_failed, publisher.counters.batches_refused) == (1, 1)
         await publisher.aclose()
+
+
+async def test_reports_that_the_broker_refuses_are_told_with_the_next(tmp_path: Path) -> None:
+    async with connected(tmp_path, "engine") as connection:
+        client = QueryClient(connection)
+        hint = kvatlas.Hint("gpu-0", Query.by_sequence_hashes([1]))
+        await client.hint(NAMESPACE, [hint])
+        await connection.flush()
+        await connection.flush()
+        with pytest.raises(kvatlas.NotPermittedError):
+            await client.hint(NAMESPACE, [hint])
+        await client.tell(NAMESPACE, [])
+
+
+async def test_nothing_waits_for_ever_on_a_silent_broker(broker: Broker) -> None:
+    large = Query.by_sequence_hashes(range(90_000))
+    async with kvatlas.connect(broker.url) as connection:
+        client = QueryClient(connection, patience=0.2)
+        given = options(queue_batches_max=1, batch_bytes_max=1_000_000)
+        publisher = await Publisher.start(connection, NAMESPACE, "gpu-0", options=given)
+        broker.pause()
+        with pytest.raises(kvatlas.ConnectionFailedError):
+            while True:
+                await client.hint(NAMESPACE, [kvatlas.Hint("gpu-0", large)])
+        with pytest.raises(kvatlas.QueueFullError):
+            while True:
+                publisher.try_publish(Stored([1]))
+                await asyncio.sleep(0)
+        with pytest.raises(kvatlas.TimedOutError):
+            await client.query(NAMESPACE, large)
+        with pytest.raises(kvatlas.NotSentError):
+            await publisher.say_goodbye(0.2)
+        await disconnect(connection, 0.2)
+        assert connection.is_closed
+        # What the client's socket still holds has nowhere to go then, and it closes.
+        broker.kill()
+        for _ in range(20):
+            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("gathering", [False, True])
