@@ -205,7 +205,7 @@ async def error_of(doing: Coroutine[Any, Any, None], patience: float) -> Excepti
         return NotSentError(f"NATS: the server takes nothing within {patience} s")
     try:
         done.result()
-    except (nats.errors.Error, OSError) as error:
+    except Exception as error:  # From Python 3.12 on, a client that closes a lost connection fails with a TypeError.
         return error
     return None
 
