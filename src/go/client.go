@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -47,7 +48,7 @@ func NewClient(connection *nats.Conn, options ClientOptions) (*Client, error) {
 
 // Query says which holders hold how long a prefix.
 //
-// The error is a *RefusedError where a daemon refuses, ErrNoDaemon, ErrUndecodable or ErrTooLarge, or that of the context.
+// The error is a *RefusedError where a daemon refuses, ErrNoDaemon, ErrNotPermitted, ErrUndecodable or ErrTooLarge, or that of the context.
 func (c *Client) Query(ctx context.Context, namespace string, query Query) (*Reply, error) {
 	payload, err := encodeQuery(query)
 	if err != nil {
@@ -128,8 +129,12 @@ func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats
 	if deadline, has := ctx.Deadline(); has {
 		patience = time.Until(deadline)
 	}
+	before := c.connection.LastError()
 	for begun := time.Now(); ; {
 		answer, err := c.connection.RequestWithContext(ctx, subject, payload)
+		if last := c.connection.LastError(); err != nil && last != before && isRefusal(last, "Publish", subject) {
+			return nil, fmt.Errorf("%w: %v", ErrNotPermitted, last)
+		}
 		if !errors.Is(err, nats.ErrNoResponders) || time.Since(begun) >= patience/nobodyParts {
 			return answer, err
 		}
@@ -142,6 +147,8 @@ func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats
 // explained is what an error of the connection means for a message.
 func (c *Client) explained(err error, subject string, size int) error {
 	switch {
+	case errors.Is(err, ErrNotPermitted):
+		return fmt.Errorf("%w; give the user the right to it", err)
 	case errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("%w on %s; start one, or check the prefix", ErrNoDaemon, subject)
 	case errors.Is(err, nats.ErrMaxPayload):
@@ -150,6 +157,13 @@ func (c *Client) explained(err error, subject string, size int) error {
 	default:
 		return fmt.Errorf("kvatlas: %s: %w", subject, err)
 	}
+}
+
+// isRefusal says whether an error of a connection is the server's refusal of a message (Publish) or a subscription (Subscription). Versions
+// of the server and of its client differ in upper and lower case.
+func isRefusal(err error, of, subject string) bool {
+	refused := fmt.Sprintf("permissions violation for %s to %q", of, subject)
+	return err != nil && strings.Contains(strings.ToLower(err.Error()), strings.ToLower(refused))
 }
 
 // withPatience gives a context without a deadline one.

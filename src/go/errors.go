@@ -11,6 +11,8 @@ var (
 	ErrInvalid = errors.New("kvatlas: not allowed")
 	// ErrNoDaemon says that nobody listens where the request went: start a daemon, or check the prefix.
 	ErrNoDaemon = errors.New("kvatlas: no daemon listens")
+	// ErrNotPermitted says that the NATS server refuses the message. It is known when the request has run out of time.
+	ErrNotPermitted = errors.New("kvatlas: not permitted")
 	// ErrUndecodable says that an answer is none of this contract.
 	ErrUndecodable = errors.New("kvatlas: the answer cannot be decoded")
 	// ErrTooLarge says that a message or a call is larger than the NATS server or the queue takes. Nothing was sent.

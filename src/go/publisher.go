@@ -45,6 +45,8 @@ type Publisher struct {
 	// lock guards the outbox: a batch is numbered and noted in one step.
 	lock   sync.Mutex
 	outbox *outbox
+	// told is the last error of the connection that a flush has looked at.
+	told error
 
 	// Of the goroutine that publishes.
 	open    batcher
@@ -95,7 +97,7 @@ func startPublisher(
 	p := &Publisher{
 		options: options, subject: subject, publish: publish, nats: connection,
 		queue: newQueue(options.QueueCallsMax, options.QueueBytesMax), answers: make(chan struct{}, options.AnswersMax),
-		done: make(chan struct{}), abort: make(chan struct{}), outbox: newOutbox(options, time.Now()),
+		done: make(chan struct{}), abort: make(chan struct{}), outbox: newOutbox(options, time.Now()), told: connection.LastError(),
 	}
 	p.open = batcher{eventsMax: options.BatchEventsMax, bytesMax: options.BatchBytesMax, seal: p.send}
 	if p.questions, err = connection.Subscribe(fmt.Sprintf("%s.%d", asked, options.Rank), p.answer); err != nil {
@@ -132,7 +134,7 @@ func (p *Publisher) TryPublish(events ...Event) error {
 }
 
 // Flush waits until everything has reached the server, and gives the last batch then. It fails with ErrNotSent if a batch could not be sent
-// since the last flush.
+// since the last flush, or if the server's last refusal on the connection since then is of a batch or of the subscription to questions.
 func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
 	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
@@ -230,7 +232,20 @@ func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Curs
 	if err := p.nats.FlushWithContext(ctx); err != nil {
 		return found.cursor, fmt.Errorf("%w: %v", ErrNotSent, err)
 	}
-	return found.cursor, nil
+	return found.cursor, p.refused()
+}
+
+// refused is why the server refuses this publisher, once. The server says so before it confirms a flush.
+func (p *Publisher) refused() error {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	last := p.nats.LastError()
+	isNew := last != p.told
+	p.told = last
+	if isNew && (isRefusal(last, "Publish", p.subject) || isRefusal(last, "Subscription", p.questions.Subject)) {
+		return fmt.Errorf("%w: %v; give the user the right to it", ErrNotSent, last)
+	}
+	return nil
 }
 
 // run is the only one who sends batches.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -549,5 +550,37 @@ func TestQueuedEventsShareABatch(t *testing.T) {
 	}
 	if err := publisher.Goodbye(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestRefusedBatchesAndRequestsAreTold(t *testing.T) {
+	address := startBroker(t, `authorization { users: [ { user: e, password: e, permissions: { publish: "kvatlas.v1.events.*.gpu-0" } } ] }`)
+	connection := connect(t, strings.Replace(address, "//", "//e:e@", 1))
+	for name, isPermitted := range map[string]bool{"gpu-1": false, worker: true} {
+		publisher, err := StartPublisher(connection, namespace, name, PublisherOptions{HeartbeatInterval: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range make([]struct{}, 2) {
+			if _, err := publisher.Flush(context.Background()); err != nil {
+				t.Errorf("nothing to refuse: %v", err)
+			}
+			if err := publisher.TryPublish(Stored{Tokens: tokens(1)}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := publisher.Flush(context.Background()); (err == nil) != isPermitted || err != nil && !errors.Is(err, ErrNotSent) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := publisher.Goodbye(context.Background()); (err == nil) != isPermitted {
+			t.Errorf("the goodbye of %s: %v", name, err)
+		}
+	}
+	client, err := NewClient(connection, ClientOptions{Patience: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Status(context.Background(), namespace); !errors.Is(err, ErrNotPermitted) {
+		t.Errorf("%v", err)
 	}
 }

@@ -10,16 +10,17 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from ._connection import Connection, error_of, refusals_of, unless_refused
 from .errors import (
     ConnectionFailedError,
     InvalidValueError,
     KvatlasError,
     NoDaemonError,
+    NotPermittedError,
     RefusedError,
     RequestTooLargeError,
     TimedOutError,
@@ -52,6 +53,12 @@ _T = TypeVar("_T")
 _LOG: Final = logging.getLogger("kvatlas.connection")
 
 
+DISCONNECT_PATIENCE: Final = 10.0
+"""Seconds in which what is on its way must leave when a connection is closed."""
+_CLOSE_PATIENCE: Final = 1.0
+"""Seconds that the client may take to close a connection that has not been drained."""
+_GATHERING_LEEWAY: Final = 1.0
+"""Seconds beyond the patience in which what was gathered is still given back."""
 _STATUS_INTERVAL: Final = 0.01
 """Pause between two looks at a status."""
 _NOBODY_PARTS: Final = 20
@@ -100,24 +107,38 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
         last[:] = [str(error) or type(error).__name__]
         _LOG.warning("NATS: %s", last[0])
 
-    settings: dict[str, Any] = {"max_reconnect_attempts": -1, "error_cb": note, "name": "kvatlas"}
-    connecting = nats.connect(url.split(","), **(settings | options))
+    connection = Connection()
+    given = options.get("error_cb", note)
+
+    async def hear(error: Exception) -> None:
+        connection.refusals.note(error)
+        await given(error)
+
+    settings: dict[str, Any] = {"max_reconnect_attempts": -1, "name": "kvatlas"}
     try:
-        return await asyncio.wait_for(connecting, patience)
+        await asyncio.wait_for(
+            connection.connect(url.split(","), **(settings | options | {"error_cb": hear})), patience
+        )
+        return connection
     except asyncio.TimeoutError:
         raise ConnectionFailedError(f"NATS at {url}, within {patience} s: {last[0]}") from None
     except (nats.errors.Error, OSError) as error:
         raise ConnectionFailedError(f"NATS at {url}: {error}") from error
 
 
-async def disconnect(connection: Client) -> None:
-    """Sends what is on its way, and closes the connection, whatever state it is in."""
-    try:
-        await connection.drain()
-    except (nats.errors.Error, OSError) as error:
-        _LOG.debug("the connection was not drained: %s", error)
-        with contextlib.suppress(OSError):
-            await connection.close()
+async def disconnect(connection: Client, patience: float = DISCONNECT_PATIENCE) -> None:
+    """Sends what is on its way, and closes the connection, whatever state it is in.
+
+    What NATS has not taken after ``patience`` seconds is dropped.
+    """
+    if connection.is_closed:
+        return
+    error = await error_of(connection.drain(), patience)
+    if error is None:
+        return
+    if connection.pending_data_size:
+        _LOG.warning("closed with %d bytes not sent: %s", connection.pending_data_size, error)
+    await error_of(connection.close(), _CLOSE_PATIENCE)
 
 
 class QueryClient:
@@ -216,6 +237,7 @@ class QueryClient:
         """Tells what requests found of what answers promised, so that daemons can compare. Nobody replies.
 
         :raises ConnectionFailedError: where the connection takes nothing.
+        :raises NotPermittedError: where the server has refused an earlier call.
         """
         subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
         parts = (outcomes[begin : begin + OUTCOMES_MAX] for begin in range(0, len(outcomes), OUTCOMES_MAX))
@@ -232,6 +254,7 @@ class QueryClient:
         """Tells where requests are sent, before events tell of their blocks; for daemons with ``hints.ttl_ms``. Nobody replies.
 
         :raises ConnectionFailedError: where the connection takes nothing.
+        :raises NotPermittedError: where the server has refused an earlier call.
         """
         subject = self._subjects.hint(namespace_of(namespace, model, tenant))
         # Each may be as long as a query, and so may a message.
@@ -241,7 +264,12 @@ class QueryClient:
         """Publishes reports, which nobody replies to."""
         for payload in payloads:
             with self._errors(subject, payload, self.patience):
-                await self._nats.publish(subject, payload)
+                error = await error_of(self._nats.publish(subject, payload), self.patience)
+                if error is not None:
+                    raise error
+        refused = refusals_of(self._nats).take(subject)
+        if refused is not None:
+            raise NotPermittedError(subject, refused.words)
 
     def _patience_of(self, patience: float | None) -> float:
         return self.patience if patience is None else patience
@@ -280,11 +308,14 @@ class QueryClient:
         self, subject: str, payload: bytes, decode: Callable[[bytes], _T], patience: float
     ) -> tuple[list[_T], Gathered]:
         with self._errors(subject, payload, patience):
-            return await gather(self._nats, subject, payload, patience, decode)
+            gathering = gather(self._nats, subject, payload, patience, decode)
+            patience += _GATHERING_LEEWAY
+            return await unless_refused(self._nats, subject, gathering, patience, is_shared=False)
 
     async def _request(self, subject: str, payload: bytes, patience: float) -> Msg:
         with self._errors(subject, payload, patience):
-            reply = await self._ask(subject, payload, patience)
+            asking = self._ask(subject, payload, patience)
+            reply = await unless_refused(self._nats, subject, asking, patience)
         refused = refusal_of(reply)
         if refused is not None:
             raise refused
@@ -307,13 +338,13 @@ class QueryClient:
         """Says what an error of the connection means for a request."""
         try:
             yield
+        except KvatlasError:
+            raise
         except nats.errors.NoRespondersError:
             raise NoDaemonError(subject) from None
-        except nats.errors.TimeoutError:
+        except asyncio.TimeoutError:
             raise TimedOutError(subject, patience) from None
         except nats.errors.MaxPayloadError:
             raise RequestTooLargeError(subject, len(payload), self._nats.max_payload) from None
         except (nats.errors.Error, OSError) as error:
-            if isinstance(error, KvatlasError):
-                raise
             raise ConnectionFailedError(f"NATS: {error}") from error

@@ -27,6 +27,15 @@ class NoDaemonError(ClientError):
         self.subject = subject
 
 
+class NotPermittedError(ClientError, PermissionError):
+    """The NATS server refuses a message, or the subscription to its answer. A connection of :func:`kvatlas.connect` hears of that."""
+
+    def __init__(self, subject: str, words: str) -> None:
+        super().__init__(f"no message on {subject}: {words}; give the user the right to it")
+        self.subject = subject
+        self.words = words
+
+
 class TimedOutError(ClientError, TimeoutError):
     """No answer came in time."""
 

@@ -35,12 +35,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from ._connection import Refusal, confirm, error_of, refusals_of, unless_refused
 from ._publish.options import Acknowledged, PublisherOptions
 from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
 from .errors import (
     BatchTooLargeError,
     ConnectionFailedError,
     InvalidValueError,
+    NotPermittedError,
     NotSentError,
     QueueFullError,
     RefusedError,
@@ -71,6 +73,12 @@ _LOG: Final = logging.getLogger("kvatlas.publisher")
 _PAUSE: Final = 0.05
 """Pause while the connection takes nothing, and before a batch that was not acknowledged is sent again."""
 
+PATIENCE: Final = 10.0
+"""Seconds that a call waits for NATS which is given no other patience."""
+
+_UNSUBSCRIBE_PATIENCE: Final = 1.0
+"""Seconds that the end of the subscription to questions may take."""
+
 _QUESTIONS_MAX: Final = 64
 """Questions that wait in the subscription, at most. Daemons ask again."""
 
@@ -86,6 +94,8 @@ class PublisherCounters:
 
     :param batches_sent: without heartbeats.
     :param batches_failed: batches that NATS did not take; daemons notice the gap and ask for them.
+    :param batches_refused: batches, and heartbeats, that were sent and that the server refused. They are counted on a connection of
+        :func:`kvatlas.connect` only. Publishers of several ranks of one worker on one connection share the number.
     :param calls_dropped: calls that :meth:`Publisher.aclose` had no time for.
     :param queue_waits: calls that had to wait for room in the queue.
     :param queue_refusals: calls that were refused for want of room.
@@ -97,6 +107,7 @@ class PublisherCounters:
     batches_sent: int = 0
     heartbeats_sent: int = 0
     batches_failed: int = 0
+    batches_refused: int = 0
     calls_dropped: int = 0
     queue_waits: int = 0
     queue_refusals: int = 0
@@ -107,9 +118,9 @@ class PublisherCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    """Answer when all calls before have left for the server."""
+    """Answer when all calls before have been handed to NATS: the last batch, and why one was not sent."""
 
-    done: asyncio.Future[Cursor]
+    done: asyncio.Future[tuple[Cursor, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +166,15 @@ class Publisher:
         self._beats = True
         self._sent = self._outbox.cursor
         self._failure: str | None = None
+        self._refusal: Refusal | None = None
+        self._asked = ""
         self._stopped = False
+        self._is_over = False
         self._questions: Subscription | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.counters = PublisherCounters()
+        refusals_of(connection).hear(self._hear)
 
     @classmethod
     async def start(
@@ -197,6 +212,7 @@ class Publisher:
         return publisher
 
     async def _listen(self, subject: str) -> None:
+        self._asked = subject
         try:
             self._questions = await self._nats.subscribe(
                 subject, cb=self._answer, pending_msgs_limit=_QUESTIONS_MAX
@@ -280,34 +296,58 @@ class Publisher:
         """
         await self._put(_Heartbeats(are_sent))
 
-    async def flush(self) -> Cursor:
-        """Waits until everything has left for the server, and returns the last batch then.
+    async def flush(self, patience: float = PATIENCE) -> Cursor:
+        """Waits until the server has taken everything, and returns the last batch then.
 
-        :raises NotSentError: if a batch could not be sent since the last call.
+        :raises NotSentError: if a batch could not be sent since the last call, if the server refused one or the subscription to
+            questions, or if it has not taken everything within ``patience`` seconds.
         :raises StoppedError: if the publisher has stopped.
         """
+        deadline = time.monotonic() + patience
+        try:
+            cursor, failure = await asyncio.wait_for(self._handed_over(), patience)
+        except asyncio.TimeoutError:
+            raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
+        await confirm(self._nats, deadline - time.monotonic())
+        refusal, self._refusal = self._refusal, None
+        if failure is None and refusal is not None:
+            failure = f"{refusal.words}; give the user the right to it"
+        if failure is not None:
+            raise NotSentError(f"NATS: {failure}")
+        return cursor
+
+    async def _handed_over(self) -> tuple[Cursor, str | None]:
+        """Waits until NATS has been handed all calls before; the last batch, and why one was not sent."""
         if self._task is None:
             raise StoppedError
-        done: asyncio.Future[Cursor] = asyncio.get_running_loop().create_future()
-        await self._put(_Flush(done))
-        either: tuple[asyncio.Future[Any], ...] = (done, self._task)
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise StoppedError
-        return done.result()
+        done: asyncio.Future[tuple[Cursor, str | None]] = asyncio.get_running_loop().create_future()
+        try:
+            await self._put(_Flush(done))
+            either: tuple[asyncio.Future[Any], ...] = (done, self._task)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise StoppedError
+            return done.result()
+        finally:
+            # What nobody waits for takes no failure away.
+            done.cancel()
 
-    async def say_goodbye(self) -> None:
+    async def say_goodbye(self, patience: float = PATIENCE) -> None:
         """Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
 
         :raises PublisherError: as :meth:`flush`.
         """
+        deadline = time.monotonic() + patience
         try:
-            await self.publish(Goodbye())
-            await self.flush()
+            try:
+                await asyncio.wait_for(self.publish(Goodbye()), patience)
+            except asyncio.TimeoutError:
+                raise NotSentError(f"NATS: what is queued has not left within {patience} s") from None
+            await self.flush(max(deadline - time.monotonic(), _PAUSE))
         finally:
-            await self.aclose()
+            await self.aclose(max(deadline - time.monotonic(), _PAUSE))
 
-    async def aclose(self, patience: float = 10.0) -> None:
+    async def aclose(self, patience: float = PATIENCE) -> None:
         """Publishes what is queued, and ends in silence. What NATS has not taken after ``patience`` seconds is dropped."""
         if not self._stopped:
             self._stopped = True
@@ -316,13 +356,16 @@ class Publisher:
             except asyncio.TimeoutError:
                 self.counters.calls_dropped += self._queue.qsize()
                 _LOG.warning("closed with %d calls not published", self._queue.qsize())
-        if self._task is not None:
+        self._is_over = True
+        while self._task is not None and not self._task.done():
+            # The client of NATS swallows it now and then.
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=_PAUSE)
+        refusals_of(self._nats).unhear(self._hear)
         if self._questions is not None:
             questions, self._questions = self._questions, None
             if not self._nats.is_closed:
-                await questions.unsubscribe()
+                await error_of(questions.unsubscribe(), _UNSUBSCRIBE_PATIENCE)
         for sending in self._answers:
             sending.cancel()
 
@@ -370,7 +413,7 @@ class Publisher:
         match command:
             case _Flush():
                 await self._send_all(self._outbox.seal(_clocks()))
-                await self._confirm(command)
+                self._report(command)
             case _BeginEpoch(doubts):
                 await self._send_all(self._outbox.begin_epoch(_clocks(), doubts))
             case _SetProfile(profile):
@@ -403,19 +446,17 @@ class Publisher:
                 sealed = self._outbox.heartbeat(clocks)
             await self._send_all(sealed)
 
-    async def _confirm(self, flush: _Flush) -> None:
-        failure, self._failure = self._failure, None
-        try:
-            if failure is None:
-                await self._nats.flush()
-        except (nats.errors.Error, OSError) as error:
-            failure = str(error)
-        if flush.done.done():
+    def _report(self, flush: _Flush) -> None:
+        if not flush.done.done():
+            failure, self._failure = self._failure, None
+            flush.done.set_result((self._outbox.cursor, failure))
+
+    def _hear(self, refusal: Refusal) -> None:
+        if refusal.is_of_message(self._subject):
+            self.counters.batches_refused += 1
+        elif not refusal.is_of_subscription(self._asked):
             return
-        if failure is None:
-            flush.done.set_result(self._outbox.cursor)
-        else:
-            flush.done.set_exception(NotSentError(f"NATS: {failure}"))
+        self._refusal = refusal
 
     def _refuse_queued(self) -> None:
         while not self._queue.empty():
@@ -438,6 +479,8 @@ class Publisher:
                 else:
                     self.counters.batches_sent += 1
             self._sent = batch.cursor
+            if self._is_over:
+                raise asyncio.CancelledError
             self._heartbeat_at = time.monotonic() + self._options.heartbeat_interval
 
     async def _send(self, batch: SealedBatch) -> None:
@@ -455,6 +498,10 @@ class Publisher:
                 await asyncio.sleep(_PAUSE)
             try:
                 return await self._send_acknowledged(batch, transport)
+            except NotPermittedError as refused:
+                raise NotSentError(str(refused)) from None
+            except asyncio.TimeoutError:
+                failure = f"nothing acknowledges within {transport.timeout} s"
             except (nats.errors.Error, NotSentError) as error:
                 failure = str(error)
         raise NotSentError(failure)
@@ -462,9 +509,10 @@ class Publisher:
     async def _send_acknowledged(self, batch: SealedBatch, transport: Acknowledged) -> None:
         # The id is the same for every attempt, so that the stream keeps one of them.
         identity = f"{self._subject}/{self._outbox.rank}/{batch.cursor.epoch}/{batch.cursor.seq}"
-        reply = await self._nats.request(
+        asking = self._nats.request(
             self._subject, batch.payload, timeout=transport.timeout, headers={"Nats-Msg-Id": identity}
         )
+        reply = await unless_refused(self._nats, self._subject, asking, transport.timeout)
         try:
             acknowledgement = json.loads(reply.data)
             error = acknowledgement.get("error")

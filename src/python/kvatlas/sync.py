@@ -8,7 +8,9 @@ process makes its own.
     with kvatlas.sync.connect("nats://127.0.0.1:4222") as connection:
         publisher = connection.publisher("llama", "gpu-0")
         publisher.publish(kvatlas.Stored(chain))
-        reply = connection.queries().query("llama", kvatlas.Query.by_tokens(tokens))
+        client = connection.queries()
+        client.applied("llama", "gpu-0", publisher.flush())
+        reply = client.query("llama", kvatlas.Query.by_sequence_hashes(chain))
         publisher.say_goodbye()
 """
 
@@ -30,7 +32,7 @@ from .errors import RefusedError
 from .events import Cursor, Tier
 from .models import DEFAULT_TENANT
 from .profile import Profile
-from .publisher import Events, PublisherCounters
+from .publisher import PATIENCE, Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
 from .subjects import PREFIX
 from .wire import Hint, HolderStatus, Outcome, Query, QueryReply, StatusReply
@@ -256,13 +258,13 @@ class Publisher(_Owned):
         """Says whether heartbeats are sent while there is nothing to publish."""
         self._run(self._publisher.set_heartbeats(are_sent))
 
-    def flush(self) -> Cursor:
-        """Waits until everything has left for the server, and returns the last batch then."""
-        return self._run(self._publisher.flush())
+    def flush(self, patience: float = PATIENCE) -> Cursor:
+        """Waits until the server has taken everything, and returns the last batch then."""
+        return self._run(self._publisher.flush(patience))
 
-    def say_goodbye(self) -> None:
+    def say_goodbye(self, patience: float = PATIENCE) -> None:
         """Publishes what is queued and a goodbye, and ends."""
-        self._run(self._publisher.say_goodbye())
+        self._run(self._publisher.say_goodbye(patience))
 
     def close(self) -> None:
         """Publishes what is queued, and ends in silence."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -61,6 +62,16 @@ class _Process:
             self._child.terminate()
             self._child.wait(PATIENCE)
             self._child = None
+
+    def pause(self) -> None:
+        """Does nothing any more, and keeps its connections."""
+        assert self._child is not None
+        self._child.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Goes on after a pause."""
+        assert self._child is not None
+        self._child.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL: no drain."""

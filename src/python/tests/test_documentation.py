@@ -53,8 +53,17 @@ async def test_the_program_of_the_wire_contract(broker: Broker, daemon: Daemon) 
 PRINTED = [
     r"other: 1 of 4 blocks to reuse, exact: True\ncertain as a whole: (True|False)\n",
     r"gpu-0 holds 6 of 8 blocks\nother holds 1 of 8 blocks\n",
-    r"QueryReply\(.*\)\n",
+    r"QueryReply\(.*'worker': 'gpu-0', 'rank': 0, 'matched_blocks': 2, .*\)\n",
 ]
+
+
+@pytest.mark.parametrize("which", [1, 2])
+async def test_the_programs_that_publish_need_nobody_else(broker: Broker, daemon: Daemon, which: int) -> None:
+    async with world(broker.url) as here:
+        await here.unknown("llama")
+        program = programs("src/python/README.md")[which].replace("nats://127.0.0.1:4222", broker.url)
+        expected = PRINTED[which].removesuffix(r"other holds 1 of 8 blocks\n")
+        assert re.fullmatch(expected, run(program), re.DOTALL)
 
 
 @pytest.mark.parametrize("which", range(len(PRINTED)))

@@ -217,5 +217,5 @@ async def world(url: str, *, has_daemon: bool = True) -> AsyncIterator[World]:
     finally:
         for publisher in made._publishers:
             await publisher.aclose(1.0)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TypeError):
             await connection.close()

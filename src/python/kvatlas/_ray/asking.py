@@ -12,7 +12,7 @@ from typing import Any, Final
 from nats.aio.client import Client
 
 from ..client import QueryClient, make_connection
-from ..errors import ConnectionFailedError, KvatlasError, NoDaemonError, TimedOutError
+from ..errors import ConnectionFailedError, KvatlasError, NoDaemonError, NotPermittedError, TimedOutError
 from ..models import namespace_of
 from ..wire import Query
 from .sources import Depths, depths_of
@@ -26,7 +26,7 @@ REST: Final = 1.0
 _CONNECT_PAUSE_MAX: Final = 5.0
 """The longest pause between two attempts to connect, in seconds."""
 
-_ABSENT: Final = (TimedOutError, NoDaemonError, ConnectionFailedError)
+_ABSENT: Final = (TimedOutError, NoDaemonError, NotPermittedError, ConnectionFailedError)
 
 
 class NotAnsweredError(KvatlasError):

@@ -1,0 +1,221 @@
+"""What NATS' client does not tell of a connection: what the server has taken, and what it refuses.
+
+The client hands refusals to the connection's error callback, and nowhere else: a message that is refused has been published without
+an error, and a request waits for an answer that cannot come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+
+from .errors import NotPermittedError, NotSentError
+
+_T = TypeVar("_T")
+
+_PAUSE: Final = 0.05
+"""Pause between two looks at whether the connection stands."""
+_PINGS: Final = 2
+"""Pings behind what was published. The client writes a ping at once, and messages a moment later: the first may overtake them."""
+_PING_PATIENCE: Final = 3600.0
+"""Seconds that a ping waits, which are never over: a pong that comes later than that ends the client's reading."""
+_UNTOLD_MAX: Final = 64
+"""Subjects of which it is kept, at most, that a message was refused."""
+_REFUSAL: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message or a subscription that the server refused. The client has the server's words in lower case only."""
+
+    is_message: bool
+    subject: str
+    words: str
+
+    @classmethod
+    def parse(cls, words: str) -> Refusal | None:
+        """The refusal in an error of the server; none where it is another error."""
+        found = _REFUSAL.search(words.lower())
+        return None if found is None else cls(found[1] == "publish", found[2], words.removeprefix("nats: "))
+
+    def is_of_message(self, subject: str) -> bool:
+        return self.is_message and self.subject == subject.lower()
+
+    def is_of_subscription(self, subject: str) -> bool:
+        return not self.is_message and self.subject == subject.lower()
+
+
+class Refusals:
+    """What the server refuses on one connection."""
+
+    def __init__(self, connection: Client) -> None:
+        self._nats = connection
+        self._hearers: set[Callable[[Refusal], None]] = set()
+        self._untold: dict[str, Refusal] = {}
+        # The answers to all requests of the client come by one subscription. It is made once for each link.
+        self._answers: tuple[int, Refusal] | None = None
+
+    def note(self, error: Exception) -> None:
+        """Notes an error of the connection, if it is a refusal."""
+        refusal = Refusal.parse(str(error))
+        if refusal is None:
+            return
+        if refusal.is_message:
+            self._untold[refusal.subject] = refusal
+            if len(self._untold) > _UNTOLD_MAX:
+                del self._untold[next(iter(self._untold))]
+        elif self.is_of_inbox(refusal, is_shared=True):
+            self._answers = (_link(self._nats), refusal)
+        for hear in tuple(self._hearers):
+            hear(refusal)
+
+    def hear(self, hearer: Callable[[Refusal], None]) -> None:
+        """Has refusals told from now on."""
+        self._hearers.add(hearer)
+
+    def unhear(self, hearer: Callable[[Refusal], None]) -> None:
+        """Has them told no more."""
+        self._hearers.discard(hearer)
+
+    def is_of_inbox(self, refusal: Refusal, is_shared: bool) -> bool:
+        """Whether that was a subscription to answers: the one that the client's requests share, or one of its own."""
+        if refusal.is_message or refusal.subject.endswith(".*") != is_shared:
+            return False
+        inboxes = self._nats.new_inbox().rpartition(".")[0]
+        return refusal.subject.startswith(f"{inboxes}.".lower())
+
+    def of_answers(self) -> Refusal | None:
+        """The refusal of the subscription to the answers to requests, while it lasts."""
+        if self._answers is None or self._answers[0] != _link(self._nats):
+            return None
+        return self._answers[1]
+
+    def take(self, subject: str) -> Refusal | None:
+        """The last refusal of a message on a subject, once."""
+        return self._untold.pop(subject.lower(), None)
+
+
+class Connection(Client):
+    """A connection that keeps what the server refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = Refusals(self)
+
+
+def refusals_of(connection: Client) -> Refusals:
+    """The refusals of a connection. One that :func:`kvatlas.connect` did not make tells none."""
+    kept = getattr(connection, "refusals", None)
+    return kept if isinstance(kept, Refusals) else Refusals(connection)
+
+
+async def unless_refused(
+    connection: Client,
+    subject: str,
+    asking: Coroutine[Any, Any, _T],
+    patience: float,
+    *,
+    is_shared: bool = True,
+) -> _T:
+    """What a request comes to, unless the server refuses its message or the subscription to its answer.
+
+    :param is_shared: whether the answer comes by the subscription that the client's requests share.
+    :raises NotPermittedError: as soon as the server refuses.
+    :raises asyncio.TimeoutError: if it comes to nothing within ``patience`` seconds.
+    """
+    refusals = refusals_of(connection)
+    refused: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+
+    def hear(refusal: Refusal) -> None:
+        if not refused.done() and (refusal.is_of_message(subject) or refusals.is_of_inbox(refusal, is_shared)):
+            refused.set_result(refusal)
+
+    if is_shared and (known := refusals.of_answers()) is not None:
+        refused.set_result(known)
+    refusals.hear(hear)
+    asked = asyncio.ensure_future(asking)
+    asked.add_done_callback(_end)
+    try:
+        either: tuple[asyncio.Future[Any], ...] = (asked, refused)
+        await asyncio.wait(either, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return asked.result()
+        if refused.done():
+            raise NotPermittedError(subject, refused.result().words)
+        raise asyncio.TimeoutError
+    finally:
+        refusals.unhear(hear)
+        asked.cancel()
+
+
+async def confirm(connection: Client, patience: float) -> None:
+    """Waits until the server has taken everything that was published. It has told then what it refuses of that.
+
+    :raises NotSentError: if it has not within ``patience`` seconds, or the connection is lost meanwhile.
+    """
+    deadline = time.monotonic() + patience
+    while not connection.is_connected:
+        if connection.is_closed:
+            raise NotSentError("NATS: the connection is closed")
+        if time.monotonic() >= deadline:
+            raise NotSentError(f"NATS: there is no connection")
+        await asyncio.sleep(_PAUSE)
+    link = _link(connection)
+    for _ in range(_PINGS):
+        if not await _is_answered(connection, link, deadline):
+            raise NotSentError(f"NATS: the server does not answer")
+
+
+async def _is_answered(connection: Client, link: int, deadline: float) -> bool:
+    """Whether the server answers a ping in time."""
+    # Unlike `flush`, `rtt` always waits for the pong; earlier clients have only a `flush` that does.
+    ping: Callable[..., Coroutine[Any, Any, Any]] = getattr(connection, "rtt", connection.flush)
+    answer = asyncio.ensure_future(ping(timeout=_PING_PATIENCE))
+    answer.add_done_callback(_end)
+    while (left := deadline - time.monotonic()) > 0:
+        await asyncio.wait([answer], timeout=min(left, _PAUSE))
+        if answer.done():
+            try:
+                answer.result()
+            except (nats.errors.Error, OSError) as error:
+                raise NotSentError(f"NATS: {error}") from error
+            return True
+        if not connection.is_connected or _link(connection) != link:
+            # The pong of that link does not come any more.
+            answer.cancel()
+            raise NotSentError("NATS: the connection was lost before the server had taken everything")
+    # The ping is left alone: the client's reading would end with the pong of one that was cancelled.
+    return False
+
+
+async def error_of(doing: Coroutine[Any, Any, None], patience: float) -> Exception | None:
+    """Why something was not done in time; none where it was. The client may swallow that it is cancelled, so its end is not waited for."""
+    done = asyncio.ensure_future(doing)
+    done.add_done_callback(_end)
+    await asyncio.wait([done], timeout=patience)
+    if not done.done():
+        done.cancel()
+        return NotSentError(f"NATS: the server takes nothing within {patience} s")
+    try:
+        done.result()
+    except Exception as error:  # From Python 3.12 on, a client that closes a lost connection fails with a TypeError.
+        return error
+    return None
+
+
+def _end(answer: asyncio.Future[Any]) -> None:
+    """Nobody may be there any more to hear of an error."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _link(connection: Client) -> int:
+    """The number of the connection's present link to a server."""
+    return int(connection.stats["reconnects"])
