@@ -1,6 +1,7 @@
 //! The engines that a bridge follows.
 
 mod given;
+mod refused;
 mod registry;
 mod republished;
 mod servers;
@@ -38,6 +39,7 @@ use super::http::address_of;
 use super::kin::Kin;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
+use super::refused::RefusedSubjects;
 use super::republish::{RepublishOptions, Republisher};
 use super::server::OriginServer;
 use super::sources::SourceTask;
@@ -166,6 +168,8 @@ pub(super) struct Inner {
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
+    /// Refusals by the NATS server.
+    pub(super) refused: RefusedSubjects,
     pub(super) kin: Kin,
     /// Token that stops the tasks of the sources of engines.
     stop: CancellationToken,
@@ -254,6 +258,7 @@ impl Bridge {
         Self {
             inner: Arc::new(Inner {
                 kin: Kin::default(),
+                refused: RefusedSubjects::default(),
                 republisher: republished.map(|republish| {
                     let kept = KeptPlaces::of(options.state.as_ref());
                     Republisher::new(republish, kept, Arc::clone(&metrics))
