@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::connect::DaemonArguments;
 use super::engines::EngineArguments;
 use super::failure::Failure;
-use super::serve::{StopSignals, listen_to_hangup, start_logging};
+use super::serve::{Hangups, StopSignals, start_logging};
 use super::supervisor;
 
 pub(super) const EXAMPLES: &str = "\
@@ -247,7 +247,7 @@ impl BridgeArguments {
                 "there is no engine to follow: give --engine, --engines-file, --discover or --http-listen";
             return Err(Failure::usage(text));
         }
-        let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
+        let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let commands = subjects.admin(AdminCommand::Reset);
         let metrics = install_shared().map_err(Failure::failed)?;
         let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;
@@ -283,7 +283,7 @@ impl BridgeArguments {
         let signal = tokio::select! {
             signal = signals.next() => signal,
             () = announce_ready(&ready) => "the end of the connection",
-            () = self.engines.reload_at(hangup, &bridge) => "SIGHUP",
+            () = self.engines.reload_at(hangups, &bridge) => "SIGHUP",
         };
         tracing::info!(signal, "stopping");
         supervisor::stopping();
