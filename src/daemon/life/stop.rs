@@ -48,7 +48,10 @@ impl Deadline {
             return;
         }
         match is_away() {
-            true => tracing::warn!(step = name, "NATS is away: left without taking leave"),
+            true => tracing::warn!(
+                step = name,
+                "left without taking leave: NATS is away, or refuses what that needs"
+            ),
             false => self.report.overran.push(name.to_owned()),
         }
     }
