@@ -97,7 +97,7 @@ async fn live(config: Config, source: &ConfigSource) -> Result<(), Failure> {
         "kvatlas starts"
     );
     let mut signals = StopSignals::listen()?;
-    let mut hangup = cli::listen_to_hangup()?;
+    let mut hangups = cli::Hangups::listen()?;
     let daemon = tokio::select! {
         started = Daemon::start(config) => started?,
         signal = signals.next() => {
@@ -115,7 +115,7 @@ async fn live(config: Config, source: &ConfigSource) -> Result<(), Failure> {
     };
     let signal = tokio::select! {
         () = announce_ready => return Ok(()),
-        () = source.reload_at(&mut hangup, &daemon) => return Ok(()),
+        () = source.reload_at(&mut hangups, &daemon) => "SIGHUP",
         signal = signals.next() => signal,
         () = daemon.told_to_stop() => "kvatlas admin drain",
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_nats::Client;
 
-use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::{PublishConnection, PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance};
@@ -174,7 +174,7 @@ impl Inner {
             ..self.options.publisher.clone()
         };
         Ok(Way {
-            nats,
+            nats: PublishConnection::new(nats, self.refused.heard.clone()),
             subjects: self.subjects.clone(),
             holder,
             options,

@@ -1,6 +1,7 @@
 //! The engines that a bridge follows.
 
 mod given;
+mod refused;
 mod registry;
 mod republished;
 mod servers;
@@ -39,6 +40,7 @@ use super::http::address_of;
 use super::kin::Kin;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
+use super::refused::RefusedSubjects;
 use super::republish::{RepublishOptions, Republisher};
 use super::server::OriginServer;
 use super::sources::SourceTask;
@@ -167,6 +169,8 @@ pub(super) struct Inner {
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
+    /// Refusals by the NATS server.
+    pub(super) refused: RefusedSubjects,
     pub(super) kin: Kin,
     pub(super) farewells: Farewells,
     /// Token that stops the tasks of the sources of engines.
@@ -257,6 +261,7 @@ impl Bridge {
             inner: Arc::new(Inner {
                 kin: Kin::default(),
                 farewells: Farewells::default(),
+                refused: RefusedSubjects::default(),
                 republisher: republished.map(|republish| {
                     let kept = KeptPlaces::of(options.state.as_ref());
                     Republisher::new(republish, kept, Arc::clone(&metrics))

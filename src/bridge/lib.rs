@@ -54,6 +54,7 @@ mod kin;
 mod lease;
 mod partial;
 mod progress;
+mod refused;
 mod relay;
 mod republish;
 mod reset;

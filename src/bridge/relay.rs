@@ -11,10 +11,9 @@ mod labels;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::Client;
 use kvatlas_client::publish::{
-    Beginning, CutBounds, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
-    cut_events,
+    Beginning, CutBounds, HolderPublisher, PublishConnection, PublishedHolder, PublisherError,
+    PublisherOptions, SharedState, cut_events,
 };
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Labels, ModelKey, Profile, Rank, Subjects};
 use kvatlas_engines::{
@@ -58,7 +57,7 @@ struct UntoldBlocks {
 
 /// Everything that a [`Relay`] needs to tell daemons of its holder.
 pub(super) struct Way {
-    pub(super) nats: Client,
+    pub(super) nats: PublishConnection,
     pub(super) subjects: Subjects,
     pub(super) holder: PublishedHolder,
     pub(super) options: PublisherOptions,
@@ -563,10 +562,14 @@ impl Relay {
         self.tell().await
     }
 
-    /// Waits until all messages for daemons have been sent to the broker.
+    /// Waits until all messages for daemons have been sent to the broker. The server may refuse them; the engine's state says
+    /// that.
     pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
         self.tell().await?;
-        self.publisher.flush().await.map(|_| ())
+        match self.publisher.flush().await {
+            Ok(_) | Err(PublisherError::Refused { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Ends the reports about the engine, and makes daemons forget the holder.

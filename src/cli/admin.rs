@@ -141,6 +141,16 @@ impl AdminArguments {
         } else {
             print(&render(command, &answers))?;
         }
+        if let (AdminCommand::Forget, Some(holder)) = (command, &request.holder)
+            && answers
+                .iter()
+                .all(|answer| answer.holders == 0 && answer.error.is_none())
+        {
+            return Err(Failure::failed(format_args!(
+                "no daemon that answered has {} of {}: kvatlas query --namespace {} --status lists the workers",
+                holder.worker, holder.namespace, holder.namespace
+            )));
+        }
         let failed = answers.iter().filter(|answer| answer.error.is_some()).count();
         match failed {
             0 => Ok(()),

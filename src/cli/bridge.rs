@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::connect::DaemonArguments;
 use super::engines::EngineArguments;
 use super::failure::Failure;
-use super::serve::{StopSignals, listen_to_hangup, start_logging};
+use super::serve::{Hangups, StopSignals, start_logging};
 use super::supervisor;
 
 pub(super) const EXAMPLES: &str = "\
@@ -106,14 +106,16 @@ struct View {
 
 impl AdminSource for View {
     fn metrics(&self) -> String {
-        let report = self.readiness.report();
+        let report = self.readiness();
         self.process.set_ready(report.is_ready());
         self.process.set_connected(report.is_set(Latch::Connected));
         self.metrics.render()
     }
 
+    /// Returns the state of the connection. While the server refuses what the reports of engines need, the bridge is not ready.
     fn readiness(&self) -> ReadinessReport {
-        self.readiness.report()
+        let refusals = self.bridge.refusals();
+        self.readiness.report().refused(Latch::EventsSubscribed, refusals)
     }
 
     fn workers_json(&self, query: &WorkersQuery) -> String {
@@ -245,7 +247,7 @@ impl BridgeArguments {
                 "there is no engine to follow: give --engine, --engines-file, --discover or --http-listen";
             return Err(Failure::usage(text));
         }
-        let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
+        let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let commands = subjects.admin(AdminCommand::Reset);
         let metrics = install_shared().map_err(Failure::failed)?;
         let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;
@@ -259,7 +261,8 @@ impl BridgeArguments {
         let admin = listeners.start_admin(&view)?;
         let http = listeners.start_http(&view, &bridge).await?;
         let ready = Arc::clone(&readiness);
-        let notice = move |notice: ConnectionNotice| note(&readiness, &commands, &notice);
+        let noting = bridge.clone();
+        let notice = move |notice: ConnectionNotice| note(&readiness, &noting, &commands, &notice);
         let connecting = connect(
             &config.nats,
             "bridge",
@@ -280,7 +283,7 @@ impl BridgeArguments {
         let signal = tokio::select! {
             signal = signals.next() => signal,
             () = announce_ready(&ready) => "the end of the connection",
-            () = self.engines.reload_at(hangup, &bridge) => "SIGHUP",
+            () = self.engines.reload_at(hangups, &bridge) => "SIGHUP",
         };
         tracing::info!(signal, "stopping");
         supervisor::stopping();
@@ -341,11 +344,12 @@ const SERVICES: &str = "$SRV.";
 /// Logs an incident of the NATS connection, and updates the bridge's readiness.
 ///
 /// A bridge is ready while it is connected, because it has nothing to load. It stays ready if the server refuses a subscription
-/// to `commands` (the subject of operators' commands) or to [`SERVICES`]. Any other refusal is a trouble.
-fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
+/// to `commands` (the subject of operators' commands) or to [`SERVICES`]. While the server refuses what the reports of engines need, it is not ready. Any other refusal is a trouble.
+fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &ConnectionNotice) {
     match notice {
         ConnectionNotice::Connected => {
             tracing::info!("connected to NATS");
+            bridge.forget_refusals();
             readiness.set_trouble(Latch::EventsSubscribed, None);
             Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
         }
@@ -369,7 +373,9 @@ fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
         // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
         ConnectionNotice::Refused(refusal) => {
             log_gated!(error "the NATS server refuses what the bridge needs"; %refusal);
-            readiness.set_trouble(Latch::EventsSubscribed, Some(refusal.to_string()));
+            if !bridge.note_refusal(refusal) {
+                readiness.set_trouble(Latch::EventsSubscribed, Some(refusal.to_string()));
+            }
         }
         ConnectionNotice::LameDuck | ConnectionNotice::SlowConsumer => {}
     }

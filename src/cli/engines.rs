@@ -16,11 +16,10 @@ use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
 use kvatlas_process::registry::{GivenEngine, follow_patiently, read_scheme};
-use tokio::signal::unix::Signal;
 
 use super::connect::parse_time;
 use super::failure::Failure;
-use super::serve::expect_regular;
+use super::serve::{Hangups, expect_regular};
 
 /// Shortest time between two writes of one engine's state. The engine's replay socket can repeat the events of a far
 /// longer time.
@@ -260,10 +259,10 @@ impl EngineArguments {
         Ok(bridge)
     }
 
-    /// Reads the engines again at every SIGHUP, for ever. If the file cannot be used, the bridge keeps following the same
-    /// engines.
-    pub(super) async fn reload_at(&self, mut hangup: Signal, bridge: &Bridge) {
-        while hangup.recv().await.is_some() {
+    /// Reads the engines again at every SIGHUP, until the terminal is gone. If the file cannot be used, the bridge keeps following
+    /// the same engines.
+    pub(super) async fn reload_at(&self, mut hangups: Hangups, bridge: &Bridge) {
+        while hangups.asks_for_reload().await {
             // The signals wait meanwhile, so a pipe is not read.
             let regular = self.file.as_deref().map_or(Ok(()), expect_regular);
             let loaded = match regular {
@@ -287,6 +286,5 @@ impl EngineArguments {
                 }
             }
         }
-        std::future::pending().await
     }
 }

@@ -76,9 +76,7 @@ pub(crate) use probe::ProbeArguments;
 pub(crate) use publish::{PublishArguments, publish};
 pub(crate) use query::{QueryArguments, query};
 pub(crate) use replay::ReplayArguments;
-pub(crate) use serve::{
-    ConfigSource, ServeArguments, StopSignals, announce, listen_to_hangup, start_logging,
-};
+pub(crate) use serve::{ConfigSource, Hangups, ServeArguments, StopSignals, announce, start_logging};
 pub(crate) use snapshot::{SnapshotArguments, snapshot};
 pub(crate) use status::{StatusArguments, status};
 #[cfg(feature = "top")]

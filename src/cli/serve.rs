@@ -1,6 +1,7 @@
 //! `kvatlas serve`: configuration, log and signals of the daemon's process.
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -110,13 +111,12 @@ impl ConfigSource {
         Config::load(self.flags.clone(), environment, self.file.as_deref())
     }
 
-    /// Reloads the configuration at every SIGHUP, for ever, and logs the outcome. If the new configuration has mistakes, nothing
-    /// changes.
-    pub(crate) async fn reload_at(&self, hangup: &mut Signal, daemon: &Daemon) {
-        while hangup.recv().await.is_some() {
+    /// Reloads the configuration at every SIGHUP, until the terminal is gone, and logs the outcome. If the new configuration has
+    /// mistakes, nothing changes.
+    pub(crate) async fn reload_at(&self, hangups: &mut Hangups, daemon: &Daemon) {
+        while hangups.asks_for_reload().await {
             self.reload(daemon);
         }
-        std::future::pending().await
     }
 
     /// Loads the configuration as [`Self::load`] does, but only from a regular file. A pipe could take for ever, and no
@@ -234,9 +234,35 @@ impl StopSignals {
     }
 }
 
-/// Begins to listen to SIGHUP. From then on the signal no longer ends the process.
-pub(crate) fn listen_to_hangup() -> Result<Signal, Failure> {
-    listen_to(SignalKind::hangup())
+/// The signal SIGHUP: it asks for a reload, or says that the terminal of the process is gone. After construction it no longer
+/// ends the process by itself.
+#[derive(Debug)]
+pub(crate) struct Hangups {
+    signals: Signal,
+    /// Whether the process began in a terminal.
+    had_terminal: bool,
+}
+
+impl Hangups {
+    /// Begins to listen to the signal.
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        Ok(Self {
+            signals: listen_to(SignalKind::hangup())?,
+            had_terminal: has_terminal(),
+        })
+    }
+
+    /// Waits for the next signal. Returns `true` if it asks for a reload, and `false` if the terminal in which the process began
+    /// is gone.
+    pub(super) async fn asks_for_reload(&mut self) -> bool {
+        let is_there = self.signals.recv().await.is_some();
+        is_there && (!self.had_terminal || has_terminal())
+    }
+}
+
+/// Whether a terminal is open at the standard streams. A terminal that is gone no longer counts.
+fn has_terminal() -> bool {
+    std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal()
 }
 
 fn listen_to(kind: SignalKind) -> Result<Signal, Failure> {

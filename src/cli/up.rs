@@ -23,7 +23,7 @@ use super::bridge::stop_patience;
 use super::engines::EngineArguments;
 use super::failure::Failure;
 use super::output::print;
-use super::serve::{StopSignals, announce, file_of_environment, listen_to_hangup, start_logging};
+use super::serve::{Hangups, StopSignals, announce, file_of_environment, start_logging};
 
 pub(super) const EXAMPLES: &str = "\
 It starts a nats-server of its own, unless --nats-url names one: it is looked for in NATS_SERVER_BIN, in PATH and beside this program \
@@ -68,7 +68,7 @@ impl UpArguments {
         arguments.remove_after = config.namespaces.default.remove_after;
         start_logging(&config.logging)?;
         let engines = arguments.load()?;
-        let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
+        let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let subjects_of_queries = subjects.clone();
         // Before anything is counted: handles that are made without a recorder count nothing.
@@ -100,7 +100,7 @@ impl UpArguments {
         let queries = QueryClient::new(nats.clone(), subjects_of_queries);
         let signal = tokio::select! {
             signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
-            () = arguments.reload_at(hangup, &bridge) => "SIGHUP",
+            () = arguments.reload_at(hangups, &bridge) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
         tokio::select! {

@@ -4,10 +4,29 @@
 /// `Variant = NUMBER => "word"`.
 ///
 /// `ALL` has all values in the order of declaration, and `WORDS` has their words in the same order. `as_str` returns
-/// the word of a value, and `of_word` returns the value of a word.
+/// the word of a value, and `of_word` returns the value of a word. Where the variants have no attributes but documentation,
+/// `MEANINGS` has its text for each value.
 #[macro_export]
 macro_rules! worded {
     ($(#[$enum_attribute:meta])* $visibility:vis enum $name:ident {
+        $($(#[doc = $doc:literal])* $variant:ident $(= $number:expr)? => $word:literal,)+
+    }) => {
+        $crate::worded! {
+            @enum $(#[$enum_attribute])* $visibility enum $name {
+                $($(#[doc = $doc])* $variant $(= $number)? => $word,)+
+            }
+        }
+
+        impl $name {
+            /// Documentation of all values of the enum, in the order of the values' declaration.
+            #[allow(dead_code, reason = "few enums are explained to users")]
+            pub const MEANINGS: [&'static str; Self::WORDS.len()] = [$(concat!($($doc),*)),+];
+        }
+    };
+    ($(#[$enum_attribute:meta])* $visibility:vis enum $name:ident { $($variants:tt)+ }) => {
+        $crate::worded! { @enum $(#[$enum_attribute])* $visibility enum $name { $($variants)+ } }
+    };
+    (@enum $(#[$enum_attribute:meta])* $visibility:vis enum $name:ident {
         $($(#[$attribute:meta])* $variant:ident $(= $number:expr)? => $word:literal,)+
     }) => {
         $(#[$enum_attribute])*

@@ -223,6 +223,19 @@ mod tests {
     }
 
     #[test]
+    fn every_value_of_a_label_is_explained() {
+        let metrics = kvatlas_telemetry::groups()
+            .into_iter()
+            .flat_map(|group| group.metrics);
+        for label in metrics.flat_map(|metric| metric.labels) {
+            for value in label.values.into_iter().flatten() {
+                let found = entries(value.word);
+                assert!(!found.is_empty() && value.meaning.len() > 10, "{}", value.word);
+            }
+        }
+    }
+
+    #[test]
     fn what_a_user_meets_is_explained() {
         for word in [
             "KvatlasIndexFull",

@@ -12,6 +12,7 @@ use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::{
     ErrorCode, HolderMatch, NamespaceName, Outcome, QueryKey, SingleQuery, Subjects, Tier,
 };
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::error::SimulationError;
@@ -76,12 +77,20 @@ impl SteadyFleet {
     pub async fn start(config: &Config, options: SteadyOptions) -> Result<Self, SimulationError> {
         let subjects = Subjects::new(&config.subjects.prefix)?;
         let open = |role: &'static str| {
+            let last = watch::Sender::new(None);
             connect(
                 &config.nats,
                 role,
                 SUBSCRIPTION_CAPACITY,
                 ConnectPatience::Forever,
-                move |notice| tracing::info!(role, %notice, "NATS"),
+                move |notice| {
+                    // Each attempt to connect fails in the same words.
+                    let is_news =
+                        last.send_if_modified(|last| last.replace(notice.clone()).as_ref() != Some(&notice));
+                    if is_news {
+                        tracing::info!(role, %notice, "NATS");
+                    }
+                },
             )
         };
         let routers = QueryClient::new(open("routers").await?, subjects.clone());

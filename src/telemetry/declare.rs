@@ -59,7 +59,16 @@ pub struct LabelDescription {
     /// Key of the label.
     pub key: &'static str,
     /// All values of the label. `None` if the set of values is open.
-    pub values: Option<Vec<&'static str>>,
+    pub values: Option<Vec<LabelWord>>,
+}
+
+/// One value of a label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabelWord {
+    /// Text of the value.
+    pub word: &'static str,
+    /// Meaning of the value.
+    pub meaning: &'static str,
 }
 
 /// The declaration of a metric.
@@ -174,7 +183,7 @@ impl<L: LabelValue, H: Handle> Handle for PerLabel<L, H> {
 pub(super) trait GroupLabel {
     /// Returns all values of the label. `None` if the set of values is open; then the caller of the constructor bounds their
     /// number.
-    fn values() -> Option<Vec<&'static str>> {
+    fn values() -> Option<Vec<LabelWord>> {
         None
     }
 
@@ -209,8 +218,12 @@ impl GroupLabel for usize {
 }
 
 impl<L: LabelValue> GroupLabel for L {
-    fn values() -> Option<Vec<&'static str>> {
-        Some(L::ALL.iter().map(|value| value.as_str()).collect())
+    fn values() -> Option<Vec<LabelWord>> {
+        let word = |value: &L| LabelWord {
+            word: value.as_str(),
+            meaning: value.meaning(),
+        };
+        Some(L::ALL.iter().map(word).collect())
     }
 
     fn text(&self) -> String {

@@ -45,6 +45,9 @@ pub trait LabelValue: Copy + 'static {
     /// Returns the text that appears as the label's value.
     fn as_str(self) -> &'static str;
 
+    /// Returns the meaning of this value, as its documentation says it.
+    fn meaning(self) -> &'static str;
+
     /// Returns the position of this value in [`LabelValue::ALL`].
     fn index(self) -> usize;
 }
@@ -52,12 +55,12 @@ pub trait LabelValue: Copy + 'static {
 /// Declares an enum of label values: the key of the label, then each variant with its spelling.
 macro_rules! label_values {
     ($(#[$enum_attribute:meta])* $enum_name:ident: $key:literal {
-        $($(#[$attribute:meta])* $variant:ident => $text:literal,)+
+        $($(#[doc = $doc:literal])* $variant:ident => $text:literal,)+
     }) => {
         $(#[$enum_attribute])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $enum_name {
-            $($(#[$attribute])* $variant,)+
+            $($(#[doc = $doc])* $variant,)+
         }
 
         impl LabelValue for $enum_name {
@@ -67,6 +70,12 @@ macro_rules! label_values {
             fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)+
+                }
+            }
+
+            fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($doc),*),)+
                 }
             }
 
@@ -444,6 +453,13 @@ macro_rules! label_of {
 
             fn as_str(self) -> &'static str {
                 self.as_str()
+            }
+
+            fn meaning(self) -> &'static str {
+                Self::MEANINGS
+                    .get(self.index())
+                    .copied()
+                    .unwrap_or_default()
             }
 
             fn index(self) -> usize {

@@ -1,6 +1,8 @@
 //! The reference of the metrics: the page `deploy/metrics.md`.
 
-use super::declare::MetricDescription;
+use std::collections::BTreeMap;
+
+use super::declare::{LabelWord, MetricDescription};
 use super::groups::groups;
 
 const INTRODUCTION: &str = "# Metrics
@@ -23,7 +25,27 @@ pub fn metrics_markdown() -> String {
             page.push_str(&format!("\n{}", values.concat()));
         }
     }
+    page.push_str(&meanings());
     page
+}
+
+/// Returns the table of the meanings of all values of labels. Values of one word and meaning share a row.
+fn meanings() -> String {
+    let metrics = groups().into_iter().flat_map(|group| group.metrics);
+    let labels = metrics.flat_map(|metric| metric.labels.into_iter().map(move |label| (metric.name, label)));
+    let mut rows: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
+    for (metric, label) in labels {
+        for value in label.values.into_iter().flatten() {
+            let meaning = value.meaning.replace("[`", "`").replace("`]", "`");
+            let places = rows.entry((value.word, meaning.trim().to_owned())).or_default();
+            places.push(format!("`{}` of `{metric}`", label.key));
+        }
+    }
+    let row = |((word, meaning), places): ((&str, String), Vec<String>)| {
+        format!("| `{word}` | {meaning} | {} |\n", places.join(", "))
+    };
+    let rows: String = rows.into_iter().map(row).collect();
+    format!("\n## Values of labels\n\n| value | meaning | label |\n|---|---|---|\n{rows}")
 }
 
 fn row(metric: &MetricDescription) -> String {
@@ -43,8 +65,8 @@ fn row(metric: &MetricDescription) -> String {
 
 /// Returns a line for each label of the metric that has a closed set of values.
 fn label_values(metric: &MetricDescription) -> Vec<String> {
-    let line = |key: &str, values: &[&str]| {
-        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+    let line = |key: &str, values: &[LabelWord]| {
+        let values: Vec<String> = values.iter().map(|value| format!("`{}`", value.word)).collect();
         format!("- `{key}` of `{}`: {}\n", metric.name, values.join(", "))
     };
     let labels = metric.labels.iter();

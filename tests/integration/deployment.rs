@@ -125,3 +125,34 @@ async fn supervised(arguments: &[&str]) {
     told(&socket, "STOPPING=1");
     assert!(daemon.wait().unwrap().success());
 }
+
+/// Program that runs its arguments in a new terminal, and closes the terminal once they have said that they are ready. It ends
+/// with their exit code.
+const CLOSE_TERMINAL: &str = "
+import os, pty, sys
+process, terminal = pty.fork()
+if process == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+said = b''
+while b' ready' not in said:
+    said += os.read(terminal, 4096)
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) & 255)
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_whose_terminal_is_closed_ends() {
+    let broker = broker().await;
+    let daemon = ["serve", "--admin-listen", "off", "--nats-url", broker.url()];
+    let mut python = std::process::Command::new("python3");
+    python
+        .args(["-c", CLOSE_TERMINAL, env!("CARGO_BIN_EXE_kvatlas")])
+        .args(daemon);
+    let ending = tokio::task::spawn_blocking(move || python.status());
+    let ended = tokio::time::timeout(PATIENCE, ending).await;
+    let status = ended
+        .expect("the daemon ends with its terminal")
+        .unwrap()
+        .unwrap();
+    assert_eq!(status.code(), Some(0));
+}

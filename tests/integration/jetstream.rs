@@ -12,8 +12,8 @@ use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, daemon, engine, eventually, has_gap, hashes, matches, reasons, removed, server,
-    stored, stored_after, subjects,
+    Client, PATIENCE, config, daemon, engine, eventually, has_gap, hashes, http_get, matches, reasons,
+    removed, server, stored, stored_after, subjects,
 };
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
@@ -427,6 +427,15 @@ async fn what_a_paused_consumer_keeps_back_is_noticed_in_time_and_read() {
     daemon.stop();
 }
 
+/// Waits until the daemon is not ready, and names the subjects of the stream as the reason.
+async fn is_the_reason(admin: std::net::SocketAddr) {
+    eventually("the stream is the reason", async || {
+        let (code, body) = http_get(admin, "/readyz");
+        (code == 503 && body.contains("the stream KVATLAS_EVENTS has the subjects")).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_something_else_is_not_taken_for_the_events() {
     for server in servers() {
@@ -438,14 +447,17 @@ async fn a_stream_of_something_else_is_not_taken_for_the_events() {
             subjects: vec!["kvatlas.v1.events.>".to_owned(), "other.>".to_owned()],
             ..jetstream::stream::Config::default()
         };
-        jetstream.create_stream(foreign).await.unwrap();
+        jetstream.create_stream(foreign.clone()).await.unwrap();
         let daemon = Daemon::start(config(broker.url(), &[JETSTREAM])).await.unwrap();
-        let waited = tokio::time::timeout(std::time::Duration::from_secs(1), daemon.ready()).await;
-        assert!(waited.is_err(), "ready although the stream cannot prove anything");
+        let admin = daemon.admin_address().unwrap();
+        is_the_reason(admin).await;
         jetstream.delete_stream(STREAM).await.unwrap();
         tokio::time::timeout(PATIENCE, daemon.ready())
             .await
             .expect("ready with a stream of its own");
+        jetstream.delete_stream(STREAM).await.unwrap();
+        jetstream.create_stream(foreign).await.unwrap();
+        is_the_reason(admin).await;
         daemon.stop().await;
     }
 }

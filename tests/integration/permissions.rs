@@ -1,6 +1,7 @@
 //! Permissions of each role in the server configurations of `deploy/nats`: what a role may do, and what the server
 //! refuses.
 
+mod bridges;
 mod commands;
 mod doctor;
 mod reports;

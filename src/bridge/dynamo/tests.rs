@@ -95,7 +95,7 @@ async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
     let metrics = Arc::new(BridgeMetrics::new());
     let start: StartRelay = Box::new(move |worker, rank| {
         let way = Way {
-            nats: nats.clone(),
+            nats: nats.clone().into(),
             subjects: Subjects::new("kvatlas").unwrap(),
             holder: PublishedHolder {
                 namespace: NamespaceName::new("m").unwrap(),

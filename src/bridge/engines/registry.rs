@@ -10,8 +10,8 @@ use kvatlas_process::registry::{
 
 use kvatlas_telemetry::LogGate;
 
+use super::Bridge;
 use super::servers::AskedServer;
-use super::{Bridge, FollowedEngine};
 use crate::hosts::host_of;
 use crate::state::{Registration, SharedRegistrations};
 
@@ -141,7 +141,8 @@ impl EngineRegistry for Bridge {
 
     fn engines(&self) -> Vec<EngineState> {
         let state = self.inner.state.lock();
-        state.engines.values().map(FollowedEngine::state).collect()
+        let engines = state.engines.values();
+        engines.map(|followed| self.inner.state_of(followed)).collect()
     }
 
     fn servers(&self) -> Vec<ServerState> {

@@ -12,7 +12,7 @@ async fn relay(broker: &EmbeddedBroker) -> Relay {
 
 async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
     let way = Way {
-        nats: async_nats::connect(broker.url()).await.unwrap(),
+        nats: async_nats::connect(broker.url()).await.unwrap().into(),
         subjects: Subjects::new("kvatlas").unwrap(),
         holder: PublishedHolder {
             namespace: NamespaceName::new("m").unwrap(),

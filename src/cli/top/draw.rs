@@ -71,6 +71,7 @@ impl Painter {
         let (exact, degraded, blocks, copies) = model.totals();
         let state = match (model.is_connected, model.is_ready) {
             (false, _) => Span::styled("NO CONNECTION", self.colour(Color::Red)),
+            (true, _) if !model.has_heard() => Span::raw("waiting for the first answer"),
             (true, true) => Span::styled("ready", self.colour(Color::Green)),
             (true, false) => Span::styled("NOT READY", self.colour(Color::Red)),
         };

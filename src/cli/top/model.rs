@@ -192,6 +192,11 @@ impl Model {
         self.keep_selection();
     }
 
+    /// Whether the daemon has said anything yet.
+    pub(super) fn has_heard(&self) -> bool {
+        self.now_us > 0
+    }
+
     /// Returns the name of the namespace that is shown; `all` if all namespaces are shown.
     pub(super) fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("all")

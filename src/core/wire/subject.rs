@@ -221,6 +221,11 @@ impl Subjects {
         }
     }
 
+    /// Whether `subject` is one of these subjects, or a pattern of them.
+    pub fn has(&self, subject: &str) -> bool {
+        subject.starts_with(&self.root)
+    }
+
     /// Returns the subject on which daemons report their namespaces.
     pub fn namespaces(&self) -> String {
         format!("{}{ALL_NAMESPACES}", self.status)
@@ -339,7 +344,7 @@ impl Subjects {
     /// publishes the reply with its own permissions, and the sender of the request must not gain these. So two kinds of
     /// subjects are refused: those of this contract, and those of the server, which begin with `$`.
     pub fn may_reply_to(&self, subject: &str) -> bool {
-        !subject.starts_with('$') && !subject.starts_with(&self.root)
+        !subject.starts_with('$') && !self.has(subject)
     }
 
     /// Returns the namespace and the worker in an events subject.

@@ -18,7 +18,10 @@ use super::shared::{HttpParts, HttpShared};
 
 /// Reason why the listener cannot start.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {listen} (http.listen): {source}")]
+#[error(
+    "cannot listen on {listen} (http.listen): {source}; give an address of this machine and a free port with --http-listen, or \
+     turn it off with --http-listen off"
+)]
 pub struct HttpStartError {
     /// Address of the listener.
     listen: SocketAddr,

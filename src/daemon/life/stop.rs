@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Daemon;
-use kvatlas_process::admin::{Latch, Readiness};
+use kvatlas_process::admin::Latch;
 
 /// Report of the steps of a stop that did not end in time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -28,6 +28,8 @@ impl fmt::Display for StopReport {
 /// Time limit of a stop, with the report of the steps that have overrun the limit.
 struct Deadline {
     at: Instant,
+    /// Whether the NATS server could not be reached when the stop began.
+    is_away: bool,
     report: StopReport,
 }
 
@@ -36,19 +38,21 @@ struct Deadline {
 const ALONE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Deadline {
-    /// Runs a step that needs the NATS server. If the server cannot be reached, the step is cut short, and is not
-    /// reported as overrun.
-    async fn leave(&mut self, readiness: &Readiness, name: &str, step: impl Future<Output = ()>) {
-        let is_away = || !readiness.report().is_set(Latch::Connected);
-        let at = match is_away() {
+    /// Runs a step that needs the NATS server. If the server could not be reached when the stop began, the step is cut short,
+    /// and is not reported as overrun.
+    async fn leave(&mut self, name: &str, step: impl Future<Output = ()>) {
+        let at = match self.is_away {
             true => Instant::now() + ALONE_PATIENCE,
             false => self.at,
         };
         if tokio::time::timeout_at(at, step).await.is_ok() {
             return;
         }
-        match is_away() {
-            true => tracing::warn!(step = name, "NATS is away: left without taking leave"),
+        match self.is_away {
+            true => tracing::warn!(
+                step = name,
+                "left without taking leave: NATS is away, or refuses what that needs"
+            ),
             false => self.report.overran.push(name.to_owned()),
         }
     }
@@ -77,16 +81,16 @@ impl Daemon {
         let at = Instant::now() + self.config.shutdown.drain;
         let mut deadline = Deadline {
             at,
+            // Asked before the drain, which gives up the connections.
+            is_away: !self.readiness.report().is_set(Latch::Connected),
             report: StopReport::default(),
         };
         self.readiness.start_draining();
-        deadline
-            .leave(&self.readiness, "queries", self.queries.end())
-            .await;
+        deadline.leave("queries", self.queries.end()).await;
         if let Some(http) = &self.http {
             deadline.step("http", http.stop()).await;
         }
-        deadline.leave(&self.readiness, "events", self.events.end()).await;
+        deadline.leave("events", self.events.end()).await;
         let lanes = async {
             if let Err(error) = self.pool.drain().await {
                 tracing::error!(%error, "the lanes cannot be drained");

@@ -39,7 +39,7 @@ use kvatlas_process::storage::{DirectoryLock, LockError};
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotStartError {
     /// Snapshot directory cannot be used.
-    #[error(transparent)]
+    #[error("{0}; give a directory that the daemon may write to with --snapshots-directory")]
     Directory(#[from] DirectoryError),
     /// Another daemon uses the snapshot directory.
     #[error(transparent)]

@@ -18,10 +18,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::Client;
 use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{Consumer, pull};
 use async_nats::jetstream::{Context, Message};
+use async_nats::{Client, connection::State};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
@@ -34,6 +34,7 @@ use kvatlas_client::{Backoff, unix_time_us};
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
 use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
+use kvatlas_process::admin::{Latch, Readiness};
 use kvatlas_telemetry::StreamMetrics;
 use kvatlas_telemetry::labels::ConsumerReset;
 
@@ -89,6 +90,8 @@ pub(crate) struct JetStreamSource {
     pub(super) caught_up: watch::Sender<bool>,
     /// Number of the last message that the stream is known to have, if the next message did not come in time; else `None`.
     pub(super) not_come: Option<u64>,
+    /// Readiness, which has the reason why the stream cannot be read.
+    pub(super) readiness: Arc<Readiness>,
     pub(super) metrics: StreamMetrics,
     /// Tracer that opens spans. `None` if no collector is configured.
     pub(super) tracer: Option<Tracer>,
@@ -172,7 +175,15 @@ impl JetStreamSource {
             let stall = self.trust.stall();
             match self.try_attach(stall).await {
                 Ok(attached) => return attached,
-                Err(error) => tracing::warn!(%error, "the events stream cannot be read yet"),
+                Err(error) => {
+                    tracing::warn!(%error, "the events stream cannot be read yet");
+                    // Other failures may end by themselves.
+                    if error.is_of_stream() && self.client.connection_state() == State::Connected {
+                        self.attached.send_replace(false);
+                    }
+                    self.readiness
+                        .set_trouble(Latch::EventsSubscribed, Some(error.to_string()));
+                }
             }
             failures = failures.saturating_add(1);
             tokio::time::sleep(RETRIES.pause(failures)).await;

@@ -105,6 +105,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
         attached,
         caught_up,
         not_come: None,
+        readiness: Arc::clone(&shared.readiness),
         metrics: StreamMetrics::new(),
         tracer: shared.tracer.clone(),
     };

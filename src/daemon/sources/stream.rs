@@ -89,6 +89,16 @@ pub(super) enum StreamError {
     },
 }
 
+impl StreamError {
+    /// Whether an operator has to correct the stream, or what it may need.
+    pub(super) fn is_of_stream(&self) -> bool {
+        matches!(
+            self,
+            Self::Missing { .. } | Self::Create { .. } | Self::Subjects { .. } | Self::Retention { .. }
+        )
+    }
+}
+
 /// Events stream, as the server describes it.
 pub(super) struct EventStream {
     stream: stream::Stream,

@@ -127,7 +127,7 @@ impl Translator {
     /// The reason why the holder's blocks are in doubt; `None` while they are certain. The first reason stays until the
     /// engine clears. Four doubts end at other times:
     ///
-    /// - [`TranslatorSettings::is_untold`]: never.
+    /// - The doubt of [`TranslatorSettings::is_untold`]: never.
     /// - Block size: with a block of the registered size.
     /// - Names: when no block on the device has two names.
     /// - Reports: when each block on the device has a copy that is no mere report.

@@ -138,6 +138,7 @@ impl Readiness {
         ReadinessReport {
             bits: self.bits(),
             troubles: self.troubles.lock().clone(),
+            refusals: Vec::new(),
         }
     }
 }
@@ -147,9 +148,25 @@ impl Readiness {
 pub struct ReadinessReport {
     bits: u8,
     troubles: LatchTroubles,
+    /// Refusals by the NATS server, in its words.
+    refusals: Vec<String>,
 }
 
 impl ReadinessReport {
+    /// Returns the same report, but with `latch` unset if there are `refusals` of what it stands for. They are told as reasons.
+    #[must_use]
+    pub fn refused(self, latch: Latch, refusals: Vec<String>) -> Self {
+        let bits = match refusals.is_empty() {
+            true => self.bits,
+            false => self.bits & !latch.bit(),
+        };
+        Self {
+            bits,
+            refusals,
+            ..self
+        }
+    }
+
     /// Whether the daemon can serve: every latch (precondition of serving) is set, and the daemon is not draining.
     pub const fn is_ready(&self) -> bool {
         self.bits == ALL_LATCHES
@@ -200,7 +217,7 @@ impl ReadinessReport {
             .filter(|latch| !self.is_set(*latch))
             .map(|latch| format!("waiting for {}", latch.awaited()));
         let mut reasons: Vec<String> = draining.into_iter().chain(awaited).collect();
-        for trouble in self.troubles.iter().flatten() {
+        for trouble in self.troubles.iter().flatten().chain(&self.refusals) {
             let trouble = format!("NATS: {trouble}");
             // A server that refuses one connection mostly refuses all connections in the same words.
             if !reasons.contains(&trouble) {

@@ -8,6 +8,10 @@
 //!
 //! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, which still has a broker to
 //! drain to.
+//!
+//! The directory of a child stays if this process is killed. The next broker removes it ([`left`]).
+
+mod left;
 
 use std::fs::File;
 use std::io;
@@ -20,6 +24,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tempfile::TempDir;
 use thiserror::Error;
+
+use crate::storage::DirectoryLock;
 
 /// Environment variable that names the `nats-server` binary.
 pub const SERVER_VARIABLE: &str = "NATS_SERVER_BIN";
@@ -86,16 +92,22 @@ pub enum BrokerError {
         source: io::Error,
     },
     /// The server ended before it listened.
-    #[error("the embedded NATS server ended at once ({status}); the end of its log:\n{log}")]
+    #[error("the embedded NATS server {path:?} ended at once ({status}); the end of its log:\n{log}")]
     Ended {
+        /// Path of the binary.
+        path: PathBuf,
         /// Exit status of the server.
         status: ExitStatus,
         /// End of the server's log.
         log: String,
     },
     /// The server did not listen in time.
-    #[error("the embedded NATS server did not listen within {seconds} s; the end of its log:\n{log}")]
+    #[error(
+        "the embedded NATS server {path:?} did not listen within {seconds} s; the end of its log:\n{log}"
+    )]
     NotListening {
+        /// Path of the binary.
+        path: PathBuf,
         /// Number of seconds that were waited.
         seconds: u64,
         /// End of the server's log.
@@ -125,6 +137,8 @@ pub struct EmbeddedBroker {
     child: Child,
     watchdog: Option<Child>,
     url: String,
+    /// Lock on the directory, so that no other broker removes it. `None` if the file system has no locks.
+    _lock: Option<DirectoryLock>,
     /// Directory with the server's configuration, log and ports file. The directory is removed last.
     directory: TempDir,
 }
@@ -153,7 +167,8 @@ impl EmbeddedBroker {
         options: &BrokerOptions,
         timeout: Duration,
     ) -> Result<EmbeddedBroker, BrokerError> {
-        let directory = prepare(options)?;
+        left::sweep(&std::env::temp_dir());
+        let (directory, lock) = prepare(options)?;
         let log_path = directory.path().join("log");
         let log = File::create(&log_path).map_err(|source| BrokerError::Prepare {
             path: log_path.clone(),
@@ -172,9 +187,10 @@ impl EmbeddedBroker {
             child,
             watchdog,
             url: String::new(),
+            _lock: lock,
             directory,
         };
-        broker.url = broker.wait_until_listening(&log_path, timeout).await?;
+        broker.url = broker.wait_until_listening(binary, &log_path, timeout).await?;
         Ok(broker)
     }
 
@@ -221,6 +237,7 @@ impl EmbeddedBroker {
 
     async fn wait_until_listening(
         &mut self,
+        binary: &Path,
         log_path: &Path,
         timeout: Duration,
     ) -> Result<String, BrokerError> {
@@ -232,12 +249,14 @@ impl EmbeddedBroker {
             if let Some(status) = self.child.try_wait().map_err(BrokerError::Watch)? {
                 self.dismiss_watchdog();
                 return Err(BrokerError::Ended {
+                    path: binary.to_owned(),
                     status,
                     log: tail(log_path),
                 });
             }
             if Instant::now() >= deadline {
                 return Err(BrokerError::NotListening {
+                    path: binary.to_owned(),
                     seconds: timeout.as_secs(),
                     log: tail(log_path),
                 });
@@ -340,15 +359,17 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Makes a temporary directory for the server, with its configuration file.
-fn prepare(options: &BrokerOptions) -> Result<TempDir, BrokerError> {
+/// Makes a temporary directory for the server, with its configuration file, and locks it.
+fn prepare(options: &BrokerOptions) -> Result<(TempDir, Option<DirectoryLock>), BrokerError> {
     let directory = tempfile::Builder::new()
-        .prefix("kvatlas-nats-")
+        .prefix(left::PREFIX)
         .tempdir()
         .map_err(|source| BrokerError::Prepare {
             path: std::env::temp_dir(),
             source,
         })?;
+    // Before the configuration file is there, no other broker takes the directory for one that was left.
+    let lock = DirectoryLock::take(directory.path(), left::OWNER).ok();
     let path = directory.path().join(CONFIG_FILE);
     let mut text = format!("max_payload: {MAX_PAYLOAD_BYTES}\n");
     if options.with_jetstream || options.jetstream_directory.is_some() {
@@ -359,7 +380,7 @@ fn prepare(options: &BrokerOptions) -> Result<TempDir, BrokerError> {
         text.push('\n');
     }
     std::fs::write(&path, text).map_err(|source| BrokerError::Prepare { path, source })?;
-    Ok(directory)
+    Ok((directory, lock))
 }
 
 /// Returns the server's command line. Paths are arguments, because in the configuration file they would need quoting.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, Server, ServerAddr};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 
 use crate::admin::Readiness;
 use kvatlas_client::{Backoff, Refusal};
@@ -32,6 +33,9 @@ const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
 /// another path than messages. The second trip gives the errors time to arrive first.
 const CONFIRMATION_TRIPS: usize = 2;
 
+/// Cause of a connection that fails for TLS.
+const NO_TLS: &str = "no TLS session comes about; check the nats.tls_… settings and the files that they name";
+
 /// Error of connecting to NATS.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -44,7 +48,7 @@ pub enum ConnectError {
         source: std::io::Error,
     },
     /// No server answered, or the server that answered refused the client.
-    #[error("cannot connect to NATS at {urls}: {}; {}", describe(source), mend_of(source.kind()))]
+    #[error("cannot connect to NATS at {urls}: {}; {}", describe(source), mend_of(source))]
     Connect {
         /// Servers that were tried.
         urls: String,
@@ -68,7 +72,7 @@ impl ConnectError {
     pub fn mend(&self) -> &'static str {
         match self {
             Self::Credentials { .. } => "name a file that can be read, and is of the form that NATS makes",
-            Self::Connect { source, .. } => mend_of(source.kind()),
+            Self::Connect { source, .. } => mend_of(source),
         }
     }
 
@@ -221,6 +225,8 @@ pub(super) async fn connect_with(
 ) -> Result<Client, ConnectError> {
     let urls = places_of(config);
     let servers = urls.clone();
+    let errors = Arc::new(LastErrors::default());
+    let hearing = Arc::clone(&errors);
     let authentication = config.authentication.clone();
     check_credentials(&authentication.current())?;
     let intake = buffer.intake.clone();
@@ -241,8 +247,13 @@ pub(super) async fn connect_with(
         .require_tls(config.tls_required)
         .max_reconnects(None)
         .reconnect_delay_callback(|attempts| RECONNECTS.pause(u32::try_from(attempts).unwrap_or(u32::MAX)))
+        .reconnect_to_server_callback(move |pool, _| {
+            hearing.note(&pool);
+            // The client library chooses the server.
+            std::future::ready(None)
+        })
         .event_callback(move |event| {
-            if let Some(happened) = notice_of(event, &servers) {
+            if let Some(happened) = notice_of(event, &servers, &errors) {
                 notice(happened);
             }
             std::future::ready(())
@@ -324,9 +335,30 @@ pub fn follow_connection(readiness: &Readiness, client: &Client) {
     readiness.follow_connection(move || client.connection_state() == State::Connected);
 }
 
+/// Texts of the errors of the last attempts to connect. The client library's events have only the kind of an error.
+#[derive(Default)]
+struct LastErrors(Mutex<Vec<String>>);
+
+impl LastErrors {
+    /// Takes the errors of the servers that are tried.
+    fn note(&self, pool: &[Server]) {
+        *self.0.lock() = pool
+            .iter()
+            .filter_map(|server| server.last_error.clone())
+            .collect();
+    }
+
+    /// Returns the text of the last error of this kind; the kind itself if there was none before this attempt.
+    fn of_kind(&self, kind: &str) -> String {
+        let errors = self.0.lock();
+        let error = errors.iter().find(|error| error.starts_with(kind));
+        error.map_or_else(|| kind.to_owned(), String::clone)
+    }
+}
+
 /// Converts an event of the client library into an incident; `None` if the event is no incident. `servers` names the
-/// servers that are tried.
-fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
+/// servers that are tried, and `errors` has the texts of the errors.
+fn notice_of(event: Event, servers: &str, errors: &LastErrors) -> Option<ConnectionNotice> {
     match event {
         Event::Connected => Some(ConnectionNotice::Connected),
         Event::Disconnected => Some(ConnectionNotice::Disconnected),
@@ -338,7 +370,7 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
         // Only a failed attempt to connect is reported as `Other`. The client tries again, without a limit.
         Event::ClientError(ClientError::Other(kind)) => Some(ConnectionNotice::Error(format!(
             "cannot connect to {servers}: {}; trying again",
-            cause_of(&kind)
+            cause_of(&kind, &errors.of_kind(&kind))
         ))),
         Event::ClientError(error) => Some(ConnectionNotice::Error(error.to_string())),
         Event::LameDuckMode => Some(ConnectionNotice::LameDuck),
@@ -346,31 +378,51 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     }
 }
 
-/// Returns the cause of a failed attempt to connect, for people. The client library reports only the text of a
-/// [`ConnectErrorKind`].
-fn cause_of(kind: &str) -> String {
-    known_cause(kind).map_or_else(|| kind.to_owned(), |cause| format!("{cause} ({kind})"))
+/// Returns the cause of a failed attempt to connect, for people. `kind` is the text of a [`ConnectErrorKind`], and `error` the
+/// text of the whole error.
+fn cause_of(kind: &str, error: &str) -> String {
+    known_cause(kind, error).map_or_else(|| error.to_owned(), |cause| format!("{cause} ({error})"))
 }
 
 /// Returns the cause of a failed first attempt, for people.
 fn describe(error: &async_nats::ConnectError) -> String {
-    let cause = known_cause(&error.kind().to_string());
-    cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
+    cause_of(&error.kind().to_string(), &error.to_string())
 }
 
-/// Returns a clear cause for the text of a [`ConnectErrorKind`]; `None` if there is no clearer text. The original text does not
-/// show that a server is absent.
-fn known_cause(kind: &str) -> Option<&'static str> {
+/// Whether `error`, the text of an error of connecting, is about TLS. The client library calls errors of a TLS session
+/// errors of input and output. The beginnings of the texts of rustls tell them.
+fn is_about_tls(error: &str) -> bool {
+    let input_output = ConnectErrorKind::Io.to_string();
+    let session = [
+        "invalid peer certificate",
+        "received fatal alert",
+        "received corrupt message",
+        "received unexpected message",
+        "received unexpected handshake message",
+        "peer is incompatible",
+        "peer misbehaved",
+        "peer sent no certificates",
+        "cannot decrypt peer",
+    ];
+    let words = error
+        .strip_prefix(&input_output)
+        .map(|rest| rest.trim_start_matches(": "));
+    let is_of_session = words.is_some_and(|words| session.iter().any(|known| words.starts_with(known)));
+    is_of_session || error.starts_with(&ConnectErrorKind::Tls.to_string())
+}
+
+/// Returns a clear cause for an error of connecting, by the text of its [`ConnectErrorKind`] and its whole text. `None` if there
+/// is no clearer text. The original text does not show that a server is absent.
+fn known_cause(kind: &str, error: &str) -> Option<&'static str> {
+    if is_about_tls(error) {
+        return Some(NO_TLS);
+    }
     let causes = [
         (
             ConnectErrorKind::Io,
             "no NATS server answers there, or it closed the connection",
         ),
         (ConnectErrorKind::Dns, "the host name cannot be resolved"),
-        (
-            ConnectErrorKind::Tls,
-            "no TLS session comes about; check the nats.tls_… settings and the files that they name",
-        ),
         (ConnectErrorKind::TimedOut, "nothing answers there in time"),
         (
             ConnectErrorKind::AuthorizationViolation,
@@ -384,12 +436,18 @@ fn known_cause(kind: &str) -> Option<&'static str> {
 }
 
 /// Returns advice on what to check if the connection cannot be made.
-fn mend_of(kind: ConnectErrorKind) -> &'static str {
-    match kind {
+fn mend_of(error: &async_nats::ConnectError) -> &'static str {
+    match error.kind() {
+        _ if is_about_tls(&error.to_string()) => {
+            "name another server with --nats-url, or correct these settings"
+        }
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
             "give the right ones with the KVATLAS_NATS_… variables or --context, or see the server's log for what it refuses"
         }
-        ConnectErrorKind::Tls => "name another server with --nats-url, or correct these settings",
+        // The server says nothing, because it waits for TLS.
+        _ if error.to_string().contains("expected INFO") => {
+            "check that it runs there; a server that waits for TLS (handshake_first) needs nats.tls_first"
+        }
         _ => "check that it runs there, or name another with --nats-url",
     }
 }
@@ -449,7 +507,8 @@ mod tests {
     fn a_failed_attempt_says_where_why_and_that_there_will_be_another() {
         let text = |kind: ConnectErrorKind| {
             let event = Event::ClientError(ClientError::Other(kind.to_string()));
-            notice_of(event, "broker:4222").unwrap().to_string()
+            let errors = LastErrors::default();
+            notice_of(event, "broker:4222", &errors).unwrap().to_string()
         };
         assert_eq!(
             text(ConnectErrorKind::Io),
@@ -468,5 +527,41 @@ mod tests {
         assert!(!refused.contains("check that it runs"), "{refused}");
         assert!(text(ConnectErrorKind::Dns).contains("resolved"));
         assert!(text(ConnectErrorKind::Authentication).contains("failed signing nonce; trying again"));
+    }
+
+    #[test]
+    fn an_error_of_a_tls_session_is_told_from_an_absent_server() {
+        use async_nats::rustls::{self, AlertDescription, CertificateError, InvalidMessage};
+
+        let of_session = [
+            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer),
+            rustls::Error::AlertReceived(AlertDescription::CertificateRequired),
+            rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType),
+            rustls::Error::NoCertificatesPresented,
+        ];
+        for error in of_session {
+            let error = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+            let source = async_nats::ConnectError::from(error);
+            let (kind, text) = (source.kind().to_string(), source.to_string());
+            let told = ConnectError::Connect {
+                urls: "broker:4222".to_owned(),
+                source,
+            };
+            let told = told.to_string();
+            assert!(
+                told.contains("nats.tls_…") && !told.contains("no NATS server"),
+                "{told}"
+            );
+            assert!(!told.contains("check that it runs"), "{told}");
+            // The daemon has the words of the attempt before.
+            let errors = LastErrors(Mutex::new(vec!["timed out".to_owned(), text.clone()]));
+            let event = Event::ClientError(ClientError::Other(kind));
+            let told = notice_of(event, "broker:4222", &errors).unwrap().to_string();
+            assert!(told.contains("nats.tls_…") && told.contains(&text), "{told}");
+        }
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        assert!(!is_about_tls(
+            &async_nats::ConnectError::from(refused).to_string()
+        ));
     }
 }

@@ -265,7 +265,8 @@ pub enum EngineStatus {
     Pending,
     /// The bridge is connected, and knows the engine's blocks for certain.
     Exact,
-    /// The bridge is connected, but events were lost that the engine cannot send again.
+    /// The bridge is connected, but events were lost that the engine cannot send again, or the NATS server refuses the reports
+    /// about the engine.
     Degraded,
     /// The connection broke, or the engine is silent.
     Lost,

@@ -124,7 +124,8 @@ async fn a_server_that_ends_is_quoted() {
             ..BrokerOptions::default()
         };
         let error = EmbeddedBroker::start_with(&binary, options).await.unwrap_err();
-        let BrokerError::Ended { status, log } = error else {
+        assert!(error.to_string().contains(&format!("{binary:?}")), "{error}");
+        let BrokerError::Ended { status, log, .. } = error else {
             panic!("{error}")
         };
         assert!(

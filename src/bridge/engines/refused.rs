@@ -1,0 +1,58 @@
+//! Refusals by the NATS server, as the bridge's engines and operators see them.
+
+use std::time::Instant;
+
+use kvatlas_client::Refusal;
+use kvatlas_process::registry::{EngineState, EngineStatus};
+
+use super::{Bridge, FollowedEngine, Inner};
+
+impl Bridge {
+    /// Records a refusal by the NATS server. Returns whether the refusal keeps the bridge from reporting engines.
+    pub fn note_refusal(&self, refusal: &Refusal) -> bool {
+        let inner = &self.inner;
+        inner.refused.note(&inner.subjects, refusal, Instant::now())
+    }
+
+    /// Forgets all refusals, because the connection to NATS is new.
+    pub fn forget_refusals(&self) {
+        self.inner.refused.clear();
+    }
+
+    /// Returns the texts of the refusals that keep the bridge from reporting engines; empty while the server refuses nothing.
+    pub fn refusals(&self) -> Vec<String> {
+        self.inner.refused.words(Instant::now())
+    }
+}
+
+impl Inner {
+    /// Returns the state of an engine. If daemons are not told of the engine, because the NATS server refuses that, the state
+    /// says so.
+    pub(super) fn state_of(&self, followed: &FollowedEngine) -> EngineState {
+        let state = followed.state();
+        let Some(words) = self.refusal_of(followed) else {
+            return state;
+        };
+        let status = match state.status {
+            EngineStatus::Exact => EngineStatus::Degraded,
+            status => status,
+        };
+        EngineState {
+            status,
+            last_error: Some(format!("daemons are not told: {words}")),
+            ..state
+        }
+    }
+
+    /// Returns the text of the server's refusal of the engine's events, or of the questions about it; `None` if nothing is
+    /// refused.
+    fn refusal_of(&self, followed: &FollowedEngine) -> Option<String> {
+        let holder = self.own_holder(&followed.engine).ok()?;
+        let events = self.subjects.events(&holder.namespace, &holder.worker);
+        let resync = self
+            .subjects
+            .resync(&holder.namespace, &holder.worker, holder.rank);
+        let is_of_engine = |subject: &str| subject == events || subject == resync;
+        self.refused.about(Instant::now(), is_of_engine)
+    }
+}

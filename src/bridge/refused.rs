@@ -1,0 +1,123 @@
+//! The NATS server's refusals of what a bridge publishes and subscribes to.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use kvatlas_client::publish::Refusals;
+use kvatlas_client::{Refusal, Refused};
+use kvatlas_core::wire::{AdminCommand, Subjects};
+
+/// Time for which a refusal counts. Publishers repeat what was refused with each heartbeat, so a refusal that is not repeated
+/// is over: the bridge has got the right.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+
+/// Maximum number of refused subjects that are remembered.
+const SUBJECTS_MAX: usize = 1024;
+
+/// Key under which a refusal that concerns all subscriptions is remembered. No subject is empty.
+const ALL_SUBSCRIPTIONS: &str = "";
+
+/// Subjects that the server has refused lately.
+#[derive(Debug, Default)]
+pub(super) struct RefusedSubjects {
+    /// The text of the server's error and the time of the last refusal, by subject.
+    last: Mutex<BTreeMap<String, (String, Instant)>>,
+    /// The same refusals for the publishers, which subscribe again.
+    pub(super) heard: Refusals,
+}
+
+impl RefusedSubjects {
+    /// Records a refusal at the time `now`. Returns `false` if the refusal does not concern what reports of engines need.
+    /// Questioners choose the subjects of answers, so a refused answer never counts.
+    pub(super) fn note(&self, subjects: &Subjects, refusal: &Refusal, now: Instant) -> bool {
+        self.heard.note(refusal);
+        let subject = match &refusal.refused {
+            Refused::Subscription(None) => ALL_SUBSCRIPTIONS,
+            Refused::Subscription(Some(subject)) | Refused::Message(subject) => subject,
+        };
+        let is_needed = subjects.has(subject) && subject != subjects.admin(AdminCommand::Reset);
+        if !is_needed && subject != ALL_SUBSCRIPTIONS {
+            return false;
+        }
+        let mut refused = self.last.lock();
+        refused.retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
+        if refused.len() < SUBJECTS_MAX || refused.contains_key(subject) {
+            refused.insert(subject.to_owned(), (refusal.words.clone(), now));
+        }
+        true
+    }
+
+    /// Forgets all refusals, because the connection is new.
+    pub(super) fn clear(&self) {
+        self.last.lock().clear();
+    }
+
+    /// Returns the texts of the server's errors that count at the time `now`.
+    pub(super) fn words(&self, now: Instant) -> Vec<String> {
+        self.find(now, |_| true).collect()
+    }
+
+    /// Returns the text of the server's error about the first subject for which `is_meant` holds; `None` if the server has
+    /// refused none of them.
+    pub(super) fn about(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> Option<String> {
+        self.find(now, is_meant).next()
+    }
+
+    fn find(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> std::vec::IntoIter<String> {
+        let refused = self.last.lock();
+        let meant = refused
+            .iter()
+            .filter(|(subject, (_, at))| is_meant(subject) && now.duration_since(*at) < REFUSED_FOR);
+        let words: Vec<String> = meant.map(|(_, (words, _))| words.clone()).collect();
+        words.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(words: &str) -> Refusal {
+        Refusal::parse(words).unwrap()
+    }
+
+    #[test]
+    fn a_refusal_of_what_reports_need_counts_until_it_is_not_repeated() {
+        let (refused, subjects) = (RefusedSubjects::default(), Subjects::new("kvatlas").unwrap());
+        let start = Instant::now();
+        let events = refusal(r#"Permissions Violation for Publish to "kvatlas.v1.events.m.gpu-9""#);
+        assert!(refused.note(&subjects, &events, start));
+        assert_eq!(refused.words(start).first(), Some(&events.words));
+        let of = |subject: &'static str| move |refused: &str| refused == subject;
+        assert_eq!(
+            refused.about(start, of("kvatlas.v1.events.m.gpu-9")),
+            Some(events.words.clone())
+        );
+        assert_eq!(refused.about(start, of("kvatlas.v1.events.m.gpu-0")), None);
+        assert!(refused.note(&subjects, &events, start + REFUSED_FOR));
+        assert_eq!(refused.words(start + REFUSED_FOR).len(), 1, "repeated");
+        assert!(refused.words(start + 2 * REFUSED_FOR).is_empty());
+        refused.clear();
+        assert!(refused.words(start + REFUSED_FOR).is_empty());
+        assert!(refused.note(&subjects, &refusal("maximum subscriptions exceeded"), start));
+    }
+
+    #[test]
+    fn refused_answers_services_and_commands_do_not_count() {
+        let (refused, subjects) = (RefusedSubjects::default(), Subjects::new("kvatlas").unwrap());
+        for words in [
+            r#"Permissions Violation for Publish to "_INBOX.else.1""#,
+            r#"Permissions Violation for Publish to "$JS.API.INFO""#,
+            r#"Permissions Violation for Subscription to "$SRV.PING""#,
+            r#"Permissions Violation for Subscription to "kvatlas.v1.admin.reset""#,
+        ] {
+            assert!(
+                !refused.note(&subjects, &refusal(words), Instant::now()),
+                "{words}"
+            );
+        }
+        assert!(refused.words(Instant::now()).is_empty());
+    }
+}
