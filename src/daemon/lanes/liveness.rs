@@ -3,9 +3,14 @@
 //! A publisher sends heartbeats. After some silence its holder is *stale*: replies still list its known blocks, and say
 //! that it is stale. After a longer silence the holder counts as gone.
 //!
-//! Silence counts only the time in which this daemon could listen. Time without a connection does not count. Time in
-//! which the daemon was suspended, or got no processor, does not count either. So an outage of the broker, a suspended
-//! machine or a jumping clock cannot make a whole fleet look dead.
+//! | silence | time that counts |
+//! |---|---|
+//! | until a holder is stale | all time since the publisher was last seen to be alive, once messages can be received again |
+//! | until a holder is gone | only the time in which this daemon could listen: not without a connection, nor while suspended |
+//!
+//! So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet look dead. But a publisher that
+//! ended meanwhile is noticed at once: a message that waited in the socket or in the stream does not show that its publisher
+//! is alive.
 
 use std::time::Duration;
 

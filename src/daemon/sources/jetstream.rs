@@ -2,8 +2,8 @@
 //!
 //! - The stream numbers its messages without a gap. A missing number shows a loss immediately, not only at the holder's
 //!   next batch.
-//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, even if it
-//!   stays silent.
+//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, unless its last message is
+//!   so old that the holder is stale.
 //! - Messages are pulled, a bounded number at a time, and not acknowledged. The daemon keeps the position itself, in snapshots.
 //! - The connection can break, the server can fall silent, a message can be skipped. After each of these breaks, a new
 //!   consumer begins after the last message that the lanes have. Until this consumer has read the stream up to its end,
