@@ -13,17 +13,17 @@ use kvatlas_core::wire::{NamespaceName, Rank, WorkerName};
 /// Maximum number of holders whose epochs are kept.
 const HOLDERS_MAX: usize = 4096;
 
-type HolderName = (NamespaceName, WorkerName, Rank);
+type FarewellKey = (NamespaceName, WorkerName, Rank);
 
 /// Epochs ahead of the clock in which holders were said goodbye. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Farewells(Arc<Mutex<HashMap<HolderName, u64>>>);
+pub(super) struct Farewells(Arc<Mutex<HashMap<FarewellKey, u64>>>);
 
 /// Place where the goodbye of one holder is noted.
 #[derive(Debug)]
 pub(super) struct Farewell {
     farewells: Farewells,
-    holder: HolderName,
+    holder: FarewellKey,
 }
 
 impl Farewells {

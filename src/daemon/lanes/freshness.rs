@@ -42,7 +42,7 @@ pub(crate) struct Freshness {
 
 /// Time at which a message came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Arrival {
+pub(super) struct MessageArrival {
     /// Earliest time at which the message may have come, in microseconds.
     pub(super) came_us: u64,
     /// Whether the message has come just now. Otherwise it may have waited in the socket or in the stream, so it does not show
@@ -105,12 +105,12 @@ impl Freshness {
     /// message has come just now.
     /// If the broker's silence is longer than allowed, the message may have waited in the socket since the broker was
     /// last heard.
-    pub(super) fn arrival(&self, kept_for: Duration) -> Arrival {
+    pub(super) fn arrival(&self, kept_for: Duration) -> MessageArrival {
         let came_us = match self.is_unheard() {
             true => self.heard_us.load(Ordering::Acquire),
             false => now_us(),
         };
-        Arrival {
+        MessageArrival {
             came_us,
             is_new: kept_for.is_zero() && !self.is_unheard(),
             sent_us: came_us.saturating_sub(u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX)),

@@ -15,7 +15,7 @@ use kvatlas_core::wire::Rank;
 use kvatlas_telemetry::EventMetrics;
 use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
 
-use super::freshness::Arrival;
+use super::freshness::MessageArrival;
 use super::held::ResyncNumber;
 use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
 use super::holder_snapshot::{HolderDump, Revisited};
@@ -102,7 +102,7 @@ pub(crate) struct BatchesJob {
     pub(super) sender: Arc<Sender>,
     pub(super) payloads: Payloads,
     pub(super) generation: StreamGeneration,
-    pub(super) arrival: Arrival,
+    pub(super) arrival: MessageArrival,
     /// Trace span that ends with the job. A job with a span has a single message.
     pub(super) span: Option<OpenSpan>,
 }

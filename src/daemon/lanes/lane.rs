@@ -14,7 +14,7 @@ use kvatlas_telemetry::labels::DropReason;
 
 use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
-use super::freshness::Arrival;
+use super::freshness::MessageArrival;
 use super::held::HoldingLimits;
 use super::holder::{Afterwards, Context, Holder, JobClocks};
 use super::job::{BatchesJob, Job, LaneTimes};
@@ -191,7 +191,7 @@ impl Lane {
         &mut self,
         sender: &Sender,
         received: ReceivedBatch,
-        arrival: Arrival,
+        arrival: MessageArrival,
         epoch_ahead_max: Option<Duration>,
     ) -> bool {
         let (worker, rank) = (&sender.worker, received.batch.rank);

@@ -18,7 +18,7 @@ use kvatlas_telemetry::{EventMetrics, LaneMetrics, ShardMetrics, log_gated};
 
 use super::clock::now_us;
 use super::flow::Flows;
-use super::freshness::{Arrival, Freshness};
+use super::freshness::{Freshness, MessageArrival};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::lane::Lane;
 use super::line::{Assignments, LaneId, Sender, WorkerKey};
@@ -101,7 +101,7 @@ impl Inbox {
                 payloads: Payloads::of(payload),
                 generation,
                 // Replaced when the job is handed over.
-                arrival: Arrival::default(),
+                arrival: MessageArrival::default(),
                 span,
             }),
         }

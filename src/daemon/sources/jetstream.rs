@@ -38,6 +38,7 @@ use kvatlas_process::admin::{Latch, Readiness};
 use kvatlas_telemetry::StreamMetrics;
 use kvatlas_telemetry::labels::ConsumerReset;
 
+use super::consumer_check::{ConsumerCheck, is_continued};
 use super::pulse::{Beat, Pulse};
 use super::span_of;
 use super::stream::{EventStream, StreamError, StreamSpan};
@@ -129,16 +130,6 @@ impl Attached {
 /// Reason why a new consumer has to be made, and the detail for the log.
 type Broken = (ConsumerReset, String);
 
-/// Check with which a consumer begins: the message `sequence` must have the same content as before.
-struct ConsumerCheck {
-    /// Number of the last message that was read.
-    sequence: u64,
-    /// Digest by which the message is recognized.
-    digest: u64,
-    /// Position before the first message of the stream.
-    beginning: StreamCursor,
-}
-
 /// Reason why a consumer is no longer read.
 enum Detached {
     Stopped,
@@ -194,7 +185,7 @@ impl JetStreamSource {
         let stream = EventStream::open(&self.jetstream, &self.config, self.subject.clone()).await?;
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
-        let check = check_of(&cursor, first, stream.beginning());
+        let check = ConsumerCheck::of(&cursor, first, stream.beginning());
         let consumer = stream
             .consume_from(cursor.sequence + u64::from(check.is_none()))
             .await?;
@@ -562,60 +553,4 @@ impl JetStreamSource {
 fn age_of(published: DateTime) -> Duration {
     let published_us = u64::try_from(published.unix_timestamp_nanos() / 1000).unwrap_or_default();
     Duration::from_micros(unix_time_us().saturating_sub(published_us))
-}
-
-/// Returns the check to make before the stream is read from `cursor` on. Returns `None` if the message at the cursor is
-/// not known, or is no longer there.
-fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<ConsumerCheck> {
-    let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;
-    Some(ConsumerCheck {
-        sequence: cursor.sequence,
-        digest,
-        beginning,
-    })
-}
-
-/// Whether `last` is a position in the stream that begins at `beginning`.
-fn is_continued(last: &StreamCursor, beginning: &StreamCursor, span: StreamSpan) -> bool {
-    let is_same = last.stream == beginning.stream && last.created_us == beginning.created_us;
-    is_same && last.sequence <= span.last
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cursor(created_us: u64, sequence: u64) -> StreamCursor {
-        StreamCursor {
-            stream: "EVENTS".to_owned(),
-            created_us,
-            sequence,
-            digest: None,
-            intake: None,
-            has_all: true,
-        }
-    }
-
-    #[test]
-    fn a_message_that_is_known_and_there_is_compared() {
-        let known = StreamCursor {
-            digest: Some(77),
-            ..cursor(7, 5)
-        };
-        assert!(check_of(&known, 5, cursor(7, 4)).is_some_and(|check| check.digest == 77));
-        assert!(check_of(&known, 6, cursor(7, 5)).is_none());
-        assert!(check_of(&cursor(7, 5), 5, cursor(7, 4)).is_none());
-    }
-
-    #[test]
-    fn a_position_counts_only_in_the_stream_it_was_taken_in() {
-        let span = StreamSpan { first: 5, last: 9 };
-        let beginning = cursor(7, 4);
-        assert!(is_continued(&cursor(7, 9), &beginning, span));
-        assert!(is_continued(&cursor(7, 0), &beginning, span));
-        // The position is after the stream's end. So the stream has lost messages that were read, and reuses their
-        // numbers.
-        assert!(!is_continued(&cursor(7, 10), &beginning, span));
-        assert!(!is_continued(&cursor(8, 9), &beginning, span));
-    }
 }

@@ -9,7 +9,7 @@
 //! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, which still has a broker to
 //! drain to.
 //!
-//! The directory of a child stays if this process is killed. The next broker removes it ([`left`]).
+//! The directory of a child stays if this process is killed. The next broker removes it (module `left`).
 
 mod left;
 
