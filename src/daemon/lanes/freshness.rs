@@ -106,13 +106,14 @@ impl Freshness {
     /// If the broker's silence is longer than allowed, the message may have waited in the socket since the broker was
     /// last heard.
     pub(super) fn arrival(&self, kept_for: Duration) -> MessageArrival {
-        let came_us = match self.is_unheard() {
+        let is_unheard = self.is_unheard();
+        let came_us = match is_unheard {
             true => self.heard_us.load(Ordering::Acquire),
             false => now_us(),
         };
         MessageArrival {
             came_us,
-            is_new: kept_for.is_zero() && !self.is_unheard(),
+            is_new: kept_for.is_zero() && !is_unheard,
             sent_us: came_us.saturating_sub(u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX)),
         }
     }

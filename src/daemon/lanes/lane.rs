@@ -152,7 +152,8 @@ impl Lane {
                         worker,
                         ..
                     } = &*job.sender;
-                    self.note_undecodable(namespace, metrics, worker, error);
+                    let clocks = self.clocks_at(job.arrival);
+                    self.note_undecodable(namespace, metrics, worker, error, clocks);
                     false
                 }
                 Ok(batch) => {
@@ -195,11 +196,7 @@ impl Lane {
         epoch_ahead_max: Option<Duration>,
     ) -> bool {
         let (worker, rank) = (&sender.worker, received.batch.rank);
-        let clocks = JobClocks {
-            seen_us: arrival.sent_us,
-            is_new: arrival.is_new,
-            ..self.clocks()
-        };
+        let clocks = self.clocks_at(arrival);
         let epoch = received.batch.epoch;
         if epoch > epoch_max_at(clocks.unix_us, epoch_ahead_max) {
             let why = NoHolder::EpochAhead(epoch);
@@ -297,11 +294,7 @@ impl Lane {
         let holder = match self.holders.remove(key) {
             Some(holder) => holder,
             None => {
-                let clocks = JobClocks {
-                    seen_us: now_us(),
-                    is_new: true,
-                    ..self.clocks()
-                };
+                let clocks = self.clocks_when_seen();
                 self.register(namespace, metrics, key, clocks)?
             }
         };
@@ -354,17 +347,17 @@ impl Lane {
         metrics: &EventMetrics,
         worker: &WorkerKey,
         error: DecodeError,
+        clocks: JobClocks,
     ) {
         let why = NoHolder::from(error);
         metrics.batch_dropped(why.reason(), worker.worker.as_str(), &why);
-        self.doubt(worker);
+        self.doubt(worker, clocks);
         self.note_unread(namespace, worker, why.reason());
     }
 
     /// Degrades all holders of a worker after a message that cannot be read. The message may have been for any rank,
     /// even for one that is not known yet.
-    fn doubt(&mut self, worker: &WorkerKey) {
-        let clocks = self.clocks();
+    fn doubt(&mut self, worker: &WorkerKey, clocks: JobClocks) {
         self.ranks(worker)
             .for_each(|holder| holder.note_undecodable(clocks));
         self.unheld.unreadable.note(worker, now_us());
@@ -383,11 +376,12 @@ impl Lane {
     fn note_lost(&mut self, lost: LostJob) {
         let sender = lost.sender;
         let worker = &sender.worker;
+        let clocks = self.clocks_when_seen();
         if lost.has_unknown {
-            self.doubt(worker);
+            self.doubt(worker, clocks);
         }
         let context = Context {
-            clocks: self.clocks(),
+            clocks,
             holding: &self.holding,
             clock: &self.clock,
             tally: &self.tally,
@@ -476,6 +470,25 @@ impl Lane {
         }
     }
 
+    /// Returns the times of a job whose message came at `arrival`.
+    fn clocks_at(&self, arrival: MessageArrival) -> JobClocks {
+        JobClocks {
+            seen_us: arrival.sent_us,
+            is_new: arrival.is_new,
+            ..self.clocks()
+        }
+    }
+
+    /// Returns the times of a job that shows that the publisher is alive.
+    pub(super) fn clocks_when_seen(&self) -> JobClocks {
+        JobClocks {
+            seen_us: now_us(),
+            is_new: true,
+            ..self.clocks()
+        }
+    }
+
+    /// Returns the times of a job without a message.
     pub(super) fn clocks(&self) -> JobClocks {
         JobClocks {
             monotonic_us: self.clock.monotonic_us(),

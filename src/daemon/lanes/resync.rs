@@ -9,7 +9,7 @@ use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::clock::now_us;
 use super::held::ResyncNumber;
-use super::holder::{Afterwards, Context, Holder, JobClocks};
+use super::holder::{Afterwards, Context, Holder};
 use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
 use super::job::{Job, ResyncJob, ResyncStep};
 use super::lane::Lane;
@@ -73,11 +73,9 @@ impl Lane {
     /// Does a step of a holder's resync.
     pub(super) fn resync(&mut self, job: ResyncJob) {
         // An answer shows that the publisher is alive.
-        let is_new = matches!(job.step, ResyncStep::Finish { .. });
-        let clocks = JobClocks {
-            seen_us: if is_new { now_us() } else { 0 },
-            is_new,
-            ..self.clocks()
+        let clocks = match job.step {
+            ResyncStep::Finish { .. } => self.clocks_when_seen(),
+            ResyncStep::Begin(_) | ResyncStep::Abandon { .. } => self.clocks(),
         };
         let context = Context {
             clocks,

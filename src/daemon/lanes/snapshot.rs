@@ -265,7 +265,9 @@ impl Lane {
                 };
                 match EventBatch::decode(&payload, &snapshot_limits()) {
                     Ok(batch) => holder.restore_blocks(batch, now_us),
-                    Err(error) => self.note_undecodable(namespace, metrics, worker, error),
+                    Err(error) => {
+                        self.note_undecodable(namespace, metrics, worker, error, self.clocks());
+                    }
                 }
             }
         }

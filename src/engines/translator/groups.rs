@@ -354,6 +354,10 @@ impl HolderGroups {
 
     /// Notes whether groups have the block in different tiers, after one of them has got or lost a copy.
     fn note_split(&mut self, slot: ChainSlot) {
+        // Most engines have one group, and need no look into the set.
+        if self.lanes.len() < 2 {
+            return;
+        }
         match self.is_split(slot) {
             true => self.split.insert(slot),
             false => self.split.remove(&slot),
@@ -363,9 +367,7 @@ impl HolderGroups {
     fn is_split(&self, slot: ChainSlot) -> bool {
         let numbered = || self.lanes.iter().filter(|(index, _)| index.is_some());
         let all_have = |tier: TierIndex| numbered().all(|(_, lane)| lane.holds(slot, tier));
-        self.lanes.len() > 1
-            && numbered().all(|(_, lane)| lane.holds_anywhere(slot))
-            && !TierIndex::ALL.into_iter().any(all_have)
+        numbered().all(|(_, lane)| lane.holds_anywhere(slot)) && !TierIndex::ALL.into_iter().any(all_have)
     }
 
     /// Finds the blocks that groups have in different tiers.
