@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::process::kvatlas;
+use crate::support::process::{kvatlas, without_settings};
 use crate::support::{PATIENCE, broker, skipped};
 
 fn shipped(path: &str) -> PathBuf {
@@ -144,7 +144,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) & 255)
 async fn a_daemon_whose_terminal_is_closed_ends() {
     let broker = broker().await;
     let daemon = ["serve", "--admin-listen", "off", "--nats-url", broker.url()];
-    let mut python = std::process::Command::new("python3");
+    let mut python = Command::new("python3");
+    without_settings(&mut python);
     python
         .args(["-c", CLOSE_TERMINAL, env!("CARGO_BIN_EXE_kvatlas")])
         .args(daemon);

@@ -13,6 +13,13 @@ use super::PATIENCE;
 /// Returns a command that runs the binary, without the settings of the person who runs the tests.
 pub fn kvatlas(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
+    without_settings(&mut command);
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Takes the settings of this process's environment from a command.
+pub fn without_settings(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KVATLAS_") {
             command.env_remove(name);
@@ -22,8 +29,6 @@ pub fn kvatlas(arguments: &[&str]) -> Command {
     command
         .env("XDG_CONFIG_HOME", "/nonexistent")
         .env_remove("NATS_CONTEXT");
-    command.args(arguments).stdin(Stdio::null());
-    command
 }
 
 /// Settings for slow machines, and for publishers without heartbeats. Tests of slowness and of silence set other times.
