@@ -15,6 +15,7 @@ use kvatlas_core::wire::Rank;
 use kvatlas_telemetry::EventMetrics;
 use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
 
+use super::clock::now_us;
 use super::freshness::MessageArrival;
 use super::held::ResyncNumber;
 use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
@@ -153,11 +154,22 @@ pub(crate) struct RestoreJob {
 
 /// Snapshot from which a holder is restored.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct RestoreOrigin {
+pub struct RestoreOrigin {
     /// Generation of the event stream in which a holder that was not in doubt counts as confirmed.
     pub(super) generation: StreamGeneration,
     /// Time at which the snapshot was begun, by [`now_us`](super::clock::now_us).
     pub(super) taken_us: u64,
+}
+
+impl RestoreOrigin {
+    /// Makes the origin of holders from a snapshot of this `age`.
+    pub fn new(generation: StreamGeneration, age: Duration) -> Self {
+        let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
+        Self {
+            generation,
+            taken_us: now_us().saturating_sub(age_us),
+        }
+    }
 }
 
 /// Content of a snapshot's frame, for a holder of the worker.

@@ -73,6 +73,7 @@ pub use holder_resync::ResyncAnswer;
 pub(crate) use holder_resync::{ResyncBegun, ResyncOutcome};
 pub use holder_snapshot::{HolderDump, Revisited};
 pub(crate) use job::HolderCommand;
+pub use job::RestoreOrigin;
 pub(crate) use line::{HolderKey, WorkerKey};
 pub use liveness::LivenessLimits;
 pub(crate) use liveness::TICK_INTERVAL;

@@ -1,7 +1,7 @@
 //! The lanes together: a message comes in, and the pool puts it into the queue of its worker's lane.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -130,8 +130,6 @@ pub struct LanePool {
     liveness: Arc<LivenessSettings>,
     doubts: Arc<Notify>,
     shard: Option<(Shard, ShardMetrics)>,
-    /// Age of the snapshot that is being restored, in microseconds.
-    pub(super) snapshot_age_us: AtomicU64,
 }
 
 /// Logs that a message for a stopped lane was lost. Called for each such message; the rate of log lines is bounded.
@@ -191,7 +189,6 @@ impl LanePool {
             liveness,
             doubts,
             shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
-            snapshot_age_us: AtomicU64::new(0),
         })
     }
 

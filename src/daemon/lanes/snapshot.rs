@@ -5,8 +5,6 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -41,22 +39,16 @@ pub fn snapshot_limits() -> WireLimits {
 pub struct DumpPosition(HolderKey);
 
 impl LanePool {
-    /// Notes the age of the snapshot whose frames follow.
-    pub(crate) fn note_snapshot_age(&self, age: Duration) {
-        let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
-        self.snapshot_age_us.store(age_us, Ordering::Release);
-    }
-
     /// Sends a frame (one record) of a snapshot to the lane of its holder. `holder` is the holder frame to which the
-    /// frame belongs. A holder that was not in doubt when it was dumped counts as confirmed in `generation` of the
-    /// event stream.
+    /// frame belongs. A holder that was not in doubt when it was dumped counts as confirmed in the generation of the event
+    /// stream that `origin` has.
     ///
     /// Frames for workers of other shards are skipped, because the snapshot may be older than the division into shards.
     pub async fn restore(
         &self,
         holder: &HolderFrame,
         frame: Frame,
-        generation: StreamGeneration,
+        origin: RestoreOrigin,
     ) -> Result<(), PoolError> {
         if !self.takes(&holder.worker) {
             return Ok(());
@@ -76,11 +68,7 @@ impl LanePool {
         }
         let (part, bytes) = match frame {
             Frame::Stream(_) | Frame::Forest(_) => return Ok(()),
-            Frame::Holder(frame) => {
-                let taken_us = now_us().saturating_sub(self.snapshot_age_us.load(Ordering::Acquire));
-                let origin = RestoreOrigin { generation, taken_us };
-                (RestorePart::Holder(frame, origin), 0)
-            }
+            Frame::Holder(frame) => (RestorePart::Holder(frame, origin), 0),
             Frame::Batch(payload) => {
                 let bytes = payload.len();
                 (RestorePart::Batch(holder.rank, payload), bytes)

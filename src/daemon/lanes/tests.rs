@@ -68,6 +68,11 @@ fn settings() -> LaneSettings {
     }
 }
 
+/// Returns a new snapshot whose holders count as confirmed by no batch.
+fn unconfirmed() -> RestoreOrigin {
+    RestoreOrigin::new(never(), Duration::ZERO)
+}
+
 /// Returns a generation of the event stream in which no holder has been confirmed by a batch.
 fn never() -> StreamGeneration {
     StreamGeneration::default()
@@ -136,10 +141,12 @@ async fn a_holder_that_a_snapshot_has_twice_is_what_it_was_last() {
     let pool = pool();
     for (first, seq) in [(10, 7), (20, 9)] {
         let holder = frame(seq);
-        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
             .await
             .unwrap();
-        pool.restore(&holder, stored(first, seq), never()).await.unwrap();
+        pool.restore(&holder, stored(first, seq), unconfirmed())
+            .await
+            .unwrap();
     }
     pool.drain().await.unwrap();
     assert_eq!((depth(&pool, 10), depth(&pool, 20)), (None, Some(3)));
@@ -152,7 +159,7 @@ async fn only_the_workers_of_the_shard_are_taken() {
         let shard = Shard::new(index, 2).unwrap();
         let pool = pool_of(Some(shard));
         let expected = usize::from(shard.owns(&holder.worker));
-        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
             .await
             .unwrap();
         pool.drain().await.unwrap();
@@ -186,10 +193,10 @@ async fn blocks_of_other_settings_are_not_restored_and_their_publisher_is_asked(
     };
     for holder in [other_hashing, other_size] {
         let pool = pool();
-        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
             .await
             .unwrap();
-        pool.restore(&holder, stored(10, 7), never()).await.unwrap();
+        pool.restore(&holder, stored(10, 7), unconfirmed()).await.unwrap();
         pool.drain().await.unwrap();
         assert_eq!(depth(&pool, 10), None);
         let namespace = pool.namespaces.get(&holder.namespace).unwrap();
@@ -212,7 +219,7 @@ async fn a_foreign_chain_is_still_known_after_a_restart() {
         foreign_chain: true,
         ..frame(7)
     };
-    pool.restore(&holder, Frame::Holder(holder.clone()), never())
+    pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
         .await
         .unwrap();
     pool.drain().await.unwrap();
@@ -220,7 +227,7 @@ async fn a_foreign_chain_is_still_known_after_a_restart() {
         if let Some((_, dump)) = pool.dump_next(lane, None, false, never()).await.unwrap() {
             assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
             restarted
-                .restore(&dump.frame, Frame::Holder(dump.frame.clone()), never())
+                .restore(&dump.frame, Frame::Holder(dump.frame.clone()), unconfirmed())
                 .await
                 .unwrap();
         }
@@ -236,9 +243,13 @@ async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
     for (made_us, is_certain) in [(Some(5), true), (None, false)] {
         let pool = pool();
         let holder = HolderFrame { made_us, ..frame(7) };
-        pool.restore(&holder, Frame::Holder(holder.clone()), trust.generation())
-            .await
-            .unwrap();
+        pool.restore(
+            &holder,
+            Frame::Holder(holder.clone()),
+            RestoreOrigin::new(trust.generation(), Duration::ZERO),
+        )
+        .await
+        .unwrap();
         pool.drain().await.unwrap();
         let namespace = pool.namespaces.get(&holder.namespace).unwrap();
         let holders = namespace.indexer.holders();
@@ -251,10 +262,10 @@ async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
 async fn a_holder_whose_frames_end_in_the_middle_is_forgotten() {
     let pool = pool();
     let holder = frame(7);
-    pool.restore(&holder, Frame::Holder(holder.clone()), never())
+    pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
         .await
         .unwrap();
-    pool.restore(&holder, stored(10, 7), never()).await.unwrap();
+    pool.restore(&holder, stored(10, 7), unconfirmed()).await.unwrap();
     pool.abandon_restore(&holder).await.unwrap();
     pool.drain().await.unwrap();
     assert_eq!(depth(&pool, 10), None);
@@ -269,7 +280,7 @@ async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
     };
     let pool = pool_with(limits, None);
     let holder = frame(7);
-    pool.restore(&holder, Frame::Holder(holder.clone()), never())
+    pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
         .await
         .unwrap();
     for _ in 0..100 {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use crate::lanes::{LanePool, PoolError, StreamPosition};
+use crate::lanes::{LanePool, PoolError, RestoreOrigin, StreamPosition};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::snapshot::{
     Frame, HolderFrame, SnapshotContent, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor, verify,
@@ -164,9 +164,9 @@ impl Restorer {
         let file = open(path).map_err(ApplyError::Snapshot)?;
         let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
         let age_us = unix_time_us().saturating_sub(reader.created_us());
-        self.pool.note_snapshot_age(Duration::from_micros(age_us));
+        let origin = RestoreOrigin::new(generation, Duration::from_micros(age_us));
         let mut restored = Restoring::default();
-        let applied = self.apply_frames(&mut reader, &mut restored, generation, runtime);
+        let applied = self.apply_frames(&mut reader, &mut restored, origin, runtime);
         if matches!(applied, Err(ApplyError::Snapshot(_))) {
             for holder in restored.incomplete() {
                 runtime
@@ -185,7 +185,7 @@ impl Restorer {
         &self,
         reader: &mut SnapshotReader<BufReader<File>>,
         restoring: &mut Restoring,
-        generation: StreamGeneration,
+        origin: RestoreOrigin,
         runtime: &Handle,
     ) -> Result<(), ApplyError> {
         while let Some(frame) = reader.next_frame().map_err(ApplyError::Snapshot)? {
@@ -194,7 +194,7 @@ impl Restorer {
             }
             let sent = match (frame, &restoring.holder) {
                 (Frame::Forest(chunk), _) => runtime.block_on(self.pool.restore_forest(chunk)),
-                (frame, Some(holder)) => runtime.block_on(self.pool.restore(holder, frame, generation)),
+                (frame, Some(holder)) => runtime.block_on(self.pool.restore(holder, frame, origin)),
                 (_, None) => Ok(()),
             };
             sent.map_err(ApplyError::Pool)?;

@@ -262,7 +262,11 @@ impl World {
         let holder = Frame::Holder(frame.clone());
         let frames = std::iter::once(holder).chain(batches.iter().cloned().map(Frame::Batch));
         for part in frames {
-            self.scene.pool.restore(frame, part, generation).await.unwrap();
+            self.scene
+                .pool
+                .restore(frame, part, RestoreOrigin::new(generation, Duration::ZERO))
+                .await
+                .unwrap();
         }
         for payload in rest {
             self.receive(payload, generation).await;

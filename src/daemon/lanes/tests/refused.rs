@@ -116,7 +116,7 @@ async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
             worker: named(worker),
             ..frame(1)
         };
-        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        pool.restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
             .await
             .unwrap();
         pool.drain().await.unwrap();

@@ -88,7 +88,11 @@ async fn a_dump_without_held_batches_is_not_certain() {
     let restarted = pool();
     let restored = Frame::Holder(dump.frame.clone());
     restarted
-        .restore(&dump.frame, restored, generation)
+        .restore(
+            &dump.frame,
+            restored,
+            RestoreOrigin::new(generation, Duration::ZERO),
+        )
         .await
         .unwrap();
     restarted.drain().await.unwrap();

@@ -131,12 +131,12 @@ async fn a_told_block_size_outlasts_a_restart() {
             assert_eq!((dump.frame.block_size, dump.frame.is_size_told), (64, true));
             let holder = dump.frame.clone();
             after
-                .restore(&holder, Frame::Holder(holder.clone()), never())
+                .restore(&holder, Frame::Holder(holder.clone()), unconfirmed())
                 .await
                 .unwrap();
             for payload in dump.batches() {
                 after
-                    .restore(&holder, Frame::Batch(payload), never())
+                    .restore(&holder, Frame::Batch(payload), unconfirmed())
                     .await
                     .unwrap();
             }
