@@ -56,22 +56,21 @@ impl RefusedSubjects {
 
     /// Returns the texts of the server's errors that count at the time `now`.
     pub(super) fn words(&self, now: Instant) -> Vec<String> {
-        self.find(now, |_| true).collect()
+        self.find(now, |_| true)
     }
 
     /// Returns the text of the server's error about the first subject for which `is_meant` holds; `None` if the server has
     /// refused none of them.
     pub(super) fn about(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> Option<String> {
-        self.find(now, is_meant).next()
+        self.find(now, is_meant).into_iter().next()
     }
 
-    fn find(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> std::vec::IntoIter<String> {
+    fn find(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
         let refused = self.last.lock();
         let meant = refused
             .iter()
             .filter(|(subject, (_, at))| is_meant(subject) && now.duration_since(*at) < REFUSED_FOR);
-        let words: Vec<String> = meant.map(|(_, (words, _))| words.clone()).collect();
-        words.into_iter()
+        meant.map(|(_, (words, _))| words.clone()).collect()
     }
 }
 
