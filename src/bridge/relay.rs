@@ -562,24 +562,30 @@ impl Relay {
         self.tell().await
     }
 
-    /// Waits until all messages for daemons have been sent to the broker. The server may refuse them; the engine's state says
-    /// that.
+    /// Waits until all messages for daemons have been sent to the broker. The server may refuse them or be silent; the
+    /// bridge's state says that.
     pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
         self.tell().await?;
-        match self.publisher.flush().await {
-            Ok(_) | Err(PublisherError::Refused { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
+        of_publisher_alone(self.publisher.flush().await.map(|_| ()))
     }
 
-    /// Ends the reports about the engine, and makes daemons forget the holder.
+    /// Ends the reports about the engine, and makes daemons forget the holder. The server may refuse that or be silent; the
+    /// bridge's state says that.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();
         }
         self.tell().await?;
         self.farewell.note(self.publisher.cursor().epoch);
-        self.publisher.say_goodbye().await
+        of_publisher_alone(self.publisher.say_goodbye().await)
+    }
+}
+
+/// Returns the error if the publisher caused it, rather than the NATS server.
+fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherError> {
+    match sent {
+        Err(PublisherError::Refused { .. } | PublisherError::Unanswered { .. }) => Ok(()),
+        sent => sent,
     }
 }
 

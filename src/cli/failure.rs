@@ -104,9 +104,10 @@ impl From<StartError> for Failure {
 impl From<PublisherError> for Failure {
     fn from(error: PublisherError) -> Self {
         match &error {
-            PublisherError::Connection(_) | PublisherError::Stopped | PublisherError::QueueFull { .. } => {
-                Self::unavailable(error)
-            }
+            PublisherError::Connection(_)
+            | PublisherError::Stopped
+            | PublisherError::Unanswered { .. }
+            | PublisherError::QueueFull { .. } => Self::unavailable(error),
             PublisherError::Refused { .. }
             | PublisherError::TooLarge { .. }
             | PublisherError::TooManyEvents { .. }

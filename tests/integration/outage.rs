@@ -1,19 +1,22 @@
-//! A daemon while no NATS server can be reached: its readiness, and its answers.
+//! A daemon while no NATS server can be reached: its readiness, and its answers. A publisher whose server is silent.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
+use kvatlas_client::publish::{PublishConnection, PublisherError, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
-use kvatlas_core::wire::ErrorCode;
+use kvatlas_core::wire::{ErrorCode, Tier};
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
 use crate::support::jetstream::Restartable;
 use crate::support::metrics::metric;
 use crate::support::process::Process;
+use crate::support::proxy::{Direction, Network, Proxy};
 use crate::support::way::Way;
 use crate::support::{
-    Client, PATIENCE, broker, daemon, eventually, hashes, http_get, namespace, server, stored, subjects,
+    Client, PATIENCE, broker, daemon, engine, eventually, hashes, http_get, namespace, server, stored,
+    subjects,
 };
 
 async fn readyz(address: SocketAddr) -> (u16, Value) {
@@ -156,4 +159,33 @@ async fn a_request_waits_a_moment_for_daemons_that_change_their_server() {
         "{answer:?}"
     );
     daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_fails_while_the_server_is_silent() {
+    let broker = Restartable::start(&server()).await;
+    let proxy = Proxy::to(broker.port()).await;
+    let connection = PublishConnection::connect(async_nats::ConnectOptions::new(), proxy.url())
+        .await
+        .unwrap();
+    let publisher = engine(connection, &subjects(), "gpu-0", PublisherOptions::default()).await;
+    publisher.flush().await.unwrap();
+
+    let silent = Direction {
+        is_silent: true,
+        ..Direction::default()
+    };
+    proxy.set(Network {
+        to_broker: silent,
+        ..Network::default()
+    });
+    let events = vec![stored(hashes(1, 3))];
+    publisher.publish(Tier::DEVICE, events).await.unwrap();
+    let unanswered = publisher.flush().await.unwrap_err();
+    assert!(
+        matches!(&unanswered, PublisherError::Unanswered { .. }),
+        "{unanswered}"
+    );
+    proxy.heal();
+    publisher.flush().await.unwrap();
 }

@@ -35,6 +35,14 @@ pub enum PublisherError {
     /// The connection to NATS failed. The text tells the reason.
     #[error("NATS: {0}")]
     Connection(String),
+    /// The server has not answered in time: it may not have got the last batches.
+    #[error(
+        "the NATS server has not answered for {seconds} s, and may not have the events; see whether it runs"
+    )]
+    Unanswered {
+        /// Time for which the publisher has waited, in seconds.
+        seconds: u64,
+    },
     /// The server refused a batch, or the subscription to daemons' questions.
     #[error("the NATS server refuses it: {words}; give the user the right to it")]
     Refused {

@@ -324,6 +324,7 @@ impl HolderPublisher {
     /// - [`PublisherError::Stopped`];
     /// - [`PublisherError::Connection`] if a batch could not be sent;
     /// - [`PublisherError::TooLarge`] if a batch is larger than the server's messages may be;
+    /// - [`PublisherError::Unanswered`] if the server has not answered for four seconds;
     /// - [`PublisherError::Refused`] if the server refused a batch, or the subscription to questions. After a goodbye, there
     ///   are no questions, and only a batch counts.
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {

@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use super::error::PublisherError;
 use crate::refusal::{Refusal, Refused};
 
-/// Longest wait for one message that `Watches::look` sends to its own client.
-const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait for the messages that `Watches::look` sends to its own client.
+const LOOK_PATIENCE: Duration = Duration::from_secs(4);
 
 /// Number of messages that `Watches::look` sends to its own client after the published messages. The client library delivers
 /// errors on another path than messages. The second message gives the errors time to arrive first.
@@ -218,12 +218,15 @@ impl Watches {
     ///
     /// # Errors
     ///
-    /// [`PublisherError::Refused`] if the server has refused a message or the subscription since the last call.
+    /// - [`PublisherError::Refused`] if the server has refused a message or the subscription since the last call;
+    /// - [`PublisherError::Unanswered`] if the server does not answer within [`LOOK_PATIENCE`].
     pub(super) async fn look(&self, nats: &Client, is_asked: bool) -> Result<(), PublisherError> {
-        for _ in 0..ECHOES {
-            // A server that does not answer is reported elsewhere.
-            let _ = tokio::time::timeout(LOOK_PATIENCE, self.echo(nats)).await;
-        }
+        let echoes = async {
+            for _ in 0..ECHOES {
+                self.echo(nats).await;
+            }
+        };
+        let echoed = tokio::time::timeout(LOOK_PATIENCE, echoes).await;
         let questions = self
             .questions
             .as_ref()
@@ -231,7 +234,9 @@ impl Watches {
             .filter(|_| is_asked);
         match self.messages.report().or(questions) {
             Some(words) => Err(PublisherError::Refused { words }),
-            None => Ok(()),
+            None => echoed.map_err(|_| PublisherError::Unanswered {
+                seconds: LOOK_PATIENCE.as_secs(),
+            }),
         }
     }
 
