@@ -96,8 +96,8 @@ impl Record {
     }
 }
 
-/// Returns the path of a key's file in `folder`. `v1/instances/` becomes a folder, and the rest of the key a percent-encoded file
-/// name.
+/// Returns the path of a key's file in `folder`. The part `v1/instances` of the key is a folder. The rest of the key,
+/// percent-encoded, is the name of the file.
 fn file_of(folder: &Path, key: &str) -> PathBuf {
     let (bucket, name) = match key.match_indices('/').nth(1) {
         Some((at, _)) => (&key[..at], &key[at + 1..]),

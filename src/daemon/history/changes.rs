@@ -88,7 +88,8 @@ impl Changes {
     }
 
     /// Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. `None` if the
-    /// holder's last state is not one of doubt. A time without a running daemon does not interrupt the doubt.
+    /// holder's last state is exact, removed or not known. A time without a running daemon does not interrupt the
+    /// doubt.
     pub(super) fn inexact_since_s(&self) -> Option<u64> {
         let mut since = None;
         for change in self.0.iter().rev() {

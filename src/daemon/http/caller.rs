@@ -12,7 +12,7 @@
 //!
 //! | client | without `http.token_file` |
 //! |---|---|
-//! | a program on this machine that addresses it by number or as `localhost` | allowed |
+//! | a program on this machine whose `Host` is an address or `localhost` | allowed |
 //! | a program on another machine | allowed; if the bridge has made a token, only with that token |
 //! | any other: a web page, another name for this machine | refused; if the bridge has made a token, allowed with that token |
 

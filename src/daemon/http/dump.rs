@@ -211,7 +211,7 @@ impl DumpWriter {
 }
 
 async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), DumpEnd> {
-    // A pool is left out: a gateway would take its blocks for a worker's.
+    // The blocks of a pool are left out, because a gateway would think that a worker has them.
     if is_pool(&dump.frame.worker) {
         return Ok(());
     }

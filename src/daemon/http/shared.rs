@@ -85,7 +85,7 @@ pub(crate) struct Index {
     pub(super) shard: Option<HeaderValue>,
     /// Metrics of each namespace that queries have been about.
     pub(super) metrics: QueryMetricsByNamespace,
-    /// Semaphore that lets one dump run at a time, because a dump uses turns of every lane.
+    /// Semaphore that lets one dump run at a time, because a dump takes time of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
 }
 
@@ -193,7 +193,7 @@ impl HttpShared {
 pub(super) struct Payload(ReceivedBody);
 
 impl Payload {
-    /// Reads the body as a JSON object. `unknown` says how fields are treated that the route does not know.
+    /// Reads the body as a JSON object. `unknown` says how fields that the route does not know are treated.
     pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpRefusal> {
         fields::read(self.object()?, unknown)
     }

@@ -71,14 +71,14 @@ pub(crate) struct Holder {
     pub(super) lower: Lower,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
     heard_us: u64,
-    /// Time at which the publisher was last seen to be alive, by [`now_us`](super::clock::now_us), which goes on while nothing can be
-    /// received. 0 if the publisher has not been seen.
+    /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
+    /// clock goes on while no messages can be received. 0 if the publisher has not been seen.
     pub(super) seen_us: u64,
     /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
     /// the mark is not believed. A batch before the mark does not confirm the holder.
     pub(super) high_water: HighWater,
-    /// Whether the present lack of room for the holder's blocks has been counted in the metrics. Needed because
-    /// eviction degrades the holder without counting.
+    /// Whether the metrics have counted that there is no room for some of the holder's blocks. Eviction, which can be
+    /// the cause, does not count this.
     pub(super) is_known_short: bool,
     /// Epoch of the batch from which the holder's present address and labels come.
     pub(super) profile_epoch: u64,
