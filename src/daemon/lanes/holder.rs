@@ -193,8 +193,9 @@ impl Holder {
             }
         }
         self.settle_contest(context);
-        // Each earlier batch has been applied, or is known to be missing. So this batch confirms the holder in the
-        // stream. A batch that came late confirms nothing, because a batch that overtook it may have been dropped.
+        // Each earlier batch has been applied or is known to be missing, so this batch confirms the holder in its
+        // generation of the stream. A batch before the high-water mark confirms nothing: it came late, and a batch that
+        // overtook it may have been dropped.
         if next >= self.high_water.seen {
             self.writer.status().confirm(received.generation);
         }
@@ -288,7 +289,8 @@ impl Holder {
         self.writer.clear();
         self.forget_size();
         self.end_contest();
-        // Done even if there are no reasons: the stream may be in doubt, and this batch ends that doubt.
+        // This is needed even if the holder has no reasons of its own, because this batch also ends doubts about the
+        // stream.
         self.replace_reasons(context);
         self.note_epoch(next.epoch, context);
         self.note_blocks(BlocksChange::Replaced);
@@ -341,10 +343,10 @@ impl Holder {
     /// Withdraws the reasons for doubt after the whole state was replaced. Searches that began before this call notice
     /// the change. These reasons stay:
     ///
-    /// - A resync that is under way, silence, and another publisher.
+    /// - `Resyncing` while a resync is under way, `Stale`, and `Contested` while two publishers claim the holder.
     /// - The doubts that came after the batch that replaces the state.
-    /// - A message that could not be decoded, while the publisher may be asked. That message may be newer than the
-    ///   batch and have overtaken it. The publisher's answer settles the doubt.
+    /// - `Undecodable`, while the publisher may still be asked. The message that could not be decoded may be newer than
+    ///   the batch that replaces the state. The publisher's answer then settles the doubt.
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
         kept = kept.union(self.contested());
@@ -426,8 +428,8 @@ impl Holder {
     /// Returns the grade of the holder's silence: alive, stale (silent for long) or gone. Degrades a stale holder, and
     /// counts a holder that is gone.
     ///
-    /// `now_us` is the time by [`now_us`](super::clock::now_us), or `None` while nothing can be received. A silence that fell into such
-    /// a time makes a holder stale afterwards, but never gone.
+    /// `now_us` is the time by [`now_us`](super::clock::now_us), or `None` while no messages can be received. Silence
+    /// during such a time counts once messages can be received again. It can make the holder stale, but never gone.
     pub(super) fn check_liveness(
         &self,
         limits: &LivenessLimits,

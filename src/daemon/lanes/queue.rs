@@ -89,8 +89,8 @@ struct Control<J> {
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// Numbers of the eras (jobs between two control jobs) that have one job less, because the mark of a dropped job
-    /// was merged into another mark. An era is named once for each such job.
+    /// Numbers of the eras (jobs between two control jobs) that have lost a job, because the mark of a dropped job was
+    /// merged into another mark. An era that has lost several jobs is listed once for each.
     vacated: Vec<u64>,
 }
 
@@ -358,7 +358,7 @@ impl<J: LineJob> LineQueue<J> {
             came_us,
             era,
         };
-        // The mark counts as one message, so one message less than the job's is dropped.
+        // The mark that replaces the job counts as one message, so the queue loses one message less than the job had.
         let messages = job.messages() - 1;
         let mut mark = match job.into_mark() {
             Ok(mark) => mark,

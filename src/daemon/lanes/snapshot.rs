@@ -235,7 +235,8 @@ impl Lane {
             RestorePart::Holder(frame, origin) => {
                 let key = (worker.clone(), frame.rank);
                 if self.holders.contains_key(&key) {
-                    // The snapshot has the holder a second time. Forest blocks of its first time are outdated.
+                    // The snapshot has this holder a second time. The number that its first frame has in the forest
+                    // must no longer bring blocks.
                     self.in_forest.retain(|_, (other, _)| *other != key);
                 }
                 let Some(holder) = self.restored_holder(namespace, metrics, &key) else {

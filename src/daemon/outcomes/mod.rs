@@ -1,4 +1,4 @@
-//! Outcomes: reports of how many blocks requests really found cached, beside the blocks that answers promised. In
+//! Outcomes: reports of how many cached blocks requests really found, and how many the answers had promised. In
 //! production they show whether answers are exact, and which holders break promises.
 //!
 //! Routers send outcomes over NATS ([`start_outcomes`]) or HTTP. An outcome names the worker to which a request went,
@@ -279,7 +279,8 @@ impl Outcomes {
 
 impl KeptOutcomes {
     fn of_namespace(&mut self, name: &NamespaceName) -> &OutcomeMetrics {
-        // Some of the namespaces may be gone: all handles are dropped, and made again when they are needed.
+        // Some of these namespaces may no longer exist, so all metric handles are dropped. A handle that is still
+        // needed is made again.
         if self.namespaces.len() >= NAMESPACE_LABELS_MAX && !self.namespaces.contains_key(name) {
             self.namespaces.clear();
         }

@@ -259,7 +259,7 @@ impl Page {
     /// each namespace and each way of weighing prefixes.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
-        // The atlas before stays for a while: a client may still show it.
+        // The previous atlas is kept too, because a client may still show it.
         let is_same = |kept: &&KeptAtlas| kept.namespace == *namespace && kept.lens == lens;
         if atlases.iter().filter(is_same).count() > 1
             && let Some(oldest) = atlases.iter().position(|kept| is_same(&kept))
