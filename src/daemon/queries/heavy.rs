@@ -101,8 +101,8 @@ impl HeavyTurns {
 }
 
 impl HeavyRequest {
-    /// Waits for the turn of this request. The turn lasts as long as the returned permit. No other heavy request of the
-    /// namespace has a turn meanwhile.
+    /// Waits for the turn of this request. The turn lasts as long as the returned permit. During the turn, no other
+    /// heavy request of the namespace has a turn.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.turn.acquire().await.ok()

@@ -38,8 +38,8 @@ const REQUESTS_AT_ONCE: usize = 64;
 /// Maximum number of replies that are made before the connection writes them, while further requests have been
 /// received.
 const REPLIES_AT_ONCE: usize = 32;
-/// Number of bytes for which one permit of the memory for large requests stands. Units are needed because a semaphore
-/// counts in 32 bits.
+/// Number of bytes that one permit of the memory for large requests stands for. A permit cannot be a single byte,
+/// because a semaphore counts permits in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
 /// Service that answers queries on one connection.
@@ -145,7 +145,7 @@ impl LargeRequests {
         if message.payload.len() <= COPIED_BYTES_MAX {
             message.payload = Bytes::copy_from_slice(&message.payload);
         }
-        // The task lasts until this end is dropped.
+        // Sending cannot fail, because the receiving task lasts until `waiting` is dropped.
         let _ = self.waiting.send(Large { asked, message, room });
     }
 

@@ -176,7 +176,8 @@ impl ShardAsker {
         let _place = self.enter()?;
         self.check_size(&payload)?;
         let merged = self.reports.report(subject, payload, self.deadline).await;
-        // A shard that takes no hints does not reply, but answers do not lack it. So only failures are counted.
+        // Answers to queries do not lack a shard that takes no hints. So a shard without a reply is not counted as
+        // missing, and only failures are counted.
         merged.map_err(|error| match error {
             ClientError::NoDaemon { .. } => {
                 self.metrics.gathered(GatherOutcome::Unanswered);

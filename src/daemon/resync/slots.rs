@@ -25,8 +25,8 @@ pub(super) struct ResyncSlots {
     count: usize,
 }
 
-/// Slot (permission for one publisher to answer) of an attempt to resync. While the publisher is silent, this can be a
-/// place among the attempts that wait without a slot instead.
+/// Slot of an attempt to resync, that is, permission for one publisher to answer. While the publisher is silent for
+/// long, the attempt holds a place among the silent ones in place of the slot.
 #[derive(Debug)]
 pub(super) struct ResyncSlot {
     slots: ResyncSlots,

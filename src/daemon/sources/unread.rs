@@ -1,4 +1,4 @@
-//! Record of unread messages in the events stream, with the times since which they can be there.
+//! Record of unread messages in the events stream, with the earliest times at which they can have come.
 
 use std::collections::VecDeque;
 

@@ -14,8 +14,8 @@ use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 #[cfg(test)]
 mod tests;
 
-/// Approximate number of blocks after which a search looks at each holder again. Chains that share prefixes branch
-/// about that often.
+/// Approximate number of blocks after which a search looks at each holder again. The search does so where the chains of
+/// the index branch, which is about this often.
 const BLOCKS_PER_LOOK: usize = 64;
 /// Approximate number of ranks of a worker, for estimates.
 const RANKS: usize = 8;
