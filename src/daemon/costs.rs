@@ -18,7 +18,8 @@ use kvatlas_core::wire::{HolderId, NamespaceName};
 
 /// Length of one span of counting. The cost of a doubt covers the last one to two spans.
 const SPAN: Duration = Duration::from_secs(60);
-/// Maximum number of holders in doubt (their state is not certain) whose cost is kept. A cost takes about 200 bytes.
+/// Maximum number of holders whose cost is kept. Only a holder in doubt (its state is not certain) has a cost, which
+/// takes about 200 bytes.
 const HOLDERS_MAX: usize = 65_536;
 
 /// Cost of a doubt about a holder or namespace: counts of answers in the last one to two minutes, or since the doubt

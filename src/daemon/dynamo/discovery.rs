@@ -129,7 +129,9 @@ fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryErro
 }
 
 /// Writes a record to etcd under `lease`. First renews the lease, or makes a new one if `lease` is `None` or has ended.
-/// If the same record exists under another lease, which its owner still renews, leaves the record unchanged.
+///
+/// The record may already exist with the same text, under the lease of another replica. While that replica renews its
+/// lease, the record is left unchanged.
 async fn keep_key(
     authority: &str,
     key: &str,

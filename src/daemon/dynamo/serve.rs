@@ -412,8 +412,8 @@ fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
     }
 }
 
-/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced). After the stop it goes on
-/// for [`DRAIN_TIMEOUT`] at most.
+/// Serves a connection until the connection ends, breaks a limit, or gives way to a new one (is displaced). After the
+/// daemon is told to stop, a connection may go on for at most [`DRAIN_TIMEOUT`].
 async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Service>) {
     tokio::select! {
         ended = take_requests(&mut stream, &place, &service) => if let Err(error) = ended {

@@ -68,8 +68,8 @@ impl Changes {
         self.0.back().copied()
     }
 
-    /// Notes the holder's state at a time. Returns the growth of the number of changes. The growth is negative if old
-    /// changes were dropped.
+    /// Notes the holder's state at a time. Returns by how much the number of changes has grown. Negative if old changes
+    /// were dropped.
     pub(super) fn note(&mut self, at_s: u64, state: HistoryState) -> isize {
         if self.last().is_some_and(|last| last.state == state) {
             return 0;

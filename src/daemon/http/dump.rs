@@ -97,8 +97,8 @@ enum Piece {
     End,
 }
 
-/// Error that ends an answer that was cut short. The error breaks the connection, so that the client does not take the
-/// part for the whole.
+/// Error that ends an answer that was cut short. It breaks the connection, so that the client notices that a part of
+/// the answer is missing.
 #[derive(Debug, thiserror::Error)]
 #[error("the dump was cut short")]
 struct CutShort;

@@ -71,7 +71,7 @@ pub(super) async fn lookup(
 
 /// Returns the only model whose blocks are known, and its namespace.
 ///
-/// Fails if no model is known, if several are known, or if a further model may exist of which no event has come.
+/// Fails if no model is known, if several are known, or if there may be a model whose events have not come yet.
 async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefusal> {
     if !index.source.knows_all_names() {
         let text =

@@ -43,7 +43,7 @@ pub struct HttpParts {
     pub token: Option<Secret>,
     /// Maximum length of a request's body, in bytes.
     pub body_bytes_max: usize,
-    /// Maximum size, in bytes, of all bodies that are received or whose requests are not answered yet.
+    /// Maximum size of all request bodies together, in bytes. A body counts until its request is answered.
     pub receiving_bytes_max: usize,
     /// Maximum time for a request's body to arrive.
     pub request_timeout: Duration,

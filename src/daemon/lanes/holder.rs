@@ -37,7 +37,8 @@ pub(super) struct JobClocks {
     pub(super) unix_us: u64,
     /// Listening time so far (time in which messages could be received), in microseconds.
     pub(super) listening_us: u64,
-    /// Latest time at which the job's message was sent, by [`now_us`](super::clock::now_us). 0 if the job has no message.
+    /// Time at which the job's message was sent, at the latest, on the clock of [`now_us`](super::clock::now_us). 0 if
+    /// the job has no message.
     pub(super) seen_us: u64,
     /// Whether the job has a message that has just come.
     pub(super) is_new: bool,
@@ -371,8 +372,8 @@ impl Holder {
         }
     }
 
-    /// Notes a message of the publisher, or its answer. A message that cannot be applied is a sign of life, too. If such messages did
-    /// not count, the holder would count as gone, and no answer would list it.
+    /// Notes a message or an answer of the publisher as a sign of life. A message counts even if it cannot be applied.
+    /// Otherwise the holder would count as gone, and no answer would list it.
     ///
     /// A message that may have waited for long does not show that the publisher is alive now.
     pub(super) fn hear(&mut self, clocks: JobClocks) {
@@ -503,8 +504,8 @@ impl Holder {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Counts, once, that there is no room for some of the holder's blocks. An event or an eviction may have shown
-    /// this.
+    /// Counts, once, that there is no room for some of the holder's blocks. The lack of room can show when an event is
+    /// applied, or when blocks are evicted.
     fn count_shortage(&mut self) {
         let is_short = self.is_short();
         if is_short && !self.is_known_short {

@@ -269,8 +269,8 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches in order. If a batch is still missing in between, the rest is held again. Batches of an
-    /// epoch that has ended meanwhile are dropped.
+    /// Applies the held batches in order. If a batch between two held batches is still missing, the later ones are held
+    /// again. Batches of an epoch that has ended are dropped.
     fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
@@ -330,8 +330,8 @@ impl Holder {
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches, because the publisher's numbering to which they belong has ended. Also ends a resync
-    /// that is under way for them.
+    /// Drops the held batches, because they belong to a numbering that has ended. Also ends the resync for these
+    /// batches, if one is under way.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.phase.release() else {
             return;

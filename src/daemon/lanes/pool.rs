@@ -79,8 +79,8 @@ struct LastSender {
 impl Inbox {
     /// Adds a message of the last sender.
     ///
-    /// The message joins the lane's last job if three conditions hold: the job has room, it has the same sender and
-    /// generation, and neither has a trace span. Otherwise the message begins a new job.
+    /// The message joins the lane's last job if three conditions hold: the job has room, the job has the same sender
+    /// and generation, and neither the job nor the message has a trace span. Otherwise the message begins a new job.
     fn add(&mut self, payload: &[u8], generation: StreamGeneration, span: Option<OpenSpan>) {
         let Some(last) = &self.last else { return };
         let Some(jobs) = self.by_lane.get_mut(last.lane.0) else {

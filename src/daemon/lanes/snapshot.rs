@@ -186,8 +186,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after the walk over the index that was to find its blocks. `dumped` and
-    /// `walked` come from the dump by lane number `lane`.
+    /// Compares a holder with its dump, after a walk over the index has looked for its blocks. `dumped` and `walked`
+    /// come from the dump by lane number `lane`.
     pub async fn revisit(
         &self,
         lane: usize,

@@ -39,7 +39,7 @@ impl ShrinkWatch {
 }
 
 /// Gives all memory that the allocator keeps for later back to the operating system. Takes about 50 µs for each
-/// megabyte. Threads that allocate meanwhile may have to wait.
+/// megabyte. During this time, threads that allocate may have to wait.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn give_to_system() {
     #[allow(unsafe_code, reason = "the allocator has no other way to be told")]

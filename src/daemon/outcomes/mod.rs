@@ -37,7 +37,8 @@ const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder's record may be replaced by the record of another holder.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Maximum number of holders of a namespace that are named because requests found fewer blocks than answers promised.
+/// Maximum number of a namespace's holders that are named for broken promises: requests found fewer blocks than answers
+/// promised.
 const BROKEN_MAX: usize = 8;
 /// Maximum number of holders of a namespace for which the page compares promised with found blocks.
 const TOLD_MAX: usize = 32;

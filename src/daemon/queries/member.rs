@@ -36,7 +36,7 @@ pub(crate) struct QueueMember {
     client: Client,
     subject: String,
     /// Subject on which only fillers (empty messages that bring the subscription to its end) are sent. The subscription
-    /// to `subject` covers it. `None` if fillers are sent on `subject` itself.
+    /// to `subject` receives them too. `None` if fillers are sent on `subject` itself.
     filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,

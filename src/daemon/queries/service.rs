@@ -306,8 +306,8 @@ impl ConnectionAnswerer {
         }
     }
 
-    /// Answers one request. A heavy request (it takes long) is answered later, in a task of its own. Frees the memory
-    /// `room` before the reply is sent, because a client that has the reply can ask again immediately.
+    /// Answers one request. A heavy request (one that takes long) is answered later, in a task of its own. Frees the
+    /// memory `room` before the reply is sent, because a client that has the reply can ask again immediately.
     async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
@@ -357,7 +357,7 @@ impl ConnectionAnswerer {
         self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
-    /// Reads a query. A heavy query (it takes long) is registered to wait for its turn, and memory is reserved for it.
+    /// Reads a query. Registers a heavy query (one that takes long) to wait for its turn, and reserves memory for it.
     fn read(
         &self,
         subject: &str,
@@ -372,7 +372,7 @@ impl ConnectionAnswerer {
         Ok((name, request, heavy))
     }
 
-    /// Answers a heavy request (it takes long) when its turn has come.
+    /// Answers a heavy request (one that takes long) when its turn has come.
     fn serve_heavy(
         &self,
         name: NamespaceName,

@@ -99,7 +99,8 @@ impl ShardAsker {
     ///
     /// # Errors
     ///
-    /// The shards' refusal. An error if no shard has answered, or if the request is too long.
+    /// The error with which the shards refuse the request. Another error if no shard has answered, or if the request is
+    /// too long.
     pub(crate) async fn ask(
         &self,
         namespace: &NamespaceName,

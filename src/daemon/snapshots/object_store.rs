@@ -276,8 +276,8 @@ impl SnapshotStore {
 
     /// Returns the snapshots in the bucket with their times, the newest first. Other objects are ignored.
     ///
-    /// Listing waits for every object that existed when the listing began. An object that is removed meanwhile may
-    /// never come, so listing has a deadline.
+    /// Listing waits for every object that existed when the listing began. An object that is removed during the listing
+    /// may never come, so listing has a deadline.
     async fn snapshots(
         &self,
         bucket: &ObjectStore,

@@ -37,9 +37,9 @@ struct HolderVisit {
 }
 
 impl Walked {
-    /// Notes a holder that lane number `lane` has dumped and that is about to be written. If a walk is to find the
-    /// holder's blocks, gives the holder's frame the number by which the file's forests (blocks of many holders) name
-    /// the holder.
+    /// Notes a holder that lane number `lane` has dumped and whose frame is about to be written. If a walk is to find
+    /// the holder's blocks, gives the holder a number, and stores the number in the frame. The file's forests (blocks
+    /// of many holders) name the holder by this number.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);

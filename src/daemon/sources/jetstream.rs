@@ -386,8 +386,8 @@ impl JetStreamSource {
     }
 
     /// Notes that every publisher is known, if the stream has been followed in the same generation since the last call.
-    /// Every publisher sends something between two calls. Needed after a loss in the middle of the stream, and after a
-    /// snapshot that was written while batches were dropped.
+    /// Every publisher sends something between two calls. This is needed after a loss in the middle of the stream, and
+    /// after a snapshot that was written while batches were dropped.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
