@@ -5,12 +5,12 @@
 //!
 //! | silence | time that counts |
 //! |---|---|
-//! | until a holder is stale | all time since the publisher was last seen to be alive; not checked while no messages can be received |
+//! | until a holder is stale | all time since the publisher was last seen alive; judged while messages can be received |
 //! | until a holder is gone | only the time in which this daemon could listen: not without a connection, nor while suspended |
 //!
 //! So an outage of the broker, a suspended machine or a jumping clock cannot make all holders count as gone. A
-//! publisher that ended during an outage is still noticed at once when the outage is over. For a message that waited in
-//! the socket or in the stream does not show that its publisher is alive.
+//! publisher that ended during an outage is still noticed at once when the outage is over, because a message that
+//! waited in the socket or in the stream does not show that its publisher is alive.
 
 use std::time::Duration;
 

@@ -6,8 +6,8 @@
 //!
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
-//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | the holder gets no entry | its holder, goodbye or long silence |
-//! | [`Strays`] | namespace that does not exist | 64 names | the name gets no entry | its namespace, or 300 seconds of silence |
+//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye or long silence |
+//! | [`Strays`] | namespace that does not exist | 64 names | no entry | its namespace, or 300 seconds of silence |
 //! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the oldest entry is forgotten | 60 seconds |
 //!
