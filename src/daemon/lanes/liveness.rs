@@ -5,7 +5,7 @@
 //!
 //! | silence | time that counts |
 //! |---|---|
-//! | until a holder is stale | all time since the publisher was last seen alive; judged while messages can be received |
+//! | until a holder is stale | all time since the publisher was last seen; judged while messages can be received |
 //! | until a holder is gone | only the time in which this daemon could listen: not without a connection, nor while suspended |
 //!
 //! So an outage of the broker, a suspended machine or a jumping clock cannot make all holders count as gone. A
