@@ -1,8 +1,9 @@
-//! Cost of a holder's doubt (its state is not certain): the share of recent answers that list the holder as not exact.
+//! Counts of the answers that are not exact because a holder is *in doubt*, that is, because its state is not certain.
+//! These counts are the *cost* of the doubt.
 //!
-//! The index counts all answers about a namespace, and those that were not exact. For each holder, it counts the
-//! answers that list the holder as not exact. Once a second, a look reads these counters for the holders in doubt. A
-//! cost is the growth of the counters in the last one to two minutes, or since the doubt began.
+//! The index counts all answers about a namespace, and the answers that were not exact. For each holder, it also counts
+//! the answers that list the holder as not exact. Once a second, `Costs::look` reads these counters for the holders in
+//! doubt. A cost is the growth of the counters in the last one to two minutes, or since the doubt began.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +18,8 @@ use kvatlas_core::wire::{HolderId, NamespaceName};
 
 /// Length of one span of counting. The cost of a doubt covers the last one to two spans.
 const SPAN: Duration = Duration::from_secs(60);
-/// Maximum number of holders in doubt (their state is not certain) whose cost is kept. A cost takes about 200 bytes.
+/// Maximum number of holders whose cost is kept. Only a holder in doubt (its state is not certain) has a cost, which
+/// takes about 200 bytes.
 const HOLDERS_MAX: usize = 65_536;
 
 /// Cost of a doubt about a holder or namespace: counts of answers in the last one to two minutes, or since the doubt
@@ -43,8 +45,8 @@ impl Cost {
         }
     }
 
-    /// Returns the share of inexact answers as a sentence. A publisher without a holder is described by this sentence
-    /// only: no answer lists the publisher, so the publisher has no share of its own.
+    /// Returns the share of inexact answers among all answers about the namespace, as a sentence. For a publisher
+    /// without a holder, only this share can be told, because no answer lists the publisher.
     pub fn of_all(self) -> String {
         match self.queries {
             0 => "no queries lately".to_owned(),
@@ -75,14 +77,16 @@ impl fmt::Display for Cost {
 }
 
 fn percent(part: u64, all: u64) -> String {
-    // A holder that two forms of one query find is counted twice, so `part` can exceed `all`.
+    // One query can be searched as two chains of hashes. A holder that both searches find is counted twice, so `part`
+    // can exceed `all`.
     match part.min(all).saturating_mul(100) / all.max(1) {
         0 if part > 0 => "under 1 %".to_owned(),
         percent => format!("{percent} %"),
     }
 }
 
-/// Cost of a doubt as numbers and as a sentence, for clients that only show costs.
+/// Cost of a doubt as numbers and as a sentence. The sentence is for clients that show the cost without computing with
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ToldCost {
     #[serde(flatten)]
@@ -116,7 +120,7 @@ struct CostMarks {
     before: Cost,
     current: Cost,
     now: Cost,
-    /// Number of the last look (the pass over all holders once a second) that has seen the holder or namespace.
+    /// Number of the last call of [`Costs::look`] that has seen the holder or namespace. The calls are numbered.
     seen: u64,
 }
 
@@ -164,8 +168,8 @@ struct OfNamespace {
 }
 
 impl Costs {
-    /// Reads the counters of all namespaces and of their holders in doubt. Forgets namespaces that are gone, and holders that are
-    /// exact again.
+    /// Reads the counters of all namespaces and of their holders in doubt. Forgets namespaces that no longer exist, and
+    /// holders that are exact again.
     pub(crate) fn look<'n>(&self, namespaces: impl Iterator<Item = &'n Namespace>, now: Instant) {
         let mut book = self.book.lock();
         book.look += 1;
@@ -192,8 +196,8 @@ impl Costs {
         Some(ToldCost::of_namespace(known.all.cost()))
     }
 
-    /// Returns up to `max` holders in doubt, each with its cost. The holder that the largest number of answers list as
-    /// not exact comes first.
+    /// Returns up to `max` holders in doubt, each with its cost. The holders are sorted by the number of answers that
+    /// list them as not exact, the largest number first.
     pub(crate) fn worst(&self, max: usize) -> Vec<(NamespaceName, HolderId, Cost)> {
         let book = self.book.lock();
         let of_all = book.namespaces.iter().flat_map(|(name, known)| {

@@ -64,7 +64,8 @@
 //!
 //! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry` count, and
 //! `lanes/position.rs` notes the last message of the stream that was handed over. `core/wire/reader/fast.rs` reads short keys
-//! and numbers, and passes over keys that the contract does not know. At a bound, `core/index/capacity.rs` takes part too.
+//! and numbers, and passes over keys that the contract does not know. When the index has reached its bound on blocks,
+//! `core/index/capacity.rs` evicts some of them.
 //!
 //! # The way of one query
 //!
@@ -83,7 +84,7 @@
 //!
 //! | room | files |
 //! |---|---|
-//! | `queries` | `requests.rs`, `service.rs`, `answer.rs`; beside the rooms `responder.rs` |
+//! | `queries` | `requests.rs`, `service.rs`, `answer.rs`; in no room: `responder.rs` |
 //! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
 //! | `core/index` | `indexer.rs` and its parts, counted as one: `namespace.rs`, `search/`, `runs/`, `directory/` |
 //!

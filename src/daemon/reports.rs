@@ -30,7 +30,7 @@ pub(crate) struct Told {
 ///
 /// # Errors
 ///
-/// [`ConnectError`] if NATS cannot be connected to.
+/// [`ConnectError`] if connecting to NATS fails.
 pub(crate) async fn start_reports(
     shared: &Shared,
     stage: &Stage,

@@ -69,8 +69,8 @@ impl Responder {
     }
 }
 
-/// Returns the error that is sent in place of a reply that is too long. The reply has at least `bytes`, and the server
-/// takes `bytes_max`.
+/// Returns the error that is sent in place of a reply that is too long. The reply would have `bytes` or more, and the
+/// server takes at most `bytes_max`.
 pub(crate) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     let text = format!(
         "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
@@ -78,7 +78,7 @@ pub(crate) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     WireError::new(ErrorCode::TooLarge, text)
 }
 
-/// Returns the reply to a query, or an error in its place if it is longer than the server takes.
+/// Returns the payload of a reply to a query. Fails if the payload is longer than `bytes_max`.
 pub(crate) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     match payload.len() {
         bytes if bytes <= bytes_max => Ok(payload),
@@ -86,7 +86,7 @@ pub(crate) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, 
     }
 }
 
-/// Returns the reply to a status request, or an error in its place if it is longer than the server takes.
+/// Returns the payload of a reply to a status request. Fails if the payload is longer than `bytes_max`.
 pub(crate) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     let bytes = payload.len();
     if bytes <= bytes_max {

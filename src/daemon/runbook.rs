@@ -13,7 +13,8 @@ const PAGES: [&str; 3] = [
 pub struct Entry {
     /// Heading of the section in which the entry stands.
     pub section: String,
-    /// Sentences about the word, each after the title of its table column. The title is empty for a section of text.
+    /// Pairs of a table column's title and the sentences that the column has about the word. For a section of text, a
+    /// single pair with an empty title.
     pub said: Vec<(String, String)>,
 }
 
@@ -23,8 +24,8 @@ pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
-/// Returns the advice about `words`: the sentences of the column `title`, each sentence once. For a word without a
-/// sentence, returns the command that explains the word.
+/// Returns the advice about `words`: for each word, the first sentence in a table column with this `title`. Each
+/// sentence is returned once. For a word without such a sentence, returns the command that explains the word.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
@@ -39,8 +40,8 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
 /// Text in the commands of the pages that stands for the namespace, worker and rank of a holder.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// Returns the advice of [`mend_of`] for one holder: its commands name the holder's namespace, worker and rank. An
-/// empty rank means all ranks.
+/// Returns the advice of [`mend_of`] for one holder. The commands in the advice name the holder's namespace, worker and
+/// rank. With an empty `rank`, they are about all ranks.
 pub fn mend_for<'a>(
     words: impl Iterator<Item = &'a str>,
     title: &str,
@@ -50,7 +51,7 @@ pub fn mend_for<'a>(
     mend_of(words, title).replace(CULPRIT, culprit.trim_end())
 }
 
-/// Returns the first sentence of the column `title` about `word`.
+/// Returns the first sentence about `word` in a table column with this `title`.
 fn said_of(word: &str, title: &str) -> Option<String> {
     // The pages are read lazily, one by one: for most words the first page is enough.
     let entries = PAGES.iter().flat_map(|page| entries_of(page, word));

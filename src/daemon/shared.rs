@@ -45,7 +45,7 @@ pub(crate) struct Shared {
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Record of the times at which each holder was exact, and at which it was not.
     pub(crate) history: Arc<History>,
-    /// Reports of how many blocks requests really found cached, beside the blocks that answers promised.
+    /// Record of outcomes: how many cached blocks requests really found, and how many the answers had promised.
     pub(crate) outcomes: Arc<Outcomes>,
     /// Hints of routers (reports of where they have sent requests). `None` if hints are not taken.
     pub(crate) hints: Option<Arc<Hints>>,
@@ -69,8 +69,8 @@ impl Shared {
         self.answerer(subjects, &self.query_limits)
     }
 
-    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries. For other protocols than
-    /// the contract's, the settings say which kind of depth the answers give.
+    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries. Its answers in protocols
+    /// other than the contract's give the kind of depth that the setting `queries.dialect_depth` names.
     pub(crate) fn listener_answerer(&self) -> Answerer {
         Answerer {
             dialect_depth: self.config.queries.dialect_depth,

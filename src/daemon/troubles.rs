@@ -1,4 +1,5 @@
-//! Troubles of a namespace that do not make any of its holders degraded, with the publishers and holders that cause them.
+//! Troubles of a namespace that degrade none of its holders: publishers whose batches are dropped, and epochs that lie
+//! ahead of the clock.
 
 use std::sync::Arc;
 
@@ -22,8 +23,8 @@ pub(crate) struct Troubles {
     refused: Vec<RefusedPublisher>,
     /// Holders whose epochs lie ahead of the clock, each as `WORKER/RANK`.
     ahead: Vec<String>,
-    /// Time at which this daemon saw the first of the epochs in `ahead` begin, in microseconds since the Unix epoch.
-    /// `None` if the time is not known.
+    /// Earliest of the times at which this daemon saw an epoch of `epochs_ahead` begin, in microseconds since the Unix
+    /// epoch. `None` if no such time is known.
     ahead_since_us: Option<u64>,
     /// Number of all holders whose epochs lie ahead of the clock, including holders that `ahead` does not name.
     epochs_ahead: usize,

@@ -41,7 +41,8 @@ impl Indexer {
         let model = ModelKey::of_tenant(question.model_name.clone(), tenant.to_owned());
         let refused = |error| self.errors.failed(ErrorCode::BadRequest, &error);
         let namespace = model.namespace().map_err(refused).ok()?;
-        // Blocks that are found in the prompt's beginning are leading blocks of the whole prompt too.
+        // A long prompt is cut to the longest query that is allowed. Blocks found in this beginning are leading blocks
+        // of the whole prompt too.
         let hashes = question
             .block_hashes
             .iter()

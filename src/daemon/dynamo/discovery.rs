@@ -96,8 +96,8 @@ impl Record {
     }
 }
 
-/// Returns the path of a key's file in `folder`. `v1/instances/` becomes a folder, and the rest of the key a percent-encoded file
-/// name.
+/// Returns the path of a key's file in `folder`. The part `v1/instances` of the key is a folder. The rest of the key,
+/// percent-encoded, is the name of the file.
 fn file_of(folder: &Path, key: &str) -> PathBuf {
     let (bucket, name) = match key.match_indices('/').nth(1) {
         Some((at, _)) => (&key[..at], &key[at + 1..]),
@@ -129,7 +129,9 @@ fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryErro
 }
 
 /// Writes a record to etcd under `lease`. First renews the lease, or makes a new one if `lease` is `None` or has ended.
-/// If the same record exists under another lease, which its owner still renews, leaves the record unchanged.
+///
+/// The record may already exist with the same text, under the lease of another replica. While that replica renews its
+/// lease, the record is left unchanged.
 async fn keep_key(
     authority: &str,
     key: &str,

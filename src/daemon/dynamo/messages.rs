@@ -114,7 +114,8 @@ fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
 pub(super) struct ReplyTo {
     /// Address `HOST:PORT` at which the router takes answers.
     pub(super) address: String,
-    /// Name by which the router recognizes the answer's request.
+    /// Name that the router has given to the request. The answer repeats it, so that the router knows which request is
+    /// answered.
     pub(super) subject: String,
 }
 

@@ -37,7 +37,8 @@ use super::messages::{Instance, MessageError, ReplyTo, RequestTransport, read_re
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of requests that are answered at the same time. Further requests wait.
 const ANSWERS_MAX: usize = 256;
-/// Maximum number of answers that are sent at the same time. At this number, no further answer is made.
+/// Maximum number of answers that are sent at the same time. Further answers wait, and each of them keeps one of the
+/// `ANSWERS_MAX` permits.
 const SENDINGS_MAX: usize = 1024;
 /// Maximum number of connections that have sent their answer and wait for the router to end them.
 const ENDINGS_MAX: usize = 1024;
@@ -50,7 +51,7 @@ const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Time that a router gets to end the connection of an answer. After this time, the daemon ends the connection.
 const END_PATIENCE: Duration = Duration::from_secs(1);
-/// Number of bytes for which one permit of the semaphore `Service::room` (memory for requests) stands.
+/// Number of bytes that one permit of the semaphore `Service::room` (memory for requests) stands for.
 const ROOM_BYTES: usize = 1 << 10;
 /// Time between two checks of the readiness, while this replica does not take queries yet.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -184,8 +185,8 @@ struct Service {
 }
 
 impl Service {
-    /// Answers a request to the component with the key `component`, in a task of its own. Before that, waits until
-    /// fewer than `ANSWERS_MAX` requests are being answered. `room` is the memory reserved for the message.
+    /// Starts a task that answers a request to the component with the key `component`. Before that, waits until fewer
+    /// than `ANSWERS_MAX` requests are being answered. `room` is the memory reserved for the message.
     async fn take(self: &Arc<Self>, message: Bytes, room: Option<OwnedSemaphorePermit>, component: &str) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
@@ -205,8 +206,8 @@ impl Service {
         });
     }
 
-    /// Returns the answer to a request, the answer's destination, and the outcome to count if the router takes the
-    /// answer. `None` if the request does not tell its answer's destination.
+    /// Returns the destination of the answer to a request, the answer, and the outcome that is counted if the router
+    /// takes the answer. `None` if the request does not tell the answer's destination.
     async fn make_answer(&self, message: Bytes, tenant: &str) -> Option<(ReplyTo, Bytes, DynamoOutcome)> {
         let asked = read_request(&message).inspect_err(log_unreadable).ok()?;
         drop(message);
@@ -228,8 +229,8 @@ impl Service {
     /// Sends an answer. Returns `outcome` if the router has taken the answer, or else [`DynamoOutcome::NotTaken`].
     /// `None` if the router has not taken the answer within [`DRAIN_TIMEOUT`] after the daemon's stop.
     ///
-    /// `permit` allows the making of one answer. It is given back once the answer is being sent, so that slow routers
-    /// do not delay further answers.
+    /// `permit` is one of the `ANSWERS_MAX` permits. It is freed when the sending begins, so that slow routers do not
+    /// delay further answers.
     async fn send(
         &self,
         reply_to: &ReplyTo,
@@ -292,12 +293,10 @@ async fn write(reply_to: &ReplyTo, answer: Bytes) -> io::Result<TcpStream> {
 }
 
 /// Waits until the router ends the connection of its answer. After [`END_PATIENCE`], ends the connection from this
-/// side, and waits as long again.
+/// side, and waits for [`END_PATIENCE`] again. Fails if the router has still not ended the connection.
 ///
-/// Fails if the router has still not ended the connection then.
-///
-/// The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side
-/// would run out of ports. So the router gets time to end the connection first.
+/// The side that ends a connection first keeps the connection's port for a minute. With a connection for each answer,
+/// this side would run out of ports. So the router gets time to end the connection first.
 async fn end(stream: &mut TcpStream) -> io::Result<()> {
     if let Ok(ended) = timeout(END_PATIENCE, read_to_end(stream)).await {
         return ended;
@@ -306,8 +305,8 @@ async fn end(stream: &mut TcpStream) -> io::Result<()> {
     timeout(END_PATIENCE, read_to_end(stream)).await?
 }
 
-/// Reads until the router ends the connection, and discards the bytes. The router sends only requests to end the
-/// stream, which can be ignored, because the stream ends in any case.
+/// Reads until the router ends the connection, and discards the bytes. After an answer, a router sends nothing but
+/// messages that ask to end the stream. They need no reaction, because the stream ends in any case.
 async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}
@@ -320,8 +319,8 @@ fn tenant_key(component: &DynamoComponent) -> String {
     format!("{namespace}/{name}")
 }
 
-/// Waits until this replica takes queries. Until then, other replicas answer better. Returns false if the daemon stops
-/// first.
+/// Waits until this replica takes queries. Before that, other replicas know more blocks than this one. Returns false if
+/// the daemon stops first.
 async fn settled(service: &Service) -> bool {
     let mut looks = interval(LOOK_EVERY);
     let takes_queries = || {
@@ -359,8 +358,8 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
 }
 
 /// Acknowledges a request over NATS, and answers it. The router waits first for the acknowledgement, then for the
-/// answer. If a connection is lost, its requests go to another replica. Drops a request whose reply subject is one of
-/// the contract or of the server, because subscribers other than the router could read it.
+/// answer. Drops a request whose reply subject is a subject of the contract or of the server, because subscribers other
+/// than the router could read the acknowledgement.
 async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
         if !service.subjects.may_reply_to(&reply) {
@@ -413,8 +412,8 @@ fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
     }
 }
 
-/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced). After the stop it goes on
-/// for [`DRAIN_TIMEOUT`] at most.
+/// Serves a connection until the connection ends, breaks a limit, or gives way to a new one (is displaced). After the
+/// daemon is told to stop, a connection may go on for at most [`DRAIN_TIMEOUT`].
 async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Service>) {
     tokio::select! {
         ended = take_requests(&mut stream, &place, &service) => if let Err(error) = ended {
@@ -455,8 +454,8 @@ struct TcpRequest {
     room: OwnedSemaphorePermit,
 }
 
-/// Receives the rest of a request. Only its first field has been read: `path`, the length of the request's path in
-/// bytes.
+/// Receives a request, except for its first field: the caller has already read `path`, the length of the request's path
+/// in bytes.
 async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<TcpRequest> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());

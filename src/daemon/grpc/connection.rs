@@ -134,7 +134,7 @@ pub(super) async fn serve(
         () = stopping.cancelled() => {}
         () = activity.idle_for(limits.idle_timeout) => {}
     }
-    // No further request is taken. A client that does not take an answer in progress within the drain timeout is cut off.
+    // No further request is taken. A client that does not take its answer within the drain timeout is cut off.
     connection.as_mut().graceful_shutdown();
     if let Ok(ended) = timeout(limits.drain_timeout, connection).await {
         log_end(ended);

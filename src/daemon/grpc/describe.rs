@@ -183,7 +183,7 @@ fn named(name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Returns `name` preceded by its package, in the form in which descriptors refer to a name.
+/// Returns `.PACKAGE.NAME`, the form in which descriptors refer to a message or an enumeration.
 fn within(name: &str) -> Option<String> {
     Some(format!(".{PACKAGE}.{name}"))
 }

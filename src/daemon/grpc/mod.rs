@@ -1,15 +1,16 @@
-//! SGLang's router asks its indexer over gRPC (`kv_indexer.v1`): this listener answers in that indexer's place.
+//! Listener that answers SGLang's router over gRPC (`kv_indexer.v1`), in place of SGLang's own indexer.
 //!
 //! ```text
 //! router ──MatchExternalKvPrefix: hashes of a prompt's pages──▶ service ──▶ question ──▶ one search of each namespace
 //! ```
 //!
-//! The router asks by SGLang's own hashes of pages, and names no model. So all namespaces with the hash scheme `sglang`
-//! are searched, or only the one that `grpc.namespace` names. An answer names workers by their address, which has to be
-//! the URL under which the router knows the worker. A worker whose state is in doubt is left out.
+//! A *page* is SGLang's word for a block. The router sends SGLang's own hashes of pages, and names no model. So all
+//! namespaces with the hash scheme `sglang` are searched, or only the namespace that `grpc.namespace` names. An answer
+//! names workers by their address, which has to be the URL under which the router knows the worker. A worker whose
+//! state is in doubt is left out.
 //!
-//! Some status codes make that router choose by load instead. All other codes fail the user's request. So a question
-//! that cannot be answered gets a code of the first kind:
+//! After some status codes, that router chooses a worker by load instead. After all other codes, the user's request
+//! fails. So a question that cannot be answered gets a code of the first kind:
 //!
 //! | code | when |
 //! |---|---|
@@ -18,7 +19,7 @@
 //! | `RESOURCE_EXHAUSTED` | too many questions wait, or the answer would be too long |
 //! | `OUT_OF_RANGE` | the question is too long |
 //!
-//! An answer has the header `x-kvatlas-exact`, as over HTTP. It tells a certain empty answer from an uncertain one.
+//! An answer has the header `x-kvatlas-exact`, as over HTTP. The header tells whether an empty answer is certain.
 //!
 //! | file | what |
 //! |---|---|

@@ -63,7 +63,7 @@ pub(super) struct AnswerWithCertainty<T> {
 /// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers of the searched namespaces. Each has, in each tier, the depth of its deepest rank.
+    /// Workers of the searched namespaces. For each tier, a worker has the largest depth of all its ranks.
     workers: Vec<FoundHolder>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
@@ -94,7 +94,8 @@ impl Certain {
     }
 
     /// Returns each address once, with the worker at that address that has the most leading blocks. The workers are
-    /// sorted by that number, the largest first. Workers without an address are left out, and counted in `metrics`.
+    /// sorted by their number of leading blocks, the largest first. Workers without an address are left out, and
+    /// counted in `metrics`.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
@@ -236,8 +237,9 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// Registers this answer to wait for its turn, if it is large. Large answers about one namespace are made one after
-    /// the other. Refuses an answer with more than `BLOCKS_MAX` blocks.
+    /// Puts this answer into the queue of heavy requests if it lists many blocks. Returns `None` if it lists few. The
+    /// answers in the queue of one namespace are made one after the other. Fails if the answer lists more than
+    /// `BLOCKS_MAX` blocks.
     fn heavy(
         &self,
         certain: &Certain,
@@ -288,7 +290,7 @@ impl Questions {
                     certain.namespace = Some(name.clone());
                 }
                 Err(error) => {
-                    // An unknown namespace has no workers beside the reported ones, so the answer stays exact.
+                    // An unknown namespace has no workers other than the reported ones, so the answer stays exact.
                     certain.is_exact &= reports.knows_some && error.code == ErrorCode::UnknownNamespace;
                     refusal = Some(error);
                 }
@@ -432,7 +434,7 @@ mod tests {
             holder("a", 0, [1, 2, 3], a, true),
             holder("a", 1, [2, 2, 2], a, true),
             holder("b_d1", 0, [4, 4, 4], b, true),
-            // A worker that has come back under another name, at the same place.
+            // The worker of `b_d1` has restarted under another name, at the same address.
             holder("b_d0", 0, [1, 1, 1], b, true),
             holder("nowhere", 0, [9, 9, 9], None, true),
             holder("_pstore", 0, [0, 0, 9], Some("http://p:1"), true),

@@ -171,7 +171,8 @@ impl Door {
         }
     }
 
-    /// Receives a question and answers it. Until the question has come whole, the connection counts as waiting for its client.
+    /// Receives a question and answers it. Until the whole question has arrived, the connection counts as waiting for
+    /// its client, and may have to give way to a new one.
     async fn answer_message(
         self: &Arc<Self>,
         method: GrpcMethod,
@@ -270,8 +271,8 @@ fn unimplemented(text: &str) -> Response<Body> {
     Status::unimplemented(text).into_http()
 }
 
-/// Returns the status for a question that did not arrive in full. With these codes the router chooses a worker by load,
-/// and may ask again.
+/// Returns the status for a question that did not arrive in full. Its code makes the router choose a worker by load.
+/// The router may ask again.
 fn not_received(error: &HttpRefusal) -> Status {
     match error {
         HttpRefusal::BodyTooLarge { .. } => {

@@ -110,8 +110,8 @@ impl Hints {
         })
     }
 
-    /// Checks up to `max` hints of each namespace whose blocks the index has not shown yet. `has_all` says whether the
-    /// hint's holder has all blocks of the hint. If so, the hint becomes fulfilled, and no longer predicts anything.
+    /// Checks unfulfilled hints, at most `max` of each namespace. `has_all` says whether a hint's holder has all blocks
+    /// of the hint. If so, the hint becomes fulfilled, and no longer predicts anything.
     pub(crate) fn look(
         &self,
         max: usize,
@@ -124,7 +124,7 @@ impl Hints {
             .iter_mut()
             .map(|(name, table)| (name.clone(), table.look(max)));
         let looks: Vec<(NamespaceName, Vec<Arc<KeptHint>>)> = looks.collect();
-        // Queries need the tables meanwhile.
+        // The checks take time. The lock is released before them, because queries need it.
         drop(tables);
         for (name, hints) in looks {
             for hint in hints {

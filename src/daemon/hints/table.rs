@@ -12,8 +12,8 @@ use kvatlas_core::wire::{HolderId, QueryKey};
 const BLOCK_BYTES: usize = 160;
 /// Approximate size of a hint without its blocks, in bytes.
 const HINT_BYTES: usize = 256;
-/// Maximum number of holders that hints name for one block. Bounds the kept claims and a reply's list. The latest
-/// holders are kept.
+/// Maximum number of holders that hints name for one block. Further hints push out the oldest ones. The maximum bounds
+/// the memory for a block, and the list in a reply.
 pub(super) const HOLDERS_MAX: usize = 64;
 
 /// Returns the approximate size in bytes of a hint with `blocks` blocks.
@@ -110,8 +110,8 @@ impl HintTable {
         self.hints.push_back(hint);
     }
 
-    /// Forgets hints whose time has ended by `now`. Returns how many of them were not fulfilled, that is, how many
-    /// holders never had all blocks of the hint.
+    /// Forgets hints whose time has ended by `now`. Returns the number of forgotten hints that were not fulfilled. A
+    /// hint is fulfilled once its holder has had all blocks of the hint.
     pub(super) fn expire(&mut self, now: Instant) -> u64 {
         let mut unfulfilled = 0;
         while self.hints.front().is_some_and(|first| first.ends <= now) {
@@ -136,8 +136,8 @@ impl HintTable {
         Some(oldest)
     }
 
-    /// Returns at most `max` hints that are not fulfilled: the holder has not had all their blocks. The next call
-    /// continues after them. When the last hint has been returned, the next call begins with the first.
+    /// Returns at most `max` hints that are not fulfilled. The next call continues after the last hint of this call,
+    /// and after the newest hint with the oldest one.
     pub(super) fn look(&mut self, max: usize) -> Vec<Arc<KeptHint>> {
         let first = self.hints.partition_point(|hint| hint.number < self.looked);
         let behind = self.hints.range(first..).chain(self.hints.range(..first));
@@ -155,7 +155,7 @@ impl HintTable {
         mut block: impl FnMut(usize) -> PositionalLineageHash,
     ) -> Vec<(Arc<KeptHint>, usize)> {
         let mut found: Vec<(Arc<KeptHint>, usize)> = Vec::new();
-        // Number of leading blocks that have at least so many claims each, by binary search.
+        // Returns, by binary search, the number of leading blocks that have at least `claims` claims each.
         let mut depth_of = |claims: usize| {
             let (mut low, mut high) = (0, len);
             while low < high {

@@ -68,8 +68,8 @@ impl Changes {
         self.0.back().copied()
     }
 
-    /// Notes the holder's state at a time. Returns the growth of the number of changes. The growth is negative if old
-    /// changes were dropped.
+    /// Notes the holder's state at a time. Returns by how much the number of changes has grown. Negative if old changes
+    /// were dropped.
     pub(super) fn note(&mut self, at_s: u64, state: HistoryState) -> isize {
         if self.last().is_some_and(|last| last.state == state) {
             return 0;
@@ -88,7 +88,8 @@ impl Changes {
     }
 
     /// Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. `None` if the
-    /// holder's last state is not one of doubt. A time without a running daemon does not interrupt the doubt.
+    /// holder's last state is exact, removed or not known. A time without a running daemon does not interrupt the
+    /// doubt.
     pub(super) fn inexact_since_s(&self) -> Option<u64> {
         let mut since = None;
         for change in self.0.iter().rev() {

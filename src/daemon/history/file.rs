@@ -15,7 +15,7 @@ use super::changes::HistoryState;
 const VERSION: u64 = 1;
 /// Length of the hash after the history, in bytes.
 const HASH_BYTES: usize = 8;
-/// Maximum length of a file that is read, in bytes. The bounds on the history allow no longer file.
+/// Maximum length of a file that is read, in bytes. Every file that the bounds on the history allow is shorter.
 pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Reason why the history in a file cannot be used.

@@ -40,7 +40,8 @@ pub(crate) struct Bodies {
 /// Bounds on request bodies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimits {
-    /// Maximum size of all bodies together, in bytes. At least twice the longest body is always allowed.
+    /// Maximum size of all bodies together, in bytes. [`Bodies::new`] raises a value that is less than twice
+    /// `body_bytes_max`.
     pub(crate) all_bytes_max: usize,
     /// Maximum size of one body, in bytes.
     pub(crate) body_bytes_max: usize,
@@ -55,7 +56,7 @@ pub(crate) struct BodyLimits {
 struct BodyReservations {
     bytes: usize,
     received: u64,
-    /// Bodies by number, which grows with each new body: the oldest first.
+    /// Bodies by their number. Each new body gets the next number, so the oldest body comes first.
     bodies: BTreeMap<u64, HeldBody>,
 }
 
@@ -214,8 +215,8 @@ impl Bodies {
 }
 
 impl BodyReservations {
-    /// Returns the number of the oldest unfinished body of the source with the most bytes. Body number `wanting` asks
-    /// for `more` bytes, which count as bytes of its source.
+    /// Returns the number of the oldest unfinished body of the source with the most bytes. The body with the number
+    /// `wanting` asks for `more` bytes. These count as bytes of that body's source.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
         let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for (number, body) in &self.bodies {

@@ -12,7 +12,7 @@
 //!
 //! | client | without `http.token_file` |
 //! |---|---|
-//! | a program on this machine that addresses it by number or as `localhost` | allowed |
+//! | a program on this machine whose `Host` is an address or `localhost` | allowed |
 //! | a program on another machine | allowed; if the bridge has made a token, only with that token |
 //! | any other: a web page, another name for this machine | refused; if the bridge has made a token, allowed with that token |
 
@@ -93,7 +93,7 @@ fn is_json(content_type: &[u8]) -> bool {
     media_type.is_some_and(|text| text.trim_ascii().eq_ignore_ascii_case(b"application/json"))
 }
 
-/// Whether a host is an address or `localhost`. Any other name could be one that an attacker lets resolve to this
+/// Whether a host is an address or `localhost`. Any other name could belong to an attacker who lets it resolve to this
 /// machine.
 fn is_local(host: Option<&HeaderValue>) -> bool {
     let authority = host.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());

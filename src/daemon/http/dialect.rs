@@ -155,8 +155,8 @@ impl QueryJson {
             (ScoreDialect::Mooncake, None) => {
                 Err(HttpRefusal::BadRequest("block_size is missing".to_owned()))
             }
-            // Dynamo's clients may leave the block size out. If they name another size, no holder can have their
-            // hashes.
+            // Dynamo's clients may leave the block size out. A client with another block size computes other hashes, so
+            // no holder can have its blocks.
             (_, Some(asked)) if asked != found.block_size => {
                 let size = found.block_size;
                 let text = format!("the blocks of this model have {size} tokens here, not {asked}");
@@ -215,8 +215,8 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     Ok(respond(&Scores::new(found), words, &cache))
 }
 
-/// Finds the holders that have leading blocks of `key` in `namespace`, which belongs to the model `cache`. `worker`
-/// limits the search to the ranks of one worker. Counts the query.
+/// Finds the holders that have leading blocks of a prompt in `namespace`. `key` has the prompt's tokens or hashes.
+/// `cache` is the model of that namespace. `worker` limits the search to the ranks of one worker. Counts the query.
 ///
 /// # Errors
 ///
@@ -301,8 +301,8 @@ fn respond(scores: &Scores, words: ScoreDialect, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the text `MODEL:TENANT` that names a model's blocks in `/dump` and elsewhere. For a namespace that names a
-/// hash scheme, or is not made from a model, returns `NAMESPACE:default`.
+/// Returns the text that names a namespace's blocks in `/dump` and elsewhere: `MODEL:TENANT` if the namespace is made
+/// from a model and names no hash scheme, else `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),

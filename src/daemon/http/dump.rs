@@ -97,8 +97,8 @@ enum Piece {
     End,
 }
 
-/// Error that ends an answer that was cut short. The error breaks the connection, so that the client does not take the
-/// part for the whole.
+/// Error that ends an answer that was cut short. It breaks the connection, so that the client notices that a part of
+/// the answer is missing.
 #[derive(Debug, thiserror::Error)]
 #[error("the dump was cut short")]
 struct CutShort;
@@ -211,7 +211,7 @@ impl DumpWriter {
 }
 
 async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), DumpEnd> {
-    // A pool is left out: a gateway would take its blocks for a worker's.
+    // The blocks of a pool are left out, because a gateway would think that a worker has them.
     if is_pool(&dump.frame.worker) {
         return Ok(());
     }

@@ -64,8 +64,8 @@ const IGNORED_MAX: usize = 64;
 /// Maximum number of characters of an unknown field's name that an error repeats.
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// Returns an error text that proposes the name of `known` that `name` looks like. `None` if `name` looks like none of
-/// them.
+/// Returns an error text that asks whether the client meant a field of `known` with a similar name. `None` if no name
+/// in `known` is similar to `name`.
 fn guessed(name: &str, known: &[&'static str]) -> Option<String> {
     let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
     let known = meant(&name, known.iter().copied())?;

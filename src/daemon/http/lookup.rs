@@ -71,7 +71,7 @@ pub(super) async fn lookup(
 
 /// Returns the only model whose blocks are known, and its namespace.
 ///
-/// Fails if no model is known, if several are known, or if a further model may exist of which no event has come.
+/// Fails if no model is known, if several are known, or if there may be a model whose events have not come yet.
 async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefusal> {
     if !index.source.knows_all_names() {
         let text =
@@ -84,7 +84,7 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
         let cache = cache.unwrap_or_else(|| ModelKey::new(name.to_string()));
         (name, cache)
     });
-    // Namespaces of other hash schemes have blocks of the same models once more, so they are not counted.
+    // A namespace of another hash scheme repeats blocks of a model that has a namespace already, so it is not counted.
     let mut own = caches.filter(|(_, cache)| cache.chains().is_none());
     let Some(only) = own.next() else {
         let text = "no events of any model have come yet";

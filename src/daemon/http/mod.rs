@@ -4,7 +4,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `POST /v1/query` | the contract's reply as JSON; counts blocks |
-//! | `GET /v1/status` | the last batch that has been applied of each holder of a namespace |
+//! | `GET /v1/status` | the last applied batch of each holder of a namespace |
 //! | `GET /v1/models` | the models of which a cache is known |
 //! | `POST /v1/outcomes`, `POST /v1/hints` | take reports of routers |
 //! | `POST /query`, `POST /query_by_hash` | the dialects of Mooncake and Dynamo; count tokens |

@@ -40,7 +40,8 @@ impl Scores {
         }
     }
 
-    /// Whether the state of every listed holder is certain, and no holder that is left out may hold more than is known.
+    /// Whether the answer is certain: the state of every listed holder is certain, and no other holder may have more
+    /// blocks than is known.
     pub(super) fn are_exact(&self) -> bool {
         !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
@@ -169,8 +170,8 @@ impl Serialize for Figures<'_> {
         map.serialize_entry(host, &with_host)?;
         map.serialize_entry(disk, &longest)?;
         map.serialize_entry(ranks, &self.ranks)?;
-        // kvatlas adds the addresses. Mooncake's answer has no place for them beside its instances. Dynamo's answer has
-        // one.
+        // kvatlas adds the addresses. Mooncake's answer has no fields other than the instances, so they are in each
+        // instance. Dynamo's answer has them at its top.
         let addresses = self.ranks.addresses();
         if self.words == ScoreDialect::Mooncake && !addresses.is_empty() {
             map.serialize_entry("addresses", &addresses)?;

@@ -43,7 +43,7 @@ pub struct HttpParts {
     pub token: Option<Secret>,
     /// Maximum length of a request's body, in bytes.
     pub body_bytes_max: usize,
-    /// Maximum size, in bytes, of all bodies that are received or whose requests are not answered yet.
+    /// Maximum size of all request bodies together, in bytes. A body counts until its request is answered.
     pub receiving_bytes_max: usize,
     /// Maximum time for a request's body to arrive.
     pub request_timeout: Duration,
@@ -85,7 +85,7 @@ pub(crate) struct Index {
     pub(super) shard: Option<HeaderValue>,
     /// Metrics of each namespace that queries have been about.
     pub(super) metrics: QueryMetricsByNamespace,
-    /// Semaphore that lets one dump run at a time, because a dump uses turns of every lane.
+    /// Semaphore that lets one dump run at a time, because a dump takes time of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
 }
 
@@ -193,7 +193,7 @@ impl HttpShared {
 pub(super) struct Payload(ReceivedBody);
 
 impl Payload {
-    /// Reads the body as a JSON object. `unknown` says how fields are treated that the route does not know.
+    /// Reads the body as a JSON object. `unknown` says how fields that the route does not know are treated.
     pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpRefusal> {
         fields::read(self.object()?, unknown)
     }

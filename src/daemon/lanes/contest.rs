@@ -86,8 +86,8 @@ impl Holder {
     }
 
     /// Returns the reason `Contested` while two publishers claim the holder, else no reason. The reason stays when the
-    /// publisher with the highest epoch replaces or clears its state, because the other publisher's blocks are as
-    /// unknown as before.
+    /// publisher with the highest epoch replaces or clears its state, because that does not show the blocks of the
+    /// other publisher.
     pub(super) fn contested(&self) -> DegradedReasons {
         match self.is_contested() {
             true => DegradedReasons::of(DegradedReason::Contested),

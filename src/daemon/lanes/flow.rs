@@ -29,8 +29,8 @@ impl Flows {
         }
     }
 
-    /// Returns the flow of a namespace (its waiting messages and half-applied batches). Makes the flow if it does not
-    /// exist.
+    /// Returns the flow of a namespace, which tells which messages wait and which batches are half applied. Makes the
+    /// flow if it does not exist.
     pub(super) fn of(&self, namespace: &NamespaceName) -> Arc<NamespaceFlow> {
         if let Some(found) = self.get(namespace) {
             return found;
@@ -42,14 +42,14 @@ impl Flows {
         Arc::clone(&made)
     }
 
-    /// Returns the flow of a namespace (its waiting messages and half-applied batches), or `None` if there is none.
+    /// Returns the flow of a namespace, which tells which messages wait and which batches are half applied. `None` if
+    /// there is none.
     pub(crate) fn get(&self, namespace: &NamespaceName) -> Option<Arc<NamespaceFlow>> {
         let found = self.by_namespace.get(namespace)?;
         Some(Arc::clone(&found))
     }
 
-    /// Forgets the flows of namespaces that are no longer used. A flow holds a namespace's waiting messages and
-    /// half-applied batches.
+    /// Forgets the flows of namespaces that no longer use them.
     pub(super) fn prune(&self) {
         self.by_namespace.retain(|_, flow| Arc::strong_count(flow) > 1);
     }
@@ -80,8 +80,8 @@ impl NamespaceFlow {
         }
     }
 
-    /// Changes the time at which the oldest waiting message of a worker's queue `line` came, from `before_us` to
-    /// `since_us`. 0 means that no message waits.
+    /// Notes that the oldest waiting message in the queue `line` of a worker came at `since_us`, and no longer at
+    /// `before_us`. In both values, 0 means that no message waits.
     pub(super) fn note_line(&self, lane: usize, line: u64, before_us: u64, since_us: u64) {
         let Some(waits) = self.lanes.get(lane) else {
             return;
@@ -156,8 +156,7 @@ pub(super) struct OpenStep {
     begun_at: u64,
 }
 
-/// Moment at which a search begins. When the search ends, this mark tells of which holders it may have seen
-/// half-applied batches.
+/// Moment at which a search begins. When the search ends, [`NamespaceFlow::seen_in_parts`] needs this mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SearchMark {
     changes: u64,
@@ -201,7 +200,7 @@ impl NamespaceFlow {
     /// Marks the moment before a search begins.
     pub(crate) fn mark_search(&self) -> SearchMark {
         let steps = &self.steps;
-        // The count is read first: a step that begins between the two reads shows in one of them.
+        // The change counter is read before `open`. So if a step begins between the two reads, it counts as open.
         let changes = steps.changes.load(Ordering::Acquire);
         SearchMark {
             changes,

@@ -6,13 +6,13 @@
 //! |---|---|
 //! | in a lane's queue | time at which the oldest waiting message of the namespace came ([`NamespaceFlow`]) |
 //! | in the stream, with JetStream | time since which the daemon knows of messages that it has not read |
-//! | in the broker, the network or the socket | time at which the last *pulse* was sent that has come back |
+//! | in the broker, the network or the socket | sending time of the last *pulse* that has come back |
 //!
 //! The pulse is a message that the daemon sends to itself on the connection of the events. When the pulse comes back,
 //! everything that the broker had sent before has been handed to the lanes.
 //!
-//! After the daemon was stopped, or its machine suspended, a late pulse shows that the daemon has not read its sockets for a
-//! while.
+//! After the daemon was stopped, or its machine suspended, a late pulse shows that the daemon has not read its sockets
+//! for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,8 @@ pub(crate) struct Freshness {
     heard_us: AtomicU64,
     /// Time since which the daemon has known of unread messages in the stream, in microseconds; 0 if there are none.
     unread_since_us: AtomicU64,
-    /// Time up to which all messages of the stream are known, read or not, in microseconds. 0 while no stream is followed.
+    /// Time in microseconds up to which the content of the stream is known: every message that the stream had then has
+    /// been read, or counts as unread. 0 while no stream is followed.
     known_us: AtomicU64,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct MessageArrival {
     /// Whether the message has come just now. Otherwise it may have waited in the socket or in the stream, so it does not show
     /// that its publisher is alive.
     pub(super) is_new: bool,
-    /// Latest time at which the message was sent, by [`now_us`], in microseconds.
+    /// Time at which the message was sent, at the latest, in microseconds on the clock of [`now_us`].
     pub(super) sent_us: u64,
 }
 
@@ -94,17 +95,16 @@ impl Freshness {
         self.known_us.store(at_us, Ordering::Release);
     }
 
-    /// Whether the broker's silence is longer than allowed at present.
+    /// Whether the broker has been silent for longer than is allowed.
     pub(super) fn is_unheard(&self) -> bool {
         let heard_us = self.heard_us.load(Ordering::Acquire);
         let silent_us = now_us().saturating_sub(heard_us);
         heard_us > 0 && self.behind_after_us.is_some_and(|limit| silent_us > limit)
     }
 
-    /// Returns the arrival of a message that is handed to a lane now, and that the stream has kept for the time `kept_for`. Normally the
-    /// message has come just now.
-    /// If the broker's silence is longer than allowed, the message may have waited in the socket since the broker was
-    /// last heard.
+    /// Returns the arrival of a message that is handed to a lane now, and that the stream has kept for the time
+    /// `kept_for`. Normally the message has come just now. If the broker has been silent for longer than is allowed,
+    /// the message may have waited in the socket since the broker was last heard.
     pub(super) fn arrival(&self, kept_for: Duration) -> MessageArrival {
         let is_unheard = self.is_unheard();
         let came_us = match is_unheard {

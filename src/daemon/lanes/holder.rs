@@ -37,7 +37,8 @@ pub(super) struct JobClocks {
     pub(super) unix_us: u64,
     /// Listening time so far (time in which messages could be received), in microseconds.
     pub(super) listening_us: u64,
-    /// Latest time at which the job's message was sent, by [`now_us`](super::clock::now_us). 0 if the job has no message.
+    /// Time at which the job's message was sent, at the latest, on the clock of [`now_us`](super::clock::now_us). 0 if
+    /// the job has no message.
     pub(super) seen_us: u64,
     /// Whether the job has a message that has just come.
     pub(super) is_new: bool,
@@ -71,14 +72,14 @@ pub(crate) struct Holder {
     pub(super) lower: Lower,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
     heard_us: u64,
-    /// Time at which the publisher was last seen to be alive, by [`now_us`](super::clock::now_us), which goes on while nothing can be
-    /// received. 0 if the publisher has not been seen.
+    /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
+    /// clock goes on while no messages can be received. 0 if the publisher has not been seen.
     pub(super) seen_us: u64,
     /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
     /// the mark is not believed. A batch before the mark does not confirm the holder.
     pub(super) high_water: HighWater,
-    /// Whether the present lack of room for the holder's blocks has been counted in the metrics. Needed because
-    /// eviction degrades the holder without counting.
+    /// Whether the metrics have counted that there is no room for some of the holder's blocks. Eviction, which can be
+    /// the cause, does not count this.
     pub(super) is_known_short: bool,
     /// Epoch of the batch from which the holder's present address and labels come.
     pub(super) profile_epoch: u64,
@@ -193,8 +194,9 @@ impl Holder {
             }
         }
         self.settle_contest(context);
-        // Each earlier batch has been applied, or is known to be missing. So this batch confirms the holder in the
-        // stream. A batch that came late confirms nothing, because a batch that overtook it may have been dropped.
+        // Each earlier batch has been applied or is known to be missing, so this batch confirms the holder in its
+        // generation of the stream. A batch before the high-water mark confirms nothing: it came late, and a batch that
+        // overtook it may have been dropped.
         if next >= self.high_water.seen {
             self.writer.status().confirm(received.generation);
         }
@@ -288,7 +290,8 @@ impl Holder {
         self.writer.clear();
         self.forget_size();
         self.end_contest();
-        // Done even if there are no reasons: the stream may be in doubt, and this batch ends that doubt.
+        // This is needed even if the holder has no reasons of its own, because this batch also ends doubts about the
+        // stream.
         self.replace_reasons(context);
         self.note_epoch(next.epoch, context);
         self.note_blocks(BlocksChange::Replaced);
@@ -341,10 +344,10 @@ impl Holder {
     /// Withdraws the reasons for doubt after the whole state was replaced. Searches that began before this call notice
     /// the change. These reasons stay:
     ///
-    /// - A resync that is under way, silence, and another publisher.
+    /// - `Resyncing` while a resync is under way, `Stale`, and `Contested` while two publishers claim the holder.
     /// - The doubts that came after the batch that replaces the state.
-    /// - A message that could not be decoded, while the publisher may be asked. That message may be newer than the
-    ///   batch and have overtaken it. The publisher's answer settles the doubt.
+    /// - `Undecodable`, while the publisher may still be asked. The message that could not be decoded may be newer than
+    ///   the batch that replaces the state. The publisher's answer then settles the doubt.
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
         kept = kept.union(self.contested());
@@ -369,8 +372,8 @@ impl Holder {
         }
     }
 
-    /// Notes a message of the publisher, or its answer. A message that cannot be applied is a sign of life, too. If such messages did
-    /// not count, the holder would count as gone, and no answer would list it.
+    /// Notes a message or an answer of the publisher as a sign of life. A message counts even if it cannot be applied.
+    /// Otherwise the holder would count as gone, and no answer would list it.
     ///
     /// A message that may have waited for long does not show that the publisher is alive now.
     pub(super) fn hear(&mut self, clocks: JobClocks) {
@@ -426,8 +429,8 @@ impl Holder {
     /// Returns the grade of the holder's silence: alive, stale (silent for long) or gone. Degrades a stale holder, and
     /// counts a holder that is gone.
     ///
-    /// `now_us` is the time by [`now_us`](super::clock::now_us), or `None` while nothing can be received. A silence that fell into such
-    /// a time makes a holder stale afterwards, but never gone.
+    /// `now_us` is the time by [`now_us`](super::clock::now_us), or `None` while no messages can be received. Silence
+    /// during such a time counts once messages can be received again. It can make the holder stale, but never gone.
     pub(super) fn check_liveness(
         &self,
         limits: &LivenessLimits,
@@ -501,8 +504,8 @@ impl Holder {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Counts, once, that there is no room for some of the holder's blocks. An event or an eviction may have shown
-    /// this.
+    /// Counts, once, that there is no room for some of the holder's blocks. The lack of room can show when an event is
+    /// applied, or when blocks are evicted.
     fn count_shortage(&mut self) {
         let is_short = self.is_short();
         if is_short && !self.is_known_short {

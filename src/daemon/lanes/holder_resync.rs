@@ -98,7 +98,7 @@ impl Holder {
         match self.tracker.classify(next) {
             BatchAdmission::Gap { missed } => self.note_gap(next, missed),
             BatchAdmission::NewEpoch { missed } => self.outlive_epoch(next, missed, context),
-            // Numbering has restarted without a new epoch, which was noted when the batch was received.
+            // The restart of the numbering was noted when the batch was received.
             BatchAdmission::Next | BatchAdmission::Duplicate | BatchAdmission::StaleEpoch => {}
         }
         self.hear(context.clocks);
@@ -121,7 +121,8 @@ impl Holder {
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
         self.note_gap(next, missed);
-        // An epoch begins without blocks. A holder without blocks is in that state already.
+        // An epoch begins without blocks. So if the holder has no blocks, it is already in the state in which the new
+        // epoch began.
         let is_empty = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
         self.note_blocks(match is_empty {
             true => BlocksChange::Replaced,
@@ -166,9 +167,10 @@ impl Holder {
             return (ResyncOutcome::Superseded, Afterwards::Stays);
         };
         // The answer mends or replaces the state, so it ends the reasons for doubt. Until it is applied, `Resyncing`
-        // stands for them. Missing batches do not bring back evicted blocks, so `Capacity` stays then.
+        // stands for these reasons. An answer with missing batches does not bring back evicted blocks, so it leaves
+        // `Capacity`.
         let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
-        // Doubts that came after the request may have come after the answer was made.
+        // The publisher may have made the answer before the causes of these doubts.
         let later = held.doubts();
         if self
             .tracker
@@ -179,10 +181,10 @@ impl Holder {
             self.note_epoch(answer.cursor.epoch, context);
         }
         let kept = match answer.kind {
-            // A full state includes the blocks that were left out since the request, because their events came before
-            // the request.
+            // Of the later doubts, those about dropped messages stay. The others are about events from before the
+            // request, and the full state includes the blocks of these events.
             ResyncAnswerKind::Full => resyncing.union(later.filtered(is_of_dropped)),
-            // Missing batches do not withdraw the doubts that the publisher had told before them.
+            // An answer with missing batches does not end doubts that the publisher has told about its own state.
             ResyncAnswerKind::Missing => {
                 let own = self.writer.status().own_reasons();
                 let kept = resyncing.with(DegradedReason::Capacity).union(later);
@@ -267,8 +269,8 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches in order. If a batch is still missing in between, the rest is held again. Batches of an
-    /// epoch that has ended meanwhile are dropped.
+    /// Applies the held batches in order. If a batch between two held batches is still missing, the later ones are held
+    /// again. Batches of an epoch that has ended are dropped.
     fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
@@ -328,8 +330,8 @@ impl Holder {
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches, because the publisher's numbering to which they belong has ended. Also ends a resync
-    /// that is under way for them.
+    /// Drops the held batches, because they belong to a numbering that has ended. Also ends the resync for these
+    /// batches, if one is under way.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.phase.release() else {
             return;

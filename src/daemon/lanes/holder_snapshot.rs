@@ -26,16 +26,16 @@ pub struct HolderDump {
     pub frame: HolderFrame,
     /// Events that rebuild the holder, in order, each with its tier.
     events: Vec<(Tier, Event)>,
-    /// Record by which a walk over the index finds the holder's blocks later; `events` is empty then. `None` if a walk
-    /// cannot describe the holder completely, so that its blocks are in `events`.
+    /// Record by which a walk over the index finds the holder's blocks later. In this case `events` is empty. `None` if
+    /// a walk cannot describe the holder completely: its blocks are then in `events`.
     pub walked: Option<WalkedHolder>,
 }
 
-/// Result of comparing a holder with its dump, after the walk over the index that was to find its blocks.
+/// Result of comparing a holder with its dump, after a walk over the index has collected the holder's blocks.
 #[derive(Debug)]
 pub enum Revisited {
-    /// The dump is valid: the blocks that the walk found and the batches since the dump lead to the holder's present
-    /// state.
+    /// The dump is valid, although blocks may have been stored or removed since: the blocks from the walk and the later
+    /// batches together give the holder's present state.
     Unchanged,
     /// The dump is not valid. The value is the present state of the holder, as events.
     Changed(Box<HolderDump>),
@@ -89,11 +89,12 @@ impl Holder {
     /// Takes over the cursor and the reasons for doubt of a snapshot's holder. The holder's blocks follow through
     /// [`Self::restore_blocks`] and [`Self::restore_runs`].
     ///
-    /// The holder is cleared first, because a restore can bring it twice, in two cases. Either it left during the
-    /// snapshot and came back on another lane. Or an older snapshot follows one that could not be read to its end.
+    /// The holder is cleared first, because a restore can bring the same holder twice. This happens in two cases: the
+    /// holder moved to another lane while the snapshot was written, or an older snapshot is restored after a newer one
+    /// that could not be read to its end.
     ///
-    /// A holder that was not in doubt when it was dumped counts as confirmed in the origin's generation of the event stream (it changes
-    /// when messages are lost).
+    /// A holder that was not in doubt when it was dumped counts as confirmed in the generation of the event stream that
+    /// `origin` has. The generation changes when messages are lost.
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, origin: RestoreOrigin) {
         self.phase = Phase::default();
         self.writer.clear();
@@ -119,15 +120,16 @@ impl Holder {
         if !lasting.filtered(|reason| !reason.is_upstream()).is_empty() {
             self.note_blocks(BlocksChange::Missed);
         }
-        // A stream redelivers batches that are part of the snapshot. If the time is unknown, the largest number keeps them from looking
-        // like a restart of the publisher's numbering.
+        // A stream redelivers batches that are part of the snapshot. They must not look like a restart of the
+        // publisher's numbering. If the snapshot has no time, the largest `u64` prevents this.
         self.high_water = HighWater {
             seen: cursor,
             made_us: frame.made_us.unwrap_or(u64::MAX),
         };
         if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
             self.writer.status().confirm(origin.generation);
-            // Reading the stream shows that no event is missing, and not that the publisher is alive.
+            // A stream that has been read shows that no event is missing. It does not show that the publisher is alive
+            // now.
             self.seen_us = origin.taken_us;
         }
     }
@@ -186,8 +188,8 @@ impl Holder {
         }
     }
 
-    /// Compares the holder with its earlier dump. `before` is its state in the dump, and `dumped` says how the walk
-    /// over the index was to find its blocks.
+    /// Compares the holder with its earlier dump. `before` is the record by which the walk found the holder's blocks.
+    /// `dumped` is the frame of the dump.
     pub(super) fn revisit(
         &mut self,
         before: &WalkedHolder,
@@ -195,7 +197,7 @@ impl Holder {
         generation: StreamGeneration,
     ) -> Revisited {
         let is_same = self.writer.as_walked().is_some_and(|now| now.is_same_as(before));
-        // The dump must have every reason that no batch withdraws, such as eviction.
+        // A reason that no later batch withdraws, such as `Capacity`, must be in the dump already.
         let known = DegradedReasons::from_bits(dumped.degraded_bits);
         let is_as_certain = self
             .writer
@@ -225,8 +227,8 @@ impl Holder {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         if self.phase.held().is_some_and(|held| !held.is_empty()) {
-            // Held batches are not dumped, and the stream is read on after them. So they count as unreadable messages,
-            // for which later batches do not make up.
+            // The dump lacks the held batches, and after a restart the stream is read from a later message on. So the
+            // dump has the reason for unreadable messages, which later batches do not withdraw.
             reasons = reasons.with(DegradedReason::Undecodable);
         }
         // A profile that was told in an ended epoch belongs to another process.

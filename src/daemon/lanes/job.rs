@@ -182,7 +182,7 @@ pub(crate) enum RestorePart {
     Refused(HolderFrame),
     /// Blocks of the holder of this rank, as an encoded event batch.
     Batch(Rank, Vec<u8>),
-    /// Order to forget the holder of this rank, because the rest of its frames cannot be read. A state restored in half
+    /// Order to forget the holder of this rank, because the rest of its frames cannot be read. A half restored state
     /// must not stay.
     Abandon(Rank),
 }

@@ -392,7 +392,8 @@ impl Lane {
         for head in &lost.newest {
             let key = (worker.clone(), head.rank);
             match self.holders.get_mut(&key) {
-                // The dropped batch may have been the second of a holder whose first batch is late.
+                // The worker is noted, because a late batch could still make this holder. That holder must then be in
+                // doubt.
                 None => {
                     self.unheld.unreadable.note(worker, now_us());
                     self.unheld
@@ -450,7 +451,7 @@ impl Lane {
             clock: &self.clock,
             tally: &self.tally,
         };
-        // While nothing can be received, every holder is in doubt for that.
+        // `None` while no messages can be received. Every holder is then in doubt for another reason.
         let now_us_if_listening = is_listening.then(now_us);
         let mut leaving = Vec::new();
         for (key, holder) in &mut self.holders {

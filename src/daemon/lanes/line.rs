@@ -41,8 +41,8 @@ pub(crate) struct Line {
     in_flight: AtomicUsize,
     /// Time at which the oldest message came that has not been applied yet, in microseconds. 0 if no message waits.
     waiting_since_us: AtomicU64,
-    /// Time that the lane has spent on the worker in microseconds, corrected for idle times (virtual time). The lane
-    /// next serves the worker with the smallest value.
+    /// Virtual time of the worker: the time in microseconds that the lane has spent on it, raised after idle times, so
+    /// that an idle worker saves up no credit. The lane next serves the worker with the smallest value.
     turn_us: AtomicU64,
     /// Time that the lane has spent on the worker, in microseconds.
     spent_us: AtomicU64,

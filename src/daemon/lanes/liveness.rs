@@ -5,12 +5,12 @@
 //!
 //! | silence | time that counts |
 //! |---|---|
-//! | until a holder is stale | all time since the publisher was last seen to be alive, once messages can be received again |
+//! | until a holder is stale | all time since the publisher was last seen; judged while messages can be received |
 //! | until a holder is gone | only the time in which this daemon could listen: not without a connection, nor while suspended |
 //!
-//! So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet look dead. But a publisher that
-//! ended meanwhile is noticed at once: a message that waited in the socket or in the stream does not show that its publisher
-//! is alive.
+//! So an outage of the broker, a suspended machine or a jumping clock cannot make all holders count as gone. A
+//! publisher that ended during an outage is still noticed at once when the outage is over, because a message that
+//! waited in the socket or in the stream does not show that its publisher is alive.
 
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ impl ListeningClock {
 pub(super) fn silence(heard_us: u64, now_us: u64, limits: &LivenessLimits) -> Silence {
     let silent = Duration::from_micros(now_us.saturating_sub(heard_us));
     let is_over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
-    // A holder that would be stale by the next look is stale now. No more than a quarter is taken off a short limit.
+    // The silence is checked once in each `TICK_INTERVAL`. So a holder counts as stale one interval before its limit,
+    // but at most a quarter of the limit before.
     let soon = limits
         .stale_after
         .map(|limit| limit - TICK_INTERVAL.min(limit / 4));

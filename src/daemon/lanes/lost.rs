@@ -8,8 +8,8 @@ use super::line::Sender;
 use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
 
-/// Maximum number of ranks for which a mark (it stands for dropped messages) keeps the newest dropped batch. Dropped
-/// batches of further ranks count as unknown.
+/// Maximum number of ranks in a mark. A mark stands for dropped messages, and has the newest dropped batch of each
+/// rank. Dropped batches of further ranks count as unknown.
 const RANKS_MAX: usize = 64;
 
 /// Mark (tombstone) in the queue, in the place of dropped messages of a worker.

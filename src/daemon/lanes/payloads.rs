@@ -21,8 +21,8 @@ impl Payloads {
         payloads
     }
 
-    /// Adds a copy of a payload. With the second payload, also reserves room for more: for `count_max` payloads of its
-    /// length, but for at most `bytes_max` bytes. [`Self::trim`] gives back the room that is not used.
+    /// Adds a copy of a payload. For the second payload, reserves room for `count_max` payloads of this length, but for
+    /// at most `bytes_max` bytes. [`Self::trim`] gives back the room that is not used.
     pub(super) fn push_within(&mut self, payload: &[u8], count_max: usize, bytes_max: usize) {
         if self.count == 1 {
             let bytes = (count_max * payload.len()).min(bytes_max);

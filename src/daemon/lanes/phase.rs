@@ -14,7 +14,7 @@
 use super::held::{HeldBatches, HoldingLimits, NoRoom, ResyncNumber};
 use super::sequence::ReceivedBatch;
 
-/// Phase of a holder's resync, with the batches that are held meanwhile.
+/// Phase of a holder's resync. In two of the phases, batches are held.
 #[derive(Debug, Default)]
 pub(super) enum Phase {
     /// Batches are applied as they come.

@@ -79,8 +79,8 @@ struct LastSender {
 impl Inbox {
     /// Adds a message of the last sender.
     ///
-    /// The message joins the lane's last job if three conditions hold: the job has room, it has the same sender and
-    /// generation, and neither has a trace span. Otherwise the message begins a new job.
+    /// The message joins the lane's last job if three conditions hold: the job has room, the job has the same sender
+    /// and generation, and neither the job nor the message has a trace span. Otherwise the message begins a new job.
     fn add(&mut self, payload: &[u8], generation: StreamGeneration, span: Option<OpenSpan>) {
         let Some(last) = &self.last else { return };
         let Some(jobs) = self.by_lane.get_mut(last.lane.0) else {
@@ -485,8 +485,8 @@ impl LanePool {
         self.freshness.heard(at_us);
     }
 
-    /// Forgets refused publishers (their batches were dropped) after a silence. The silence is as long as the one for
-    /// which their namespace keeps a holder.
+    /// Forgets refused publishers (their batches were dropped) that have been silent for long. The limit is the
+    /// namespace's limit for silent holders, `remove_after`.
     fn expire_refused(&self) {
         let now_us = self.unheld.listened_us();
         for namespace in self.namespaces.all() {
@@ -535,8 +535,8 @@ impl LanePool {
 /// Returns the payload. An oversized payload is cut to one byte over the limit; the lane then refuses it and degrades
 /// the worker's holders.
 ///
-/// The caller copies the payload. The original would keep the client library's whole read buffer in memory, which is up
-/// to a MiB more than is counted.
+/// The caller must copy the payload. The payload is a part of the client library's read buffer, which can be up to a
+/// MiB larger. Without a copy, the whole buffer would stay in memory, but only the payload would be counted.
 fn trim(payload: &[u8], bytes_max: usize) -> &[u8] {
     &payload[..payload.len().min(bytes_max + 1)]
 }

@@ -40,7 +40,7 @@ pub(crate) trait LineJob: Sized {
     /// returns a job that must not be dropped.
     fn into_mark(self) -> Result<Self, Self>;
 
-    /// Merges a later mark (it stands for dropped messages) into this mark. As an error, returns the later mark if
+    /// Merges a later mark into this mark. A mark stands for dropped messages. As an error, returns the later mark if
     /// either of the two is not a mark.
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
@@ -67,8 +67,8 @@ struct LineQueue<J> {
     line: Arc<Line>,
     jobs: VecDeque<QueuedJob<J>>,
     bytes: usize,
-    /// Time that the lane has spent on the worker in microseconds, corrected for idle times (virtual time). Turns are
-    /// ordered by it.
+    /// Virtual time of the line: the time in microseconds that the lane has spent on the worker, raised after idle
+    /// times. The line with the smallest value gets the next turn.
     turn_us: u64,
 }
 
@@ -89,8 +89,8 @@ struct Control<J> {
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// Numbers of the eras (jobs between two control jobs) that have one job less, because the mark of a dropped job
-    /// was merged into another mark. An era is named once for each such job.
+    /// Numbers of the eras (jobs between two control jobs) that have lost a job, because the mark of a dropped job was
+    /// merged into another mark. An era that has lost several jobs is listed once for each.
     vacated: Vec<u64>,
 }
 
@@ -319,8 +319,8 @@ impl<J: LineJob> QueueState<J> {
         self.leave_era(era, jobs);
     }
 
-    /// Whether the worker's queue `line` may take `bytes` more room at the cost of other workers. It may if its room is
-    /// then no more than an even share of `bytes_max`.
+    /// Whether the worker's queue `line` may take `bytes` more room at the cost of other workers. This is allowed if
+    /// the line then has no more than an even share of `bytes_max`.
     fn may_displace(&self, line: u64, bytes: usize, bytes_max: usize) -> bool {
         let (own, lines) = match self.lines.get(&line) {
             Some(queue) => (queue.bytes, self.lines.len()),
@@ -358,7 +358,7 @@ impl<J: LineJob> LineQueue<J> {
             came_us,
             era,
         };
-        // The mark counts as one message, so one message less than the job's is dropped.
+        // The mark that replaces the job counts as one message, so the queue loses one message less than the job had.
         let messages = job.messages() - 1;
         let mut mark = match job.into_mark() {
             Ok(mark) => mark,

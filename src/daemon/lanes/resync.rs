@@ -42,7 +42,7 @@ impl LanePool {
             reply,
         };
         self.send_resync(holder, step, bytes).await?;
-        // A holder that has left meanwhile sends no reply.
+        // A holder that has left sends no reply.
         Ok(done.await.unwrap_or(ResyncOutcome::Superseded))
     }
 

@@ -8,8 +8,8 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
-/// Time for which goodbyes and unreadable messages are remembered, in microseconds. A batch that a later batch has
-/// overtaken comes within this time.
+/// Time for which goodbyes and unreadable messages are remembered, in microseconds. Batches that come out of order are
+/// assumed to come within this time.
 pub(super) const REMEMBERED_US: u64 = 60_000_000;
 
 /// Decoded batch, with the generation of the stream in which it came, and the length of its payload.

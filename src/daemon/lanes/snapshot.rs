@@ -186,8 +186,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after the walk over the index that was to find its blocks. `dumped` and
-    /// `walked` come from the dump by lane number `lane`.
+    /// Compares a holder with its dump, after a walk over the index has looked for its blocks. `dumped` and `walked`
+    /// come from the dump by lane number `lane`.
     pub async fn revisit(
         &self,
         lane: usize,
@@ -235,7 +235,8 @@ impl Lane {
             RestorePart::Holder(frame, origin) => {
                 let key = (worker.clone(), frame.rank);
                 if self.holders.contains_key(&key) {
-                    // The snapshot has the holder a second time. Forest blocks of its first time are outdated.
+                    // The snapshot has this holder a second time. The number that its first frame has in the forest
+                    // must no longer bring blocks.
                     self.in_forest.retain(|_, (other, _)| *other != key);
                 }
                 let Some(holder) = self.restored_holder(namespace, metrics, &key) else {

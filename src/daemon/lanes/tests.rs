@@ -68,7 +68,7 @@ fn settings() -> LaneSettings {
     }
 }
 
-/// Returns a new snapshot whose holders count as confirmed by no batch.
+/// Returns the origin of a snapshot whose holders no batch has confirmed.
 fn unconfirmed() -> RestoreOrigin {
     RestoreOrigin::new(never(), Duration::ZERO)
 }
@@ -125,8 +125,8 @@ fn stored(first: u64, seq: u64) -> Frame {
     Frame::Batch(batch(seq, vec![event]).encode())
 }
 
-/// Returns the largest number of the leading blocks `first`, `first` + 1 and `first` + 2 that a holder has. `None` if
-/// no holder has the first of them.
+/// Returns the number of leading blocks of the chain `first`, `first` + 1, `first` + 2 that the deepest holder has.
+/// `None` if no holder has the block `first`.
 fn depth(pool: &LanePool, first: u64) -> Option<u32> {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let query = QueryKey::SequenceHashes((first..first + 3).map(SequenceHash).collect());

@@ -1,15 +1,15 @@
 //! The registry of publishers without a holder: the reason why each has no holder, and facts that the daemon remembers
-//! of each. All lanes share the registry.
+//! about each. All lanes share the registry.
 //!
 //! Each message for which there is no holder is counted by its reason, [`NoHolder`]. Four tables remember more. They
 //! are separate, because each table loses something different at its bound:
 //!
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
-//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no own entry | its holder, goodbye or long silence |
-//! | [`Strays`] | namespace that does not exist | 64 names | the entry is not shown | its namespace, or 300 seconds of silence |
+//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye or long silence |
+//! | [`Strays`] | namespace that does not exist | 64 names | no entry | its namespace, or 300 seconds of silence |
 //! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
-//! | [`Goodbyes`] | holder | 65,536 holders | the first is forgotten | 60 seconds |
+//! | [`Goodbyes`] | holder | 65,536 holders | the oldest entry is forgotten | 60 seconds |
 //!
 //! [`RefusedHolders`] is part of the index, one for each namespace. Answers stay inexact even beyond its bound, because
 //! other holders are listed as refused already.

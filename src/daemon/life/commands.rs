@@ -85,7 +85,7 @@ impl OperatorCommands {
 
     async fn take(&self, message: Message) {
         let command = self.subjects.parse_admin(&message.subject);
-        // Bridges carry it out.
+        // Daemons ignore the command `Reset`, which is for bridges.
         let Some(command) = command.filter(|command| *command != AdminCommand::Reset) else {
             return;
         };
@@ -141,7 +141,7 @@ impl OperatorCommands {
                 let keeper = keeper.ok_or("no snapshot directory is configured (snapshots.directory)")?;
                 return keeper.save().await.map(|()| 0);
             }
-            // `Drain` is carried out after the reply, `Reset` not at all here.
+            // The caller carries out `Drain` after it has sent the reply. `Reset` does not come here.
             AdminCommand::Drain | AdminCommand::Reset => return Ok(0),
         };
         let of = request.holder.as_ref().ok_or("the command names no worker")?;

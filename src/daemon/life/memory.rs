@@ -1,7 +1,7 @@
 //! Return of memory to the operating system after the index has become much smaller.
 //!
 //! The index gives unneeded memory back to the allocator, which keeps it for later. Without this step, the process
-//! would always keep the most memory that it ever had.
+//! would never take less memory than at its largest size.
 
 /// Minimum number of bytes by which the indexes must have shrunk before memory is given back.
 const SHRUNK_BYTES_MIN: u64 = 32 << 20;
@@ -39,7 +39,7 @@ impl ShrinkWatch {
 }
 
 /// Gives all memory that the allocator keeps for later back to the operating system. Takes about 50 µs for each
-/// megabyte. Threads that allocate meanwhile may have to wait.
+/// megabyte. During this time, threads that allocate may have to wait.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn give_to_system() {
     #[allow(unsafe_code, reason = "the allocator has no other way to be told")]

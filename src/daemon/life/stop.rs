@@ -58,7 +58,7 @@ impl Deadline {
     }
 
     async fn step(&mut self, name: &str, step: impl Future<Output = ()>) {
-        // A step after the time is up still gets a moment: most steps are quick.
+        // Even after the time limit, a step may take 50 ms, because most steps are quick.
         let at = self.at.max(Instant::now() + Duration::from_millis(50));
         if tokio::time::timeout_at(at, step).await.is_err() {
             self.report.overran.push(name.to_owned());
@@ -81,7 +81,7 @@ impl Daemon {
         let at = Instant::now() + self.config.shutdown.drain;
         let mut deadline = Deadline {
             at,
-            // Asked before the drain, which gives up the connections.
+            // This is read before the drain, because the drain ends the connections.
             is_away: !self.readiness.report().is_set(Latch::Connected),
             report: StopReport::default(),
         };

@@ -1,4 +1,4 @@
-//! Outcomes: reports of how many blocks requests really found cached, beside the blocks that answers promised. In
+//! Outcomes: reports of how many cached blocks requests really found, and how many the answers had promised. In
 //! production they show whether answers are exact, and which holders break promises.
 //!
 //! Routers send outcomes over NATS ([`start_outcomes`]) or HTTP. An outcome names the worker to which a request went,
@@ -37,7 +37,8 @@ const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder's record may be replaced by the record of another holder.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Maximum number of holders of a namespace that are named because requests found fewer blocks than answers promised.
+/// Maximum number of a namespace's holders that are named for broken promises: requests found fewer blocks than answers
+/// promised.
 const BROKEN_MAX: usize = 8;
 /// Maximum number of holders of a namespace for which the page compares promised with found blocks.
 const TOLD_MAX: usize = 32;
@@ -279,7 +280,8 @@ impl Outcomes {
 
 impl KeptOutcomes {
     fn of_namespace(&mut self, name: &NamespaceName) -> &OutcomeMetrics {
-        // Some of the namespaces may be gone: all handles are dropped, and made again when they are needed.
+        // Some of these namespaces may no longer exist, so all metric handles are dropped. A handle that is still
+        // needed is made again.
         if self.namespaces.len() >= NAMESPACE_LABELS_MAX && !self.namespaces.contains_key(name) {
             self.namespaces.clear();
         }

@@ -25,8 +25,7 @@ pub(crate) struct PromiseTally {
 /// Minimum number of promised blocks for a judgement on a holder. A smaller number says little, because a block or two
 /// may always be evicted between an answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// Divisor of the number of promised blocks. A holder breaks its promise if more than a twentieth of the promised
-/// blocks are missing.
+/// Limit on broken promises: a holder breaks its promise if more than one in this many promised blocks is missing.
 const BROKEN_SHARE: u64 = 20;
 
 impl PromiseTally {

@@ -81,8 +81,8 @@ fn groups(paths: &[PrefixPath], position: usize, parent: Option<usize>) -> Vec<P
     groups
 }
 
-/// Returns the number of leading blocks that all of the paths (the blocks of queries) share. The paths must be sorted,
-/// so the first and the last path share the same number.
+/// Returns the number of leading blocks that all of the paths (the blocks of queries) share. The paths must be sorted:
+/// then it is enough to compare the first and the last path.
 fn common(paths: &[PrefixPath]) -> usize {
     match (paths.first(), paths.last()) {
         (Some(first), Some(last)) => first

@@ -25,7 +25,8 @@ const NAMES_MAX: usize = 4;
 pub(super) enum Lens {
     /// Weight is the number of sampled queries that asked for the prefix.
     Asked,
-    /// Weight is the number of copies that holders have of the prefix's own blocks and of all blocks after them.
+    /// Weight is a number of copies: for each block of the prefix's last stretch and each block after it, the number of
+    /// holders that have the block.
     Held,
 }
 

@@ -51,8 +51,8 @@ struct ExplainedHolder {
 /// Cost of losing the blocks of a node (a stretch of a prefix) at every holder.
 #[derive(Serialize)]
 struct Loss {
-    /// Number of blocks that are held from the first block of the node (the explained stretch) on, in all
-    /// continuations. After the loss, no query finds them.
+    /// Number of held blocks that would be lost: the blocks of the node, and all blocks that continue it. Without the
+    /// blocks of the node, no query finds the blocks after them.
     below: Below,
     /// Number of sampled queries that ask for the whole prefix. `sampled` counts all queries of the sample, and `seconds` is the
     /// time that the sample covers.
@@ -137,8 +137,8 @@ impl Page {
         }
     }
 
-    /// Finds the node of a tree of prefixes that ends with `block`, in the newest tree that has such a node and for
-    /// which `is_wanted` holds. Returns the node's first position, and all blocks up to its end.
+    /// Finds the node that ends with `block` in the kept trees of prefixes for which `is_wanted` holds. Takes the
+    /// newest tree with such a node. Returns the node's first position, and all blocks up to its end.
     fn find_node(
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,

@@ -27,8 +27,8 @@ pub(super) struct FleetState {
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
     gone: VecDeque<(u64, Number)>,
-    /// Number of the oldest look (a pass over all holders) since which all removals of holders are remembered. A client
-    /// that has not received this look must receive the whole state.
+    /// Number of a look (a pass over all holders). All removals of holders since this look are remembered, but not all
+    /// earlier ones. A client that has not received this look must receive the whole state.
     complete_since: u64,
     shown: usize,
     total: usize,
@@ -50,7 +50,7 @@ struct FleetEntry {
     seen: u64,
 }
 
-/// Facts about a holder that the page shows beside its name.
+/// Facts about a holder that the page shows in addition to the holder's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Facts {
     blocks: u64,

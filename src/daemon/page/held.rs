@@ -27,8 +27,8 @@ struct Met {
 }
 
 /// Returns the branches of the index's tree of prefixes, parents first, and whether the walk over the tree ended at a
-/// bound. The weight of a branch is the number of copies that holders have of its own blocks and of all blocks after
-/// them.
+/// bound. The weight of a branch is a number of copies: for each block of the branch and each block after it, the
+/// number of holders that have the block.
 pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
     let (mut met, partial) = meet(&mut indexer.walk());
     // Children come after their parents.

@@ -84,8 +84,8 @@ pub(crate) struct Page {
     looked: Looked,
     metrics: MetricsHandle,
     past: Mutex<Remembered>,
-    /// State of the holders from which the messages (frames) of all streams are made. The first stream that needs it in
-    /// a second updates it.
+    /// State of the holders, from which the messages (frames) of all streams are made. About once a second, the first
+    /// stream that needs the state updates it.
     frame: Mutex<SharedFrame>,
     /// Atlases (trees of hot prefixes) that were sent to clients, the newest last.
     atlases: Mutex<VecDeque<KeptAtlas>>,
@@ -230,8 +230,8 @@ impl Page {
         working.await.map_err(|_| PageRefusal::Failed)
     }
 
-    /// Records rates and counts of answers for pages that are opened later, if it is time to read the metrics again.
-    /// Must be called in a tokio runtime, and does not block it.
+    /// Records rates and counts of answers, for pages that are opened later. Does nothing if it is not yet time to read
+    /// the metrics again. Must be called in a tokio runtime, and does not block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
         {
             let mut known = self.past.lock();
@@ -259,7 +259,7 @@ impl Page {
     /// each namespace and each way of weighing prefixes.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
-        // The atlas before stays for a while: a client may still show it.
+        // The previous atlas is kept too, because a client may still show it.
         let is_same = |kept: &&KeptAtlas| kept.namespace == *namespace && kept.lens == lens;
         if atlases.iter().filter(is_same).count() > 1
             && let Some(oldest) = atlases.iter().position(|kept| is_same(&kept))

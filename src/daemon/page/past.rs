@@ -17,8 +17,7 @@ use super::rates::Rates;
 
 /// Minimum time between two readings of the metrics. The pause is longer if a reading takes long.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
-/// Divisor that bounds the share of one core's time for readings. From one reading to the next, at least this many
-/// times the duration of a reading passes.
+/// Limit on the time that readings take: at most one in this many seconds of one core.
 pub(super) const READING_SHARE: u32 = 200;
 /// Maximum number of readings whose rates are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
@@ -127,8 +126,8 @@ impl RateHistory {
         PastRates { names, rows }
     }
 
-    /// Returns the number of bars (counts of answers in a stretch of time) that have ended since the start. It is the
-    /// same for all namespaces.
+    /// Returns the number of bars (counts of answers in a stretch of time) that have ended since the start. A bar ends
+    /// at the same time for all namespaces.
     pub(super) fn bars_read(&self) -> u64 {
         self.readings / BAR_READINGS
     }

@@ -113,7 +113,7 @@ fn add_bucket(buckets: &mut DurationBuckets, series: &str, value: f64) {
 }
 
 /// Returns a quantile of the samples that came between two readings: the value in microseconds that the given share of
-/// them does not exceed. The value is interpolated within its bucket. `None` if there were no samples.
+/// the samples does not exceed. The value is interpolated within its bucket. `None` if there were no samples.
 fn quantile_us(before: &DurationBuckets, now: &DurationBuckets, share: f64) -> Option<f64> {
     let earlier = |bound: f64| {
         let same = before.iter().find(|(known, _)| *known == bound);

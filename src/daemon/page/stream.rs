@@ -36,10 +36,11 @@ const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 /// Minimum time between two atlases (trees of hot prefixes). The pause is longer if making an atlas takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// Divisor that bounds the share of one core's time for making atlases (trees of hot prefixes). The pause after an
-/// atlas is at least this many times the time that making it took.
+/// Limit on the time for making atlases (trees of hot prefixes): about one in this many seconds of one core. After an
+/// atlas, the pause is at least this many times as long as making the atlas took.
 const ATLAS_SHARE: u32 = 20;
-/// Maximum life of a stream. With the idle time before the stream, this is less than the maximum life of a connection.
+/// Maximum life of a stream. Together with the idle time before the stream, it is less than the maximum life of a
+/// connection.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
 /// Maximum number of holders for which one message tells the cost of their doubt. The holders with the greatest cost
 /// are chosen.

@@ -236,7 +236,7 @@ async fn a_page_is_told_what_was_before() {
     world.ask(&[1, 2]);
     read();
     let past = world.event("/page/frames", "", "past").await;
-    // The first of six readings only begins the first rates.
+    // Rates need two readings, so six readings give five rows.
     assert_eq!(past["rows"].as_array().map(Vec::len), Some(5), "{past}");
     let sparks = world.event("/page/frames", "", "sparks").await;
     assert_eq!(sparks["namespaces"]["n"][0][0], 1, "{sparks}");

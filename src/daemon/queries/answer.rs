@@ -392,8 +392,8 @@ struct DoubtFacts<'f, 'n> {
 
 impl DoubtFacts<'_, '_> {
     /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and the reasons from
-    /// before the search. A stall or a wait may have ended since, although the search did not see the events that had
-    /// waited. `is_listed` says whether the holder is in the answer.
+    /// before the search. A reason from before the search stays even if it has ended since, because the search may not
+    /// have seen the newest events. `is_listed` says whether the holder is in the answer.
     fn of<T>(
         &self,
         holder: &HolderRecord,

@@ -31,11 +31,11 @@ const WAITING_WORK_MAX: u64 = 4 << 20;
 /// Time after which a piece of a heavy request ends. A query in progress is finished first.
 pub(super) const PIECE: Duration = Duration::from_millis(1);
 
-/// Queues of the heavy requests (they take long), one for each namespace, for all listeners and NATS.
+/// Queues of heavy requests (requests that take long), one for each namespace. All listeners and NATS share them.
 #[derive(Debug, Default)]
 pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, HeavyQueue>>);
 
-/// Queue of the heavy requests (they take long) of one namespace.
+/// Queue of the heavy requests (requests that take long) of one namespace.
 #[derive(Debug)]
 struct HeavyQueue {
     turn: Arc<Semaphore>,
@@ -43,7 +43,7 @@ struct HeavyQueue {
     work: u64,
 }
 
-/// Heavy request (it takes long) that waits for its turn or has it. Dropping this value removes its share of the
+/// Heavy request (one that takes long) that waits for its turn or has it. Dropping this value removes its share of the
 /// waiting work.
 #[derive(Debug)]
 pub(crate) struct HeavyRequest {
@@ -101,8 +101,8 @@ impl HeavyTurns {
 }
 
 impl HeavyRequest {
-    /// Waits for the turn of this request. The turn lasts as long as the returned permit. No other heavy request of the
-    /// namespace has a turn meanwhile.
+    /// Waits for the turn of this request. The turn lasts as long as the returned permit. During the turn, no other
+    /// heavy request of the namespace has a turn.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.turn.acquire().await.ok()

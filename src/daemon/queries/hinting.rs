@@ -14,8 +14,8 @@ use kvatlas_config::Live;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Minimum pause between two checks of which hints have come true (the holder has the hint's blocks). An engine keeps a
-/// block that it has just stored for much longer.
+/// Minimum pause between two checks of the hints. A check finds the hints that have come true, that is, whose holder
+/// has the hint's blocks. The pause is short enough: an engine keeps a block that it has just stored for much longer.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a check, as a multiple of the time that the check took. So checks take a small share of a core.
 const LOOK_PAUSES: u32 = 20;

@@ -21,8 +21,8 @@ use kvatlas_process::broker::SubscribeError;
 /// Number of further messages after which the subscription ends, once a member leaves its queue group. The number is
 /// larger than any burst of requests that can be on the way before the server learns of the end.
 const AHEAD: u64 = 1024;
-/// Maximum number of fillers (empty messages that bring a subscription to its end) that are sent in one round. The
-/// first round may have [`AHEAD`].
+/// Maximum number of fillers (empty messages that bring a subscription to its end) in each round after the first. The
+/// first round sends [`AHEAD`].
 const FILL_MAX: u64 = 256;
 /// Time without a message after which another round of fillers (empty messages that bring a subscription to its end) is
 /// sent.
@@ -36,7 +36,7 @@ pub(crate) struct QueueMember {
     client: Client,
     subject: String,
     /// Subject on which only fillers (empty messages that bring the subscription to its end) are sent. The subscription
-    /// to `subject` covers it. `None` if fillers are sent on `subject` itself.
+    /// to `subject` receives them too. `None` if fillers are sent on `subject` itself.
     filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,
@@ -93,7 +93,7 @@ impl QueueMember {
     /// before the server is told when the subscription ends, because buffered messages would count toward that end.
     async fn next_buffered(&mut self) -> Option<Message> {
         loop {
-            // Without budget, the buffer looks empty.
+            // If the task has used up its tokio budget, `next` returns nothing even if a message is in the buffer.
             if !has_budget_remaining() {
                 tokio::task::yield_now().await;
             }

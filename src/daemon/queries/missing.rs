@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use kvatlas_core::wire::Gathered;
 
-/// Time in microseconds after which a shard no longer counts as missing. It counts from the last answer that lacked the
+/// Time in microseconds after which a shard no longer counts as missing, measured from the last answer that lacked the
 /// shard.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
 

@@ -27,7 +27,7 @@ impl Observers {
         }
     }
 
-    /// Returns the counts of requests so far. The counts go on growing.
+    /// Returns the counts of requests. Later requests still change the returned counts.
     pub(super) fn counts(&self) -> Arc<ServiceCounts> {
         Arc::clone(&self.counts)
     }

@@ -150,7 +150,8 @@ impl Requests {
     /// which messages were taken.
     fn next_received(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         let received = intake.received();
-        // Without budget, every buffer looks empty.
+        // If the task has used up its tokio budget, every buffer looks empty, so this call cannot tell that all is
+        // taken.
         let can_tell = has_budget_remaining();
         let mut queries = || Some((Asked::Query, self.queries.next_received()?));
         let mut statuses = || Some((Asked::Status, self.statuses.next_received()?));
@@ -218,8 +219,8 @@ impl Requests {
     }
 }
 
-/// Requests of one connection that go on after a refusal. If the server withdraws the right to subscribe and restores
-/// it later, the subscriptions are made again.
+/// Requests of one connection, across refusals. If the server withdraws the right to subscribe and restores it later,
+/// the subscriptions are made again.
 pub(super) struct LastingRequests {
     client: Client,
     served: ServedRequests,
@@ -279,7 +280,7 @@ impl LastingRequests {
                 return Ok(NextRequest::Request(asked, message));
             }
             tokio::select! {
-                // The connection's end shows in the requests.
+                // If `refusals` is closed, so is the connection, and `next_counted` returns `None`.
                 Ok(()) = self.refusals.changed(), if self.rejoining.is_none() => self.rejoin(),
                 joined = settled(&mut self.rejoining) => {
                     self.rejoining = None;

@@ -32,9 +32,9 @@ pub(super) fn known_holders(
     known
 }
 
-/// Returns the number of holders that this daemon knows less well than another replica does. `theirs` is the roster of
-/// the serving replica, and `ours` is the own one. Counted are holders that `ours` lacks, and holders that are exact in
-/// `theirs` only. Both rosters are in the order of keys.
+/// Returns the number of holders that this daemon knows less well than another replica does: holders that `ours` lacks,
+/// and holders that are exact in `theirs` only. `theirs` is the roster of the serving replica, and `ours` is the roster
+/// of this daemon. Both rosters are in the order of keys.
 pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> usize {
     let is_behind = |theirs: &&RosterHolder| {
         let found = ours.binary_search_by(|ours| ours.key.cmp(&theirs.key));

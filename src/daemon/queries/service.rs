@@ -38,8 +38,8 @@ const REQUESTS_AT_ONCE: usize = 64;
 /// Maximum number of replies that are made before the connection writes them, while further requests have been
 /// received.
 const REPLIES_AT_ONCE: usize = 32;
-/// Number of bytes for which one permit of the memory for large requests stands. Units are needed because a semaphore
-/// counts in 32 bits.
+/// Number of bytes that one permit of the memory for large requests stands for. A permit cannot be a single byte,
+/// because a semaphore counts permits in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
 /// Service that answers queries on one connection.
@@ -145,7 +145,7 @@ impl LargeRequests {
         if message.payload.len() <= COPIED_BYTES_MAX {
             message.payload = Bytes::copy_from_slice(&message.payload);
         }
-        // The task lasts until this end is dropped.
+        // Sending cannot fail, because the receiving task lasts until `waiting` is dropped.
         let _ = self.waiting.send(Large { asked, message, room });
     }
 
@@ -306,8 +306,8 @@ impl ConnectionAnswerer {
         }
     }
 
-    /// Answers one request. A heavy request (it takes long) is answered later, in a task of its own. Frees the memory
-    /// `room` before the reply is sent, because a client that has the reply can ask again immediately.
+    /// Answers one request. A heavy request (one that takes long) is answered later, in a task of its own. Frees the
+    /// memory `room` before the reply is sent, because a client that has the reply can ask again immediately.
     async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
@@ -357,7 +357,7 @@ impl ConnectionAnswerer {
         self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
-    /// Reads a query. A heavy query (it takes long) is registered to wait for its turn, and memory is reserved for it.
+    /// Reads a query. Registers a heavy query (one that takes long) to wait for its turn, and reserves memory for it.
     fn read(
         &self,
         subject: &str,
@@ -372,7 +372,7 @@ impl ConnectionAnswerer {
         Ok((name, request, heavy))
     }
 
-    /// Answers a heavy request (it takes long) when its turn has come.
+    /// Answers a heavy request (one that takes long) when its turn has come.
     fn serve_heavy(
         &self,
         name: NamespaceName,

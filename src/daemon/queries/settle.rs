@@ -59,7 +59,8 @@ impl Settling {
         let deadline = Instant::now() + self.patience;
         let mut silence_end = Instant::now() + SILENCE_MAX;
         loop {
-            // One time limit covers all pages: each page may come in time, and yet the last page never.
+            // The time limit is for all pages together. Without it, a roster whose pages come slowly could take for
+            // ever.
             let asked = tokio::time::timeout(SILENCE_MAX, self.ask()).await;
             match asked.unwrap_or(OtherRoster::Silent) {
                 OtherRoster::Absent => return tracing::info!("no other replica takes queries"),

@@ -99,7 +99,8 @@ impl ShardAsker {
     ///
     /// # Errors
     ///
-    /// The shards' refusal. An error if no shard has answered, or if the request is too long.
+    /// The error with which the shards refuse the request. Another error if no shard has answered, or if the request is
+    /// too long.
     pub(crate) async fn ask(
         &self,
         namespace: &NamespaceName,
@@ -176,7 +177,8 @@ impl ShardAsker {
         let _place = self.enter()?;
         self.check_size(&payload)?;
         let merged = self.reports.report(subject, payload, self.deadline).await;
-        // A shard that takes no hints does not reply, but answers do not lack it. So only failures are counted.
+        // Answers to queries do not lack a shard that takes no hints. So a shard without a reply is not counted as
+        // missing, and only failures are counted.
         merged.map_err(|error| match error {
             ClientError::NoDaemon { .. } => {
                 self.metrics.gathered(GatherOutcome::Unanswered);

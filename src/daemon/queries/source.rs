@@ -144,8 +144,9 @@ impl Source {
         }
     }
 
-    /// Whether [`Self::names`] has every namespace. With an index, it has once every publisher has had the time to be
-    /// heard of. A gateway cannot tell, so it counts the names from all answering shards as complete.
+    /// Whether [`Self::names`] has every namespace. A process with an index knows all of them once every publisher has
+    /// had the time to be heard of. A gateway cannot tell, so it counts the names from all answering shards as
+    /// complete.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
             Self::Here(index) => index.answerer.trust().is_listed(),

@@ -73,8 +73,8 @@ impl Connector {
         self.connect_to(&self.nats).await
     }
 
-    /// Makes another connection, to one of the servers that `client` knows. These include servers that `client`'s own
-    /// server has told it.
+    /// Makes another connection, to one of the servers that `client` knows. `client` also knows the servers that its
+    /// present server has announced.
     async fn connect_beside(&self, client: &Client) -> Result<Connected, ConnectError> {
         let mut nats = self.nats.clone();
         if let Ok(pool) = client.server_pool().await {

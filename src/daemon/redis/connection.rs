@@ -24,7 +24,7 @@ use super::resp::{ParsedCommand, ReplyBuffer, read_command};
 const PIECE_BYTES: usize = 64 << 10;
 /// Number of bytes that are read in one step. Each connection has this much memory of its own.
 const READ_BYTES: usize = 16 << 10;
-/// Number of bytes for which one permit of the semaphore `room` (memory for commands) stands.
+/// Number of bytes that one permit of the semaphore `room` (memory for commands) stands for.
 const ROOM_UNIT: usize = 1 << 10;
 
 /// State and settings that all connections share.
@@ -32,8 +32,8 @@ pub(super) struct RedisDoor {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
     pub(super) heavy_turns: Arc<HeavyTurns>,
-    /// Memory for commands beyond each connection's own, shared by all connections. One permit stands for [`ROOM_UNIT`]
-    /// bytes.
+    /// Memory for long commands, shared by all connections. Each connection has [`READ_BYTES`] of its own, and needs
+    /// the shared memory for more. One permit stands for [`ROOM_UNIT`] bytes.
     pub(super) room: Arc<Semaphore>,
     pub(super) limits: RedisLimits,
 }
@@ -106,7 +106,7 @@ struct RedisConnection<'p> {
     session: RedisSession,
     /// Bytes that have arrived and have not been answered.
     input: BytesMut,
-    /// Share of the common memory that the connection uses beyond its own.
+    /// Share of the common memory that the connection uses in addition to its own memory.
     room: Option<OwnedSemaphorePermit>,
     replies: ReplyBuffer,
     chain: PromptChain,
@@ -297,8 +297,8 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-    /// Registers this answer to wait for its turn, if it is large. Large answers about one namespace are made one after
-    /// the other. Returns `None` if it is not large.
+    /// Puts this answer into the queue of heavy requests if it has many entries. Returns `None` if it has few. The
+    /// answers in the queue of one namespace are made one after the other.
     fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);

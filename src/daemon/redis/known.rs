@@ -11,7 +11,7 @@ use kvatlas_core::wire::{ModelKey, NamespaceName, WireError};
 
 use crate::queries::{ShardAsker, Source};
 
-/// Age of the known names at which a gateway asks its shards for them again.
+/// Age at which the names that a gateway knows are outdated. The gateway then asks its shards for the names again.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
 /// Names of the namespaces that a gateway's shards knew at the last request. A daemon with an index does not need this.
@@ -28,8 +28,8 @@ impl KnownNames {
         }
     }
 
-    /// Returns the names that a gateway's shards know. If the names are older than [`AGE_MAX`], asks the shards first,
-    /// once for all waiting callers.
+    /// Returns the names that a gateway's shards know. If the names are older than [`AGE_MAX`], asks the shards first.
+    /// Callers that wait at the same time share one request.
     async fn of_shards(&self, asker: &ShardAsker) -> Result<Vec<NamespaceName>, WireError> {
         let mut known = self.0.lock().await;
         let is_old = |(asked, _): &(Instant, _)| asked.elapsed() >= AGE_MAX;

@@ -156,7 +156,7 @@ impl Answers {
         if !sent {
             self.waiting.fetch_sub(bytes, Ordering::Relaxed);
         }
-        // Nothing more is taken for this attempt. The messages that it has end the attempt.
+        // The attempt gets no further messages. It fails when it has taken the messages that wait for it.
         if !sent || is_endless {
             answers.remove(&token);
         }
@@ -183,8 +183,8 @@ impl Reply {
         format!("{}{:016x}", self.answers.prefix, self.token)
     }
 
-    /// Waits for the next message. Returns `None` if the answer is larger than allowed, or if it did not fit beside the
-    /// other waiting answers.
+    /// Waits for the next message. Returns `None` if the answer is larger than allowed, or if the waiting messages of
+    /// all answers together take too much memory.
     pub(super) async fn next(&mut self) -> Option<ResyncMessage> {
         let word = self.words.recv().await?;
         self.answers.waiting.fetch_sub(word.bytes(), Ordering::Relaxed);
@@ -256,7 +256,7 @@ impl AnswersSource {
             }
             for _ in 0..MESSAGES_AT_ONCE {
                 let received = self.intake.received();
-                // Polled without the runtime's budget. With the budget used up, the buffer would look empty.
+                // This poll ignores the task's tokio budget. Without budget, the buffer would look empty.
                 let Some(Some(message)) = unconstrained(messages.next()).now_or_never() else {
                     self.intake.took_all(received);
                     break;

@@ -15,8 +15,8 @@ pub(super) enum Prospect {
     Silent,
 }
 
-/// Number of taken items after which an item with the worst prospect (likelihood of an answer) comes first once. So no
-/// item waits for ever.
+/// One in this many items is taken from the worst prospect (likelihood of an answer) that has items, and all others
+/// from the best. So no item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
 /// Queue of items, sorted by their prospects ([`Prospect`]). Among items of one prospect the workers take turns, one

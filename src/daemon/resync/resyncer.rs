@@ -243,7 +243,8 @@ impl Resyncer {
     }
 
     fn metrics_of(&mut self, namespace: &NamespaceName) -> Arc<ResyncMetrics> {
-        // Only admitted namespaces have holders, but some of these namespaces have gone since.
+        // Some of these namespaces may no longer exist, so all metric handles are dropped. A handle that is still
+        // needed is made again.
         if self.metrics.len() >= NAMESPACE_LABELS_MAX {
             self.metrics.clear();
         }

@@ -13,8 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Time for which a publisher may be silent before its slot (permission for one publisher to answer) goes to another
 /// publisher.
 const SILENCE_MAX: Duration = Duration::from_millis(250);
-/// Maximum number of silent publishers that are waited for without a slot (permission for one publisher to answer), as
-/// a multiple of the number of slots.
+/// Number of silent publishers, for each slot of the daemon, that may be waited for without a slot. A slot is the
+/// permission for one publisher to answer.
 const SILENT_PER_SLOT: usize = 256;
 
 /// All slots of a daemon. A slot lets one publisher answer.
@@ -25,8 +25,8 @@ pub(super) struct ResyncSlots {
     count: usize,
 }
 
-/// Slot (permission for one publisher to answer) of an attempt to resync. While the publisher is silent, this can be a
-/// place among the attempts that wait without a slot instead.
+/// Slot of an attempt to resync, that is, permission for one publisher to answer. While the publisher is silent, this
+/// can be a place among the silent publishers in place of a slot.
 #[derive(Debug)]
 pub(super) struct ResyncSlot {
     slots: ResyncSlots,
@@ -60,8 +60,8 @@ impl ResyncSlots {
 }
 
 impl ResyncSlot {
-    /// Waits for the first message of a publisher's answer. If the message is late, another attempt may use the slot
-    /// meanwhile. In that case, this attempt waits for a slot again before it returns.
+    /// Waits for the first message of a publisher's answer. If the message is late, the slot may be given to another
+    /// attempt. This attempt then waits for a slot again before it returns.
     pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
         let mut first = pin!(first);
         if let Ok(came) = tokio::time::timeout(SILENCE_MAX, &mut first).await {

@@ -295,7 +295,7 @@ impl SnapshotDirectory {
         for path in outdated.chain(left_behind) {
             let removed = self.storage.remove(&path);
             if let Err(error) = removed.map_err(failed(DirectoryAction::Remove, &path)) {
-                // The other files can be removed all the same.
+                // After an error, the other files are still removed.
                 first_error.get_or_insert(error);
             }
         }

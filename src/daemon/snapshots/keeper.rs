@@ -206,7 +206,7 @@ fn log_restored(restored: Option<&Restored>, directory: &Path) {
     );
 }
 
-/// Writes the history of holders' states to a file beside the snapshots.
+/// Writes the history of holders' states to a file in the directory of the snapshots.
 fn save_history(history: &History, directory: &SnapshotDirectory) {
     let saved = history.save(unix_time_us() / 1_000_000);
     let written = match saved.encode() {
@@ -220,7 +220,8 @@ fn save_history(history: &History, directory: &SnapshotDirectory) {
     }
 }
 
-/// Calls `save` for each item of `due`, and `send` after a save. Breaks off sending at the end of `due`.
+/// Calls `save` for each item of `due`. Calls `send` when at least one save has ended since the last call of `send`
+/// began. When `due` ends, a running `send` is broken off.
 ///
 /// The two run in parallel: sending delays no save, however long it waits for the broker.
 async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(
@@ -228,7 +229,7 @@ async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(
     save: impl Fn() -> S,
     send: impl Fn() -> U,
 ) {
-    // All saves during one call of `send` lead to one further call.
+    // However many saves end during one call of `send`, they lead to a single further call.
     let saved = Notify::new();
     let saving = async {
         while due.next().await.is_some() {

@@ -38,7 +38,7 @@ use kvatlas_process::storage::open_regular;
 const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Size of one piece of an object, in bytes. Servers usually take larger messages (`max_payload`).
 const PIECE_BYTES: usize = 512 << 10;
-/// Divisor of the time limit for fetching a snapshot. The quotient is the time limit for one piece.
+/// Part of the time limit for fetching a snapshot that one piece may take: one over this number.
 const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Maximum number of objects in a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
@@ -216,7 +216,8 @@ impl SnapshotStore {
         let mut temporary = directory.temporary()?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut bytes = 0;
-        // The client would wait for ever for a piece that is gone. There may be older objects to fetch instead.
+        // Each piece has a time limit, because the client would wait for ever for a piece that is gone. The limit is
+        // short enough that older objects can be tried after a failure.
         let piece_patience = self.config.patience / PIECES_PATIENCE_SHARE;
         let found = tokio::time::timeout(piece_patience, bucket.get(name)).await;
         let found = found.map_err(|_| failed(&format_args!("it did not come within {piece_patience:?}")))?;
@@ -275,8 +276,8 @@ impl SnapshotStore {
 
     /// Returns the snapshots in the bucket with their times, the newest first. Other objects are ignored.
     ///
-    /// Listing waits for every object that existed when the listing began. An object that is removed meanwhile may
-    /// never come, so listing has a deadline.
+    /// Listing waits for every object that existed when the listing began. An object that is removed during the listing
+    /// may never come, so listing has a deadline.
     async fn snapshots(
         &self,
         bucket: &ObjectStore,

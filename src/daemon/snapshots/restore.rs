@@ -92,7 +92,8 @@ impl Restorer {
             };
             let cursor = self.cursor_of(&content);
             if cursor.as_ref().is_some_and(|cursor| !cursor.has_all) {
-                // In a new generation, the restored holders can be confirmed, but not every publisher is known.
+                // The snapshot does not know every publisher. In the new generation that begins here, its holders can
+                // still be confirmed.
                 self.trust.doubt();
             }
             // Only a stream proves that nothing is missing after the snapshot.

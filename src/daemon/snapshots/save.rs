@@ -127,9 +127,9 @@ impl Snapshotter {
     }
 
     fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
-        // Position and generation are read before the first dump. So later batches are replayed, and a later loss of
-        // messages degrades the holders again. The position is read first, so that a loss before it has already begun a
-        // new generation.
+        // Position and generation are read before the first dump. So messages after the position are replayed, and a
+        // loss of messages after this moment degrades the holders again. The position is read before the generation: a
+        // loss before the position has then already changed the generation.
         let cursor = self.position.get();
         let generation = self.trust.generation();
         let mut walked = Walked::default();

@@ -37,15 +37,16 @@ struct HolderVisit {
 }
 
 impl Walked {
-    /// Notes a holder that lane number `lane` has dumped and that is about to be written. If a walk is to find the
-    /// holder's blocks, gives the holder's frame the number by which the file's forests (blocks of many holders) name
-    /// the holder.
+    /// Notes a holder that lane number `lane` has dumped and whose frame is about to be written. If a walk is to find
+    /// the holder's blocks, gives the holder a number, and stores the number in the frame. The file's forests (blocks
+    /// of many holders) name the holder by this number.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);
         let Some(walked) = dump.walked.take() else { return };
         dump.frame.forest = Some(InForest {
-            // Fewer than an index has slots, in fewer namespaces than fit a u16.
+            // This number fits a `u32`: an index has at most 65,536 slots for holders, and there are fewer than 65,536
+            // namespaces.
             number: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
             tier: walked.tier(),
         });
@@ -106,8 +107,8 @@ impl Walked {
         Ok(())
     }
 
-    /// Writes outdated holders again, as events. A holder is outdated if its dump is no longer valid. A dump is valid
-    /// if the blocks that the walk found and the batches since then lead to the holder's present state.
+    /// Writes each holder again, as events, whose dump is no longer valid. A dump stays valid while the blocks from the
+    /// walk and the later batches together give the holder's present state.
     pub(super) fn write_changed(
         self,
         writer: &mut FileWriter<'_, '_>,
@@ -126,7 +127,8 @@ impl Walked {
                 Revisited::Unchanged => {}
                 Revisited::Changed(dump) => write_dump(writer, *dump)?,
                 Revisited::Gone => {
-                    // The walk may have missed blocks that it had before it left. If it comes back, it must not count as whole.
+                    // The holder left, perhaps before the walk found all its blocks. If it comes back, it must not
+                    // count as whole.
                     let reasons = DegradedReasons::from_bits(frame.degraded_bits).with(DegradedReason::Gap);
                     frame.degraded_bits = reasons.bits();
                     (frame.blocks, frame.forest) = (0, None);

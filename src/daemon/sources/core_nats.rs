@@ -206,7 +206,7 @@ impl CoreNatsSource {
             }
             Poll::Ready(())
         });
-        // Polled without the runtime's budget. With the budget used up, the buffer would look empty.
+        // This poll ignores the task's tokio budget. Without budget, the buffer would look empty.
         unconstrained(take).now_or_never();
         self.intake.took_bytes(taken.bytes);
         self.pool.hand_over(inbox);

@@ -89,7 +89,8 @@ pub(crate) struct JetStreamSource {
     pub(super) attached: watch::Sender<bool>,
     /// Whether the stream has been read up to its end once.
     pub(super) caught_up: watch::Sender<bool>,
-    /// Number of the last message that the stream is known to have, if the next message did not come in time; else `None`.
+    /// Number of a message that the stream is known to have. Set if the message after the last read one did not come in
+    /// time; else `None`.
     pub(super) not_come: Option<u64>,
     /// Readiness, which has the reason why the stream cannot be read.
     pub(super) readiness: Arc<Readiness>,
@@ -160,15 +161,15 @@ impl JetStreamSource {
     async fn attach(&mut self) -> Attached {
         let mut failures = 0_u32;
         loop {
-            // Present incidents are marked as seen before the first request. Any later incident makes the consumer
-            // anew.
+            // Incidents up to now are marked as seen before the first request. After any later incident, a new consumer
+            // is made.
             self.incidents.borrow_and_update();
             let stall = self.trust.stall();
             match self.try_attach(stall).await {
                 Ok(attached) => return attached,
                 Err(error) => {
                     tracing::warn!(%error, "the events stream cannot be read yet");
-                    // Other failures may end by themselves.
+                    // An operator must correct these errors. All others may end by themselves.
                     if error.is_of_stream() && self.client.connection_state() == State::Connected {
                         self.attached.send_replace(false);
                     }
@@ -191,8 +192,9 @@ impl JetStreamSource {
             .await?;
         let waiting = consumer.cached_info().num_pending;
         let has_unread = waiting > u64::from(check.is_some());
-        // All unread messages are gone from the stream. A server that is behind may only not have them yet, so they
-        // were waited for before.
+        // The stream has had messages after the cursor, but the consumer finds none of them. They are gone, or this
+        // server does not have them yet. They count as gone if they did not come in time before (`not_come`), or if
+        // there is nothing to compare (`check`).
         let is_lost = last > cursor.sequence
             && !has_unread
             && (check.is_none() || self.not_come.is_some_and(|awaited| awaited >= last));
@@ -201,7 +203,8 @@ impl JetStreamSource {
             self.position.advance(last, None);
         }
         self.metrics.set_progress(cursor.sequence, waiting);
-        // All messages that the stream has now are waited for, or come with the first request.
+        // The stream is known up to this time: its messages are read before the stall ends, or the first request
+        // returns one.
         let asked_us = now_us();
         let first = self.probe(&consumer).await?;
         let messages = consumer
@@ -383,8 +386,8 @@ impl JetStreamSource {
     }
 
     /// Notes that every publisher is known, if the stream has been followed in the same generation since the last call.
-    /// Every publisher sends something between two calls. Needed after a loss in the middle of the stream, and after a
-    /// snapshot that was written while batches were dropped.
+    /// Every publisher sends something between two calls. This is needed after a loss in the middle of the stream, and
+    /// after a snapshot that was written while batches were dropped.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
@@ -412,7 +415,7 @@ impl JetStreamSource {
     /// Hands the messages that have come to the lanes.
     async fn take_buffered(&self, attached: &mut Attached) -> Result<(), Broken> {
         for _ in 0..self.lag_max {
-            // Polled without the runtime's budget. With the budget used up, the buffer would look empty.
+            // This poll ignores the task's tokio budget. Without budget, the buffer would look empty.
             let Some(next) = unconstrained(attached.messages.next()).now_or_never() else {
                 break;
             };
@@ -531,8 +534,8 @@ impl JetStreamSource {
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);
-        // All messages up to here have been applied. A snapshot does not tell whose batches were dropped before it.
-        // These publishers are heard of again before the second look.
+        // All messages up to here have been applied. If the position lacks publishers, because their batches were
+        // dropped before the snapshot, `note_listed` notes later that they are known again.
         if self.position.has_all() {
             self.trust.note_listed(generation);
         }

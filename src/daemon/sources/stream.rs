@@ -90,7 +90,7 @@ pub(super) enum StreamError {
 }
 
 impl StreamError {
-    /// Whether an operator has to correct the stream, or what it may need.
+    /// Whether an operator has to act: correct the stream, or make it possible to create the stream.
     pub(super) fn is_of_stream(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Record of unread messages in the events stream, with the times since which they can be there.
+//! Record of unread messages in the events stream, with the earliest times at which they can have come.
 
 use std::collections::VecDeque;
 
@@ -42,14 +42,14 @@ impl Unread {
     }
 
     /// Notes that message `sequence` was read at `now_us`, and that `waiting` messages follow it. Returns the time in
-    /// microseconds since which the next unread message has been known, or 0 if there is none.
+    /// microseconds since which an unread message has been known, or 0 if there is none.
     pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
         self.see(sequence, sequence + waiting, now_us, now_us)
     }
 
-    /// Notes, as [`Self::note`] does, the number of the stream's last message that the server reported in `look`. A
-    /// message that was not known before may have come just after the stream's end was last known. So it counts as
-    /// waiting since then.
+    /// Notes the number of the stream's last message that the server reported in `look`, as [`Self::note`] does. A
+    /// message that was not known before counts as waiting since the end of the stream was last known, because it may
+    /// have come just after that.
     pub(super) fn note_end(&mut self, sequence: u64, look: StreamLook) -> u64 {
         let since_us = self.known_us.min(look.asked_us);
         self.see(sequence, look.last, since_us, look.asked_us)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// Size of one slot of the map, in bytes: an entry, and one byte of the map's own bookkeeping.
 const PLACE_BYTES: usize = size_of::<(i64, WorkerBlock)>() + 1;
-/// Bit that stands for all cache components from bit 7 on. No rule here concerns any of them.
+/// Bit that stands for all cache components from bit 7 on. No rule in `reuse.rs` is about any of them.
 const UNKNOWN: u8 = 1 << 7;
 /// Number of blocks for which a map keeps room, even while it has fewer blocks.
 const KEPT_ROOM: usize = 1024;
@@ -37,22 +37,23 @@ pub(super) struct WorkerBlock {
     pub(super) tokens: u32,
     /// Tiers that have the block, as bits (bit 0 is the device).
     tiers: u8,
-    /// Components of the cache that each tier has of the block, as bits. 0 if no report has named components.
+    /// Components of the block in each tier, as bits. 0 if the tier does not have the block, or if no report has named
+    /// components.
     components: [u8; 3],
 }
 
 impl WorkerBlock {
-    /// Returns the components that a tier has of the block, as bits. `None` if the tier does not have the block.
+    /// Returns the components of the block in a tier, as bits. `None` if the tier does not have the block.
     pub(super) fn at(&self, tier: TierPlace) -> Option<u8> {
         let components = self.components.get(usize::from(tier.0))?;
         (self.tiers & tier.bit() != 0).then_some(*components)
     }
 
-    /// Marks the block as held in `tier`, and replaces the components that the tier has of it. If `tokens` is 0, the
+    /// Marks the block as held in `tier`, and replaces the components of the block in that tier. If `tokens` is 0, the
     /// known number of tokens stays.
     fn store(&mut self, tier: TierPlace, components: u32, tokens: u32) {
         if let Some(known) = self.components.get_mut(usize::from(tier.0)) {
-            // Components of bit 7 and above, none of which has a rule, share that bit.
+            // Bit 7 stands for all components from bit 7 on. No rule is about any of them.
             let others = if components >= UNKNOWN.into() { UNKNOWN } else { 0 };
             *known = components.to_le_bytes()[0] | others;
             self.tiers |= tier.bit();

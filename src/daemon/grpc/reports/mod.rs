@@ -1,8 +1,8 @@
-//! Workers' blocks that are reported over gRPC, in the way of SGLang's bridge.
+//! Workers' blocks that are reported over gRPC, as SGLang's bridge reports them to SGLang's own indexer.
 //!
-//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks.
-//! But a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. A worker's answer is the
-//! number of leading hashes of a prompt in its set.
+//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these
+//! blocks. But a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The depth of
+//! a worker is the number of leading hashes of a prompt in its set.
 //!
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
@@ -12,9 +12,10 @@
 //!
 //! - A worker is *awaited* until its snapshot comes. Answers leave out an awaited worker. After the snapshot the worker
 //!   is *told*: its blocks are known.
-//! - A worker that has been silent for too long is left out as well, until its next batch or a snapshot. Only these
-//!   show that nothing is missing.
-//! - A repeated batch, or a new list that names the worker, restarts the time of a silence that is not yet too long.
+//! - A worker that has been silent for longer than the limit is left out as well, until its next batch or a snapshot.
+//!   Only these show that nothing is missing.
+//! - Before the limit, a repeated batch or a new list that names the worker also ends the silence: its time is counted
+//!   anew.
 //! - A batch is applied in one step, and so is a snapshot.
 //! - Memory is bounded. A worker whose blocks do not fit becomes awaited again.
 
@@ -77,8 +78,8 @@ struct ReportedWorker {
     /// Position of the last batch or snapshot that was applied. `None` while a snapshot is awaited. `blocks` is then
     /// empty.
     checkpoint: Option<Checkpoint>,
-    /// Time of the last sign of life that counts against silence: an applied batch, a snapshot, or a call of
-    /// [`Self::prolong`].
+    /// Time from which the worker's silence is counted: the time of the last applied batch or snapshot, or of the last
+    /// call of [`Self::prolong`] that had an effect.
     heard: Instant,
     blocks: WorkerBlocks,
 }
@@ -103,8 +104,8 @@ impl ReportedWorker {
         silence_max.is_some_and(|most| silence > most)
     }
 
-    /// Notes a sign of life that does not show whether batches are missing. It restarts the time of the worker's
-    /// silence, unless the silence is already too long.
+    /// Notes a sign of life that does not show whether batches are missing. From now on the worker's silence is counted
+    /// anew, unless it has already exceeded `silence_max`.
     fn prolong(&mut self, now: Instant, silence_max: Option<Duration>) {
         if !self.is_silent(now, silence_max) {
             self.heard = now;
@@ -223,7 +224,7 @@ impl BlockReports {
             };
             (answer, before)
         });
-        // The forgotten workers are dropped outside the lock, while no other task waits.
+        // The forgotten workers are dropped after the lock has been released, so that no other task waits for this.
         drop(forgotten);
         Ok(answer)
     }
@@ -338,7 +339,7 @@ impl BlockReports {
                 std::mem::replace(&mut worker.blocks, blocks)
             }))
         });
-        // The old blocks are dropped outside the lock, while no other task waits.
+        // The old blocks are dropped after the lock has been released, so that no other task waits for this.
         drop(put?);
         Ok(ReplaceExternalKvSnapshotResponse { applied_seq })
     }

@@ -31,7 +31,7 @@ pub(super) struct ReuseDepths {
     pub(super) usable: u32,
 }
 
-/// Returns the number of leading hashes of `hashes` that are in `blocks`, by the rules of `spec`.
+/// Returns the depths of a prompt with `hashes` in a worker's `blocks`, by the rules of `spec`.
 pub(super) fn depths(blocks: &WorkerBlocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> ReuseDepths {
     match spec {
         None if blocks.are_in_parts() => ReuseDepths::default(),
@@ -60,8 +60,8 @@ fn whole(blocks: &WorkerBlocks, hashes: &[i64]) -> ReuseDepths {
 fn in_parts(blocks: &WorkerBlocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> ReuseDepths {
     let wants = |component: u8| spec.components & u32::from(component) != 0;
     let mut found = ReuseDepths::default();
-    // Number of tokens in the unbroken run of blocks with the window's component that ends here. `u64::MAX` if the run
-    // begins with the prompt. `None` right after a hole.
+    // Number of tokens in the consecutive blocks, up to the present block, that have the window's component. `u64::MAX`
+    // if these blocks begin at the start of the prompt. `None` if the present block does not have the component.
     let mut window = Some(u64::MAX);
     for hash in hashes {
         let Some(held) = blocks.get(*hash) else { break };

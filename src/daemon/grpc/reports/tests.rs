@@ -343,13 +343,13 @@ async fn a_silent_worker_is_left_out_until_a_batch_continues_what_is_known() {
         told(&reports, Depth::Usable, later).await,
         (vec![("a".to_owned(), 2)], true)
     );
-    // A repeated list of workers restarts the time of a silence that is not yet too long. The bridge of an idle worker
-    // repeats it.
+    // A repeated list of workers ends a silence that is within the limit: its time is counted anew. The bridge of an
+    // idle worker sends the list again and again.
     let idle = later + Duration::from_secs(50);
     reports.configure(expected(&["a"]), idle).unwrap();
     let prolonged = idle + Duration::from_secs(50);
     assert_eq!(told(&reports, Depth::Usable, prolonged).await.0.len(), 1);
-    // A silence that is too long is ended neither by a list nor by a repeated batch.
+    // Neither a list nor a repeated batch ends a silence that is over the limit.
     let over = idle + Duration::from_secs(61);
     reports.configure(expected(&["a"]), over).unwrap();
     assert_eq!(told(&reports, Depth::Usable, over).await, (vec![], false));
@@ -368,7 +368,7 @@ async fn a_prompt_ends_before_a_repeated_hash_and_all_workers_are_looked_at() {
     let names: Vec<String> = (0..40).map(|number| format!("w{number:02}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     reports.configure(expected(&names), now).unwrap();
-    // All workers together have more blocks than are looked up before other tasks get a turn.
+    // All workers together have more blocks than one look-up reads without a pause for other tasks.
     let chain: Vec<i64> = (0..500).collect();
     for name in &names {
         reports.replace(snapshot(name, 0, chain.clone())).await.unwrap();

@@ -72,7 +72,8 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let found = added.len();
     added.retain(|holder| !known.contains(&place(holder)));
     let twice = saturating_u32(found - added.len());
-    // `reply` counts the inexact ones of these holders as doubtful and not listed.
+    // `reply.doubtful_holders` still counts those of the added holders that are not exact. They are listed from now on,
+    // so they must not count there.
     let listed = count_inexact(&added);
     reply.holders.append(&mut added);
     reply

@@ -72,8 +72,9 @@ pub(super) struct Doubted {
 }
 
 impl Doubted {
-    /// Judges the next holder of the answer: returns those of its `reasons` for doubt that concern the query. `near`
-    /// counts the holder's blocks of the query: on the device, and on device and host together.
+    /// Returns those of the next holder's `reasons` for doubt that concern the query. Called for each holder of the
+    /// answer, in order. `near` has the holder's numbers of leading blocks: on the device, and on device and host
+    /// together.
     pub(super) fn judge(
         &mut self,
         reasons: DegradedReasons,

@@ -23,15 +23,15 @@ const NEAR_TIERS: [Tier; 2] = [Tier::DEVICE, Tier::HOST];
 pub(crate) struct FoundHolder {
     /// Worker and rank of the holder.
     pub(crate) id: HolderId,
-    /// Number of leading blocks in all tiers together. By the settings, these are the blocks that a request can reuse,
-    /// or the blocks that full attention has.
+    /// Number of leading blocks in all tiers together. The settings say which blocks count: those that a request can
+    /// reuse, or those that full attention has.
     pub(crate) blocks: u32,
     /// Numbers of leading blocks, of the same kind as `blocks`: on the device only, and on device and host together.
     pub(crate) near_blocks: [u32; 2],
     /// Whether the holder's state is certain.
     pub(crate) is_exact: bool,
-    /// Certainty by tier: whether the state of the holder's device is certain, and whether the state of device and host
-    /// together is.
+    /// Whether the state of the holder's device is certain, and whether the state of device and host together is
+    /// certain.
     pub(crate) near_exact: [bool; 2],
     /// Address to which requests for the holder go. `None` if it is not known.
     pub(crate) address: Option<Address>,
@@ -46,8 +46,8 @@ pub(crate) struct Found {
     pub(crate) asked_blocks: u32,
     /// Holders that have at least the first block of the prompt.
     pub(crate) holders: Vec<FoundHolder>,
-    /// Largest number of blocks that one of the holders has, and largest number that a request can reuse from one of
-    /// them.
+    /// Largest number of blocks that a single holder has, and largest number that a request can reuse from a single
+    /// holder.
     pub(crate) most: NearBlocks,
     /// Number of holders of the namespace that a query of this form cannot find.
     pub(crate) foreign_holders: u32,

@@ -14,15 +14,15 @@ use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 #[cfg(test)]
 mod tests;
 
-/// Approximate number of blocks after which a search looks at each holder again. Chains that share prefixes branch
-/// about that often.
+/// Approximate number of blocks after which a search looks at each holder again. The search does so where the chains of
+/// the index branch, which is about this often.
 const BLOCKS_PER_LOOK: usize = 64;
 /// Approximate number of ranks of a worker, for estimates.
 const RANKS: usize = 8;
 
 impl Answerer {
-    /// Registers a request to wait for its turn, if it is heavy (takes long). Returns `None` if it is not heavy, or if
-    /// its namespace is unknown.
+    /// Registers a request to wait for its turn, if it is heavy (takes long). Returns `None` if the request is not
+    /// heavy, or if its namespace is unknown.
     ///
     /// # Errors
     ///
@@ -43,8 +43,8 @@ impl Answerer {
         self.heavy_turns.enter_if_heavy(name, work)
     }
 
-    /// Answers a heavy request (it takes long) in pieces, when its turn comes. Between the pieces, other requests can
-    /// be answered.
+    /// Answers a heavy request (one that takes long) in pieces, when its turn comes. Between the pieces, other requests
+    /// can be answered.
     pub(crate) async fn answer_in_pieces(
         &self,
         name: &NamespaceName,

@@ -500,7 +500,7 @@ fn engines_that_look_ahead_are_found_by_tokens() {
     let plain = ("plain", 1, true);
     let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert_eq!(found, (who(&[("ahead", 2, true), plain]), true));
-    // The token after the second block is another one, or is not known.
+    // The prompt has another token after the second block, or no token.
     let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 10]);
     assert_eq!(found, (who(&[("ahead", 1, true), plain]), true));
     assert_eq!(

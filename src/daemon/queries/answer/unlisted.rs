@@ -43,7 +43,8 @@ fn count_known<'a, T>(
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
 ) -> u32 {
-    // The daemon cuts the prompt into blocks. It cannot find a holder whose blocks have another size than it believes.
+    // For a query by tokens, the daemon cuts the prompt into blocks of the namespace's size. It cannot find a holder
+    // whose blocks have another size.
     let is_by_tokens = matches!(doubts.key, QueryKey::Tokens { .. });
     let is_guessed = is_by_tokens && unsized_holders(doubts.namespace) > 0;
     let indexer = &doubts.namespace.indexer;
@@ -51,7 +52,7 @@ fn count_known<'a, T>(
         && seen.is_whole()
         && !doubts.look.is_anybody_behind()
         && indexer.doubtful_holders(trust) == doubts.before;
-    // Doubts about tiers of holders that are not listed concern all queries.
+    // For a holder that is not listed, even a doubt about a single tier concerns the query.
     let partial = doubts.before.partial.up_to(Tier::DEVICE);
     let is_simple = is_calm && partial.for_query(doubts.key, false).is_empty();
     let doubtful = doubts.before.count.saturating_add(doubts.before.beyond_device);
@@ -59,7 +60,8 @@ fn count_known<'a, T>(
         return 0;
     }
     if is_simple && workers.is_none() {
-        // Nothing has changed since the count before the search. That count includes listed holders that are not exact.
+        // Nothing has changed since `before` was counted. That count includes the listed holders that are not exact, so
+        // they are subtracted.
         let listed = listed.filter(|listed| !listed.is_exact).count();
         return doubtful.saturating_sub(saturating_u32(listed));
     }
