@@ -40,8 +40,8 @@ impl GroupFacts {
         self.is_hybrid || self.has_eagle_drop
     }
 
-    /// Minimum number of groups of layers beside main attention, for an engine whose events name several groups. One if no
-    /// kinds are stated.
+    /// Minimum number of groups of layers other than main attention, for an engine whose events name several groups.
+    /// One if no kinds are stated.
     #[cfg(feature = "translate")]
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;

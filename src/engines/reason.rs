@@ -45,8 +45,8 @@ worded! {
         /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which
         /// blocks.
         OtherRank => "other_rank",
-        /// The engine's block hashes cover more tokens after a block than queries can, or not all hashes cover the same number of
-        /// tokens.
+        /// The engine's hash of a block also covers tokens after the block: more of them than the hashes in queries
+        /// cover, or not as many as for earlier blocks.
         Lookahead => "lookahead",
         /// The event leaves out a fact by which blocks with the same tokens differ. Or the configuration states that
         /// all events of the engine leave out such a fact.
@@ -62,8 +62,8 @@ worded! {
         PartOfBlock => "part_of_block",
         /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
         OtherGroup => "other_group",
-        /// An event about an unknown group of layers: no stored event has described the group, or its blocks don't end where main
-        /// attention's do. Group 0 needs no description.
+        /// An event about an unknown group of layers. Either no stored event has described the group, or the ends of
+        /// its blocks don't fit the blocks of main attention. Group 0 needs no description.
         UnknownGroup => "unknown_group",
         /// A block of a window or a state whose place in its sequence cannot be found.
         UnplacedName => "unplaced_name",

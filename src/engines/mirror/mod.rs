@@ -83,7 +83,8 @@ pub struct Mirror {
     has_cleared: bool,
     /// True if routers have to be given all blocks anew.
     is_all_due: bool,
-    /// True if some blocks may be [`BlockState::Unseen`]: they were held when the engine was last in sight.
+    /// True if some blocks may be [`BlockState::Unseen`]. Such a block was held when the engine was last alive with all
+    /// of its events known.
     has_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -185,8 +186,9 @@ impl Mirror {
         }
     }
 
-    /// The slot (index in [`Nodes`]) of the block before a stored event's first block, if there is one, and the hash seed of the
-    /// sequence. `None` if the event's blocks are left out.
+    /// The place after which a stored event's blocks follow: the slot (index in [`Nodes`]) of the block before them, or
+    /// `None` at the start of a sequence. With it comes the hash seed of the sequence. The outer `None` means that the
+    /// event's blocks are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -279,7 +281,8 @@ impl Mirror {
         self.has_unseen = false;
     }
 
-    /// Notes that the engine has been out of sight for long: the blocks that it holds may be outdated.
+    /// Notes that the engine has not been heard from for long, or has events that are not known: it may no longer hold
+    /// the blocks.
     pub fn lose_sight(&mut self) {
         if self.nodes.has_held() {
             self.nodes.lose_sight();
@@ -287,7 +290,7 @@ impl Mirror {
         }
     }
 
-    /// Notes that the engine is in sight again: it is alive, and all events of the meantime have been applied.
+    /// Notes that the engine is alive, and that all events since [`Self::lose_sight`] have been applied.
     pub fn regain_sight(&mut self) {
         if std::mem::take(&mut self.has_unseen) {
             self.nodes.regain_sight(&mut self.touched);

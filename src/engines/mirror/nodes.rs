@@ -17,7 +17,7 @@ const CACHES_MAX: usize = 4096;
 /// Memory that a block takes in the hash table of slots, in bytes. A bucket takes five bytes, and at least seven of sixteen
 /// buckets are in use once the table has grown.
 const TABLE_BYTES: usize = 12;
-/// Bytes of a block beside its tokens: its node, and its place in the table.
+/// Bytes of a block without its tokens: its node, and its entry in the table.
 const OVERHEAD_BYTES: usize = size_of::<MirrorNode>() + TABLE_BYTES;
 
 /// Place of a block in the slab.
@@ -74,7 +74,7 @@ struct MirrorNode {
     is_free: bool,
 }
 
-/// One combination of a salt and an adapter, which some blocks have.
+/// A combination of salt and adapter that blocks share.
 #[derive(Debug)]
 struct Cache {
     seed: HashSeed,

@@ -267,7 +267,7 @@ impl Cache {
     }
 }
 
-/// A translator, and the mirror beside it.
+/// A translator and its mirror.
 struct Sides {
     translator: Translator,
     mirror: Mirror,
@@ -471,7 +471,7 @@ fn an_engine_out_of_sight_is_believed_again_when_it_comes_back() {
         (&router.held, &sides.joined()),
         (&paths(1, 0..3), &paths(1, 0..3))
     );
-    // After lost events, an engine that comes back in sight proves nothing.
+    // If events were lost, `regain_sight` does not make doubted blocks held again.
     sides.mirror.lose_sight();
     sides.mirror.doubt();
     sides.mirror.regain_sight();

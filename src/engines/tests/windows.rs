@@ -105,7 +105,8 @@ impl Told {
 #[test]
 fn a_window_decides_where_a_request_resumes() {
     let mut told = Told::new();
-    // The window's event comes before main attention's, which tells the places of its names. It skips blocks.
+    // The window's event skips blocks, and comes before the event of main attention, which tells the places of the
+    // names.
     told.step(&[window(0..24, &[20, 24]), main(0..24)]);
     assert_eq!(told.resumable(), BTreeSet::from([24]));
     assert!(!told.translator.hides_groups());
@@ -143,7 +144,8 @@ fn a_state_is_needed_where_it_ends_only() {
 #[test]
 fn small_blocks_before_a_known_name_are_in_a_row() {
     let mut told = Told::new();
-    // Blocks of one token, of which five are needed: one of them is behind main attention's block before.
+    // A window of six tokens, with blocks of one token: a request needs the last five. To resume after token 8, it
+    // needs one of them from the block of main attention before the last.
     let small = |ends: &[u64]| stored(1, "sliding_window_mla", Some(6), 1, 0..12, ends);
     told.step(&[small(&[4, 5, 6, 7, 8]), main(0..12)]);
     assert_eq!(told.resumable(), BTreeSet::from([8]));
@@ -395,7 +397,7 @@ fn a_model_of_windows_only_is_known_as_far_as_it_is_told() {
     );
     told.step(&[removed(1, &[16])]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 8, 12]));
-    // Main attention comes after all.
+    // The event of main attention, which was missing so far, comes now.
     told.step(&[window(0..8, &[]), main(0..8)]);
     assert_eq!(
         (told.resumable(), told.translator.hides_groups()),

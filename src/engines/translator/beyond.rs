@@ -32,8 +32,8 @@ use super::{HashMode, StoredStart, Translator};
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// For each tier, a multiple of the number of blocks in a chunk (blocks that load only together). The multiple is the
-    /// greatest common divisor of the numbers of blocks that events have shown; 0 before the first chunk.
+    /// For each tier, the greatest common divisor of the sizes of all chunks that events have shown, in blocks. A chunk
+    /// is several blocks that load only together. The chunk size divides this number. 0 before the first chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,

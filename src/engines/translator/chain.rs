@@ -85,9 +85,10 @@ pub(super) struct Chain {
     tree: Option<Box<Tree>>,
     /// The block that was inserted last, if there is a tree. The next block usually follows it in its sequence.
     last: Option<ChainSlot>,
-    /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Kept only with a tree.
+    /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Empty if there is no
+    /// `tree`.
     fresh: Vec<ChainSlot>,
-    /// The slots that have become free and were not given by [`Self::take_freed`] yet. Kept only with a tree.
+    /// The slots that have become free and were not given by [`Self::take_freed`] yet. Empty if there is no `tree`.
     freed: Vec<ChainSlot>,
 }
 
@@ -234,7 +235,7 @@ impl Chain {
     pub(super) fn grow_tree(&mut self) {
         self.tree = Some(Box::default());
         let mut slots = self.slots();
-        // A block enters below its parent.
+        // Parents are entered before their children.
         slots.sort_by_cached_key(|slot| self.get(*slot).map(|block| block.position));
         slots.into_iter().for_each(|slot| self.enter(slot));
     }

@@ -170,7 +170,7 @@ pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random
                 payload.splice(until..until, piece);
             }
             kind => {
-                // A value for another of its size, or anything.
+                // Changes one byte: one of its low three bits, or a small number for another, or any bit.
                 if let Some(byte) = payload.get_mut(at) {
                     *byte = match kind {
                         6..12 => *byte ^ 1 << random.usize(..3),
