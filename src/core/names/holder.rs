@@ -21,8 +21,8 @@ pub(super) struct SharedHolder {
     pub(super) state: Mutex<HolderState>,
 }
 
-/// Maximum number of blocks that are removed before the locks are released for a moment, when all blocks of a holder
-/// are removed. [`CLEARED_RUNS`] is the maximum number of runs.
+/// Number of removed blocks after which a clear of a holder releases the locks for a moment. A clear also does so after
+/// changes in [`CLEARED_RUNS`] runs.
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
@@ -71,7 +71,7 @@ impl SharedHolder {
         drop(runs);
         self.publish_sizes(&state);
         drop(state);
-        // The rest may be much, so it is dropped when nobody waits for it.
+        // The rest can be large. It is freed without locks, so that nobody waits for it.
         drop(rest);
     }
 
@@ -99,7 +99,8 @@ impl Evictable for SharedHolder {
         if !state.share.has_any(victims) {
             return;
         }
-        // Recorded before the blocks go, and under the lock: a holder that was cleared meanwhile must stay certain.
+        // The doubt is recorded before the blocks are removed, and under the holder's lock. So a holder that has been
+        // cleared since the eviction began stays certain.
         self.record.status.degrade(DegradedReason::Capacity);
         state.is_cut = true;
         let before = state.share.blocks();
