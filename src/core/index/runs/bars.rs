@@ -351,7 +351,7 @@ mod tests {
                 let is_free = model.iter().flatten().flatten().all(|is_barred| !is_barred);
                 assert_eq!(bars.is_empty(), is_free);
                 for offset in 0..if is_free { 0 } else { BLOCKS } {
-                    // The length can be another one by now.
+                    // The length of the run may have changed, so the first guess of the row can be far off.
                     let blocks = [0, 1, 40, 1024][random.below(4)];
                     let row = bars.row_of(u32::try_from(offset).unwrap(), blocks);
                     for step in 0..STEPS {

@@ -87,12 +87,12 @@ impl<'a> QueryChain<'a> {
         if let Hashes::Lineage(hashes) = self.hashes {
             return hashes[index];
         }
-        // The first block has no parent; `at` does not look at the value there.
+        // At position 0, `PositionalLineageHash::at` ignores the parent.
         let parent = index
             .checked_sub(1)
             .map_or(SequenceHash(0), |before| SequenceHash(self.hash(before)));
         let current = SequenceHash(self.hash(index));
-        // `new` has checked the largest.
+        // `new` has checked that the last position of the query is in range.
         let position = Position::new(index as u64).unwrap_or(Position::MAX);
         PositionalLineageHash::at(position, parent, current)
     }

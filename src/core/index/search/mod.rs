@@ -112,7 +112,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
-        // One look is enough: no holder had the block all the time.
+        // The search need not be repeated: at some instant of the look-up, no holder had the block.
         return Matches(None);
     };
     chain.prefetch();
@@ -308,7 +308,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             point();
             let is_last = end >= self.chain.len() || !run.is_followed();
             if !is_last {
-                // The next hash decides which run goes on, if any does.
+                // The query's next hash decides which child run the search goes on to.
                 let next = self.chain.hash(end);
                 let spot = spot(id, agreed - 1);
                 self.store.prefetch_head(spot, position(end), next, self.guard);
@@ -332,7 +332,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
 
     /// Returns the holders that have the first `agreed` blocks of a run, which begins at position `start`. Records
     /// the depth of holders that have fewer of these blocks. Holders for which `is_asked` is false are left out.
-    // Not inlined: in the caller's long loop, its few words would not stay in registers.
+    // Not inlined: within the long loop of its caller, the compiler would not keep the values of this function in
+    // registers.
     #[inline(never)]
     fn look_at(
         &mut self,
@@ -348,7 +349,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             for entry in list {
                 point();
                 let slot = entry.slot();
-                // Mostly a holder has all of them. The empty entry has nothing.
+                // Most holders have all `agreed` blocks. The empty entry never has them.
                 if entry.reaches(step, agreed) {
                     if is_asked(slot) {
                         through.insert(slot);
@@ -498,7 +499,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         while agreed < len {
             point();
             let at = start + agreed;
-            // Fingerprints are of blocks from a multiple of 32 on.
+            // Each fingerprint covers 32 blocks, from a position on that is a multiple of 32.
             if at.is_multiple_of(CHUNK)
                 && agreed + CHUNK <= len
                 && self.chain.print(at, &self.store.prints) == Some(column.print(agreed / CHUNK))

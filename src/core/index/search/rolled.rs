@@ -133,7 +133,8 @@ impl<'a> Rolled<'a> {
         while agreed < len {
             point();
             let at = start + agreed;
-            // Fingerprints are of blocks from a multiple of 32 on.
+            // Each fingerprint covers 32 blocks, from a position on that is a multiple of 32. `count` ends with such a
+            // chunk, or with the query.
             let count = (CHUNK - at % CHUNK).min(len - agreed);
             let blocks = content.blocks(at, at + count, &mut buffer);
             let chunk = agreed / CHUNK;
@@ -199,7 +200,7 @@ impl<'a> Rolled<'a> {
         blocks: &[BlockHash],
     ) -> (usize, [SequenceHash; CHUNK]) {
         let own: [_; CHUNK] = std::array::from_fn(|index| SequenceHash(column.hash(offset + index)));
-        // The hash before each block is the run's, so no computation waits for the one before.
+        // The run has the hash before each block, so no computation waits for the one before.
         let is_same = |index: &usize| {
             let before = index.checked_sub(1).map_or(self.last, |before| Some(own[before]));
             next_sequence_hash(before, blocks[*index]) == own[*index]

@@ -88,7 +88,7 @@ impl<'a> SparseChain<'a> {
                 let parent = before.and_then(|before| hashes.get(before));
                 (Wanted::whole(hashes.get(index)?.0), parent.map(|hash| hash.0))
             }
-            // `new` takes neither.
+            // `new` refuses queries by tokens and by block hashes.
             QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => return None,
         };
         Some(Chosen {
@@ -226,7 +226,7 @@ impl SparseSearch<'_> {
         }
         let mut found = Groups::new();
         let mut rest = slots;
-        // If the hashes are no chain, the query's hashes do not tell the blocks between its chosen blocks.
+        // If the hashes are no chain, the query does not tell which blocks lie between the chosen blocks.
         if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {

@@ -15,7 +15,7 @@ use crate::wire::Tier;
 
 pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
-/// Minimum number of blocks that a holder works on for which it releases the lock on the runs meanwhile.
+/// Minimum number of blocks in a piece of work for which a holder releases the lock on the runs.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
 /// Maximum number of runs that one holder protects from being cut while it has released the lock on the runs.
 const KEPT_RUNS: usize = 8;
@@ -167,7 +167,7 @@ impl Share {
             touched.dedup();
         }
         runs.step(&touched, |runs| self.show(&touched, runs));
-        // Only now, because cutting off all of one run goes on with another run.
+        // Runs are trimmed only after the step, because trimming a whole run goes on with its parent run.
         for run in &touched {
             runs.trim(*run);
         }

@@ -250,7 +250,7 @@ fn holders_with_names_of_their_own_share_blocks() {
     }
     assert_eq!(index.sizes().distinct_blocks, 500);
     remove(&mut writers[0], hashes(1_000_101..=1_000_500));
-    // Another one's names.
+    // Holder 1 removes names that only holder 0 uses.
     remove(&mut writers[1], hashes(1_000_001..=1_000_500));
     let matches = index
         .find_matches(&QueryKey::SequenceHashes(hashes(1..=500)), Search::default())

@@ -157,8 +157,8 @@ impl Run {
             assert_eq!(rebuilt.contents(), holder.oracle.contents(), "{}", holder.id);
             assert_eq!(writer.blocks(), holder.oracle.len());
             holder.writer = writer;
-            // The old oracle also knows which events wait for a parent, and which blocks have had theirs. A dump does
-            // not tell.
+            // The old oracle has facts that a dump does not tell: which events wait for a parent, and which blocks have
+            // had all blocks before them.
             holder.oracle = rebuilt;
         }
         self.index = fresh;

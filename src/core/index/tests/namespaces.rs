@@ -236,7 +236,7 @@ fn of_two_who_tell_block_sizes_at_once_one_wins() {
             std::thread::spawn(move || {
                 barrier.wait();
                 let namespace = namespaces.get_or_create(&name("a"), tokens(count)).unwrap();
-                // Both have it at the same time.
+                // Both threads have the namespace at the same time.
                 barrier.wait();
                 (
                     size(&namespace),
