@@ -144,7 +144,7 @@ impl DegradedReason {
         match self {
             Self::UntoldSalts => has_salt,
             Self::UntoldAdapters => has_adapter,
-            // Hashes that find blocks of the holder were computed in the same way.
+            // If a query by hashes finds blocks of the holder, its hashes were computed as the engine computes them.
             Self::LooksAhead => !is_by_tokens && !is_listed,
             _ => true,
         }
