@@ -11,7 +11,7 @@ use crossbeam_epoch::{Guard as Pinned, Shared};
 #[derive(Debug)]
 pub(crate) struct Guard(Pinned);
 
-/// Returns a guard, which makes the caller present as a reader.
+/// Registers the caller as a reader, and returns the guard.
 #[inline]
 pub(crate) fn pin() -> Guard {
     Guard(crossbeam_epoch::pin())

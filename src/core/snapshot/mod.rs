@@ -182,8 +182,8 @@ pub struct InForest {
 }
 
 impl HolderFrame {
-    /// Returns the block size that the holder's publisher has given. `None` if it has given none, or the
-    /// configuration's.
+    /// Returns the block size that the holder's publisher has given. `None` if it has given none, or if it equals the
+    /// size in the configuration.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }

@@ -120,7 +120,7 @@ impl HolderStatus {
         // other order, a reader in between would see neither the doubt nor the reason.
         let is_confirmed = !is_stalled && self.is_confirmed(generation);
         let reasons = self.own_reasons();
-        // A publisher that has lost sight of its engine verifies nothing.
+        // If the publisher has lost contact with its engine, its batches prove nothing.
         if is_confirmed && !reasons.contains(DegradedReason::UpstreamLost) {
             return reasons;
         }
