@@ -24,7 +24,7 @@ impl Guard {
         &self.0
     }
 
-    /// Releases the guard and takes it anew. The call borrows the guard exclusively, so no reference that was read
+    /// Releases the guard and takes it again. The call borrows the guard exclusively, so no reference that was read
     /// under the guard can outlive the call.
     #[inline]
     pub(crate) fn repin(&mut self) {

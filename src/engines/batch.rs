@@ -501,7 +501,7 @@ impl EngineBatch {
         Span::new(start, self.objects.len())
     }
 
-    /// Copies `count` tokens of `span` to the end of the list of tokens. The first is the span's token number `from`.
+    /// Copies `count` tokens of `span`, from its token number `from` on, to the end of the list of tokens.
     pub(crate) fn extend_tokens_from(&mut self, span: Span, from: usize, count: usize) {
         let start = span.start + from;
         let end = (start + count).min(span.end);

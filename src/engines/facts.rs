@@ -29,7 +29,7 @@ pub struct GroupFacts {
     /// Whether cache hits are one block shorter than the cached prefix, as with EAGLE (speculative decoding) and a KV
     /// connector together.
     pub has_eagle_drop: bool,
-    /// Whether a KV connector loads main attention's blocks from tiers beyond the device, although other groups of
+    /// Whether a KV connector loads blocks of main attention from tiers beyond the device, although other groups of
     /// layers have no blocks there.
     pub has_divergent_hits: bool,
 }

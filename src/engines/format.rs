@@ -11,7 +11,7 @@ worded! {
         /// vLLM's `EventBatch`. Batches and events are encoded as arrays or maps, with every number of fields that a vLLM release
         /// has used.
         Vllm => "vllm",
-        /// SGLang's `EventBatch`, which differs from vLLM's in its salts and in its names of media (memories).
+        /// SGLang's `EventBatch`. It differs from the batch of vLLM in its salts and in its names of media (memories).
         Sglang => "sglang",
         /// Mooncake Store's batches of events.
         Mooncake => "mooncake",

@@ -28,9 +28,9 @@ worded! {
         HiddenKey => "hidden_key",
         /// The parent is not held, so the blocks' positions and sequence hashes are unknown.
         UnknownParent => "unknown_parent",
-        /// The salt of a block differs from its parent's.
+        /// The salt of a block differs from the salt of its parent.
         SaltConflict => "salt_conflict",
-        /// The adapter of a block differs from its parent's.
+        /// The adapter of a block differs from the adapter of its parent.
         AdapterConflict => "adapter_conflict",
         /// The event has no content (tokens), but the blocks' sequence hashes must be computed from it.
         NoContent => "no_content",
@@ -40,7 +40,7 @@ worded! {
         TableFull => "table_full",
         /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
         OutOfRange => "out_of_range",
-        /// The block size is not the namespace's: the engine was registered with another block size than it is configured with.
+        /// The block size differs from the one that the engine was registered with.
         BlockSize => "block_size",
         /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which
         /// blocks.

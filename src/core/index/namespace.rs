@@ -50,8 +50,8 @@ impl AnswerTally {
 
     /// Returns the number of all answers, and the number of answers that were not exact.
     pub fn counts(&self) -> (u64, u64) {
-        // Inexact answers are read first. An answer counted in between makes their number too small, but never larger
-        // than the number of all.
+        // The inexact answers are read first. If an answer is counted between the two reads, the number of inexact
+        // answers may be too small, but it never exceeds the number of all answers.
         let inexact = self.inexact.load(Ordering::Relaxed);
         (self.all.load(Ordering::Relaxed), inexact)
     }
@@ -215,7 +215,7 @@ impl Namespaces {
     }
 
     /// Returns the namespace called `name`, for a batch that gives this block size. Makes the namespace if it is
-    /// absent. Makes it anew if nobody uses it and its settings differ.
+    /// absent. Replaces it by a new one if it has other settings and is not in use.
     pub fn get_or_create(
         &self,
         name: &NamespaceName,

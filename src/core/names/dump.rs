@@ -28,7 +28,7 @@ impl SharedHolder {
         let (state, runs) = (self.state.lock(), index.runs.write());
         let mut parts: Vec<(RunId, Interval)> = Vec::new();
         for (run, part) in state.share.parts() {
-            // Intervals that differ only in whether their blocks are resumable become one.
+            // Intervals that differ only in whether their blocks are resumable are joined.
             let mut from = 0;
             while from < part.end() {
                 let (to, held) = part.extent_alike(from, part.end());

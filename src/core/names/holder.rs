@@ -95,7 +95,7 @@ impl SharedHolder {
 impl Evictable for SharedHolder {
     fn evict(&self, victims: &[Victim], runs: &RunStore) {
         let mut state = self.state.lock();
-        // The holder may have removed the blocks, or the slot may be another holder's by now.
+        // The holder may have removed the blocks, or another holder may have its slot by now.
         if !state.share.has_any(victims) {
             return;
         }

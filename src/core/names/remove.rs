@@ -121,7 +121,7 @@ impl HolderState {
             let done = found.map_or(1, |found| {
                 self.remove_along(found, &names[index..], work.tier, runs, applied)
             });
-            // A held block can also be part of an event that waits. It must not come back with that event.
+            // If a held block is also part of an event that waits, it must not be stored again with that event.
             let mut waits = false;
             if self.parking.len() > 0 {
                 for name in &names[index..index + done] {

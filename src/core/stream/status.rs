@@ -200,7 +200,8 @@ impl HolderStatus {
     /// Subtracts evicted blocks from the holder's number of blocks. The holder's lane, the thread that applies its
     /// events, later replaces the result by the number that it counts.
     pub(crate) fn note_evicted(&self, blocks: u64) {
-        // A number that the lane writes in the meantime is newer, and is used instead.
+        // If the lane writes the number at the same time, the lane's number is newer, and blocks are subtracted from
+        // it.
         let fewer = |before: u64| Some(before.saturating_sub(blocks));
         let _ = self.blocks.fetch_update(fewer);
     }

@@ -81,7 +81,7 @@ pub struct Mirror {
     touched: Vec<Slot>,
     /// True if everything was cleared since the last [`Self::take_changes`].
     has_cleared: bool,
-    /// True if routers have to be given all blocks anew.
+    /// True if routers need all blocks again, because changes alone cannot bring them up to date.
     is_all_due: bool,
     /// True if some blocks may be [`BlockState::Unseen`]. Such a block was held when the engine was last alive with all
     /// of its events known.
@@ -246,9 +246,10 @@ impl Mirror {
         }
     }
 
-    /// Marks each block that the batch stores as held, if the translator holds it. This is needed because the translator
-    /// emits no event for a block that it held before. If [`MirrorSettings::proves_ancestors`] is set, also marks the doubted
-    /// blocks before an event's first block as held.
+    /// Confirms the blocks of the batch's stored events: marks each of them as held, if the translator holds it. The
+    /// translator emits no event for a block that it held before, so [`Self::follow`] does not see such blocks. If
+    /// [`MirrorSettings::proves_ancestors`] is set, also marks the doubted blocks before an event's first block as
+    /// held.
     fn confirm(&mut self, translator: &Translator) {
         for NamedSlot { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);
@@ -297,8 +298,8 @@ impl Mirror {
         }
     }
 
-    /// Returns the changes since the last call, for routers that were given all earlier changes. `None` if routers have to be
-    /// given [`Self::all`] anew.
+    /// Returns the changes since the last call, for routers that were given all earlier changes. `None` if routers need
+    /// [`Self::all`] instead.
     pub fn take_changes(&mut self) -> Option<Vec<EventList>> {
         let is_all_due = std::mem::take(&mut self.is_all_due);
         let has_cleared = std::mem::take(&mut self.has_cleared);

@@ -1,5 +1,5 @@
-//! Tiers beyond the device. Their events tell less than the device's: only names, no salts and objects, children before
-//! their parents, or several blocks as one chunk. Some of these events leave one tier in doubt.
+//! Tiers beyond the device. Their events tell less than events of the device: only names, no salts and objects,
+//! children before their parents, or several blocks as one chunk. Some of these events leave one tier in doubt.
 
 use std::collections::BTreeSet;
 
@@ -129,10 +129,10 @@ fn a_block_without_tokens_is_what_its_name_stands_for() {
     );
     assert_eq!(engine.hear(&[removed(&[2], "CPU")]), NONE);
     assert_eq!(engine.blocks(HOST).len(), 2);
-    // The host's event comes after the device's removal, because the copy took some steps.
+    // The event of the host comes after the removal from the device, because the copy took some steps.
     assert_eq!(engine.hear(&[placeholder(2)]), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
-    // The host's event comes before the device's, in one batch.
+    // The event of the host comes before the event of the device, in one batch.
     assert_eq!(
         engine.hear(&[placeholder(4), stored(&[4], Some(3), 12, "GPU")]),
         NONE

@@ -238,7 +238,7 @@ fn a_list_says_all_that_holds_the_blocks() {
                 4,
             ),
             (vec![removed(&[16], None)], set([4]), 3),
-            // The block has come again without the window.
+            // The block is stored again, and the window is not in the list.
             (vec![list(&["full"], 12, 16)], set([4]), 4),
             (
                 vec![list(&["full", "swa"], 12, 16), list(&[], 0, 4)],

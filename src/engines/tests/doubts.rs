@@ -504,7 +504,7 @@ fn copies_that_are_left_are_what_the_engine_says() {
     let left = |names: &[u64], left: &[u64]| with(removed(names), json!({"remaining_copy_counts": left}));
     let root = || stored(&[1], None, 0, SIZE);
     let mut engine = Followed::new(Format::Vllm);
-    // Two stored events were told for one copy.
+    // There were two stored events, but the block has one copy.
     assert_eq!(engine.hear(&[root(), root(), left(&[1], &[0])]), None);
     assert_eq!(engine.blocks(), 0);
     // The engine has more copies than its events told.

@@ -133,7 +133,7 @@ fn payloads_decode_to_what_they_mean() {
             stored.len(),
             meant.len()
                 + usize::from(file.contains("sliding_window"))
-                // A placeholder is kept, because its name may be known from the device.
+                // A placeholder is kept, because an event about the device may tell which block has its name.
                 + usize::from(file.contains("placeholder")),
             "{file}"
         );

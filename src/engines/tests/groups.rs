@@ -372,8 +372,8 @@ fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     (small(matched), resumable.map_or(0, |place| small(place) + 1))
 }
 
-/// Checks a translator's answers against the cache, for all prompts. If the translator is in doubt, the reusable blocks may be
-/// fewer than the cache's.
+/// Checks a translator's answers against the cache, for all prompts. If the translator is in doubt, it may give fewer
+/// reusable blocks than the cache has.
 fn agrees(translator: &Translator, naive: &Naive, cache: &Cache) -> Result<(), TestCaseError> {
     for prompt in 0..=u8::MAX {
         let chain = contract_chain(&tokens(prompt), SIZE, None, None);
@@ -413,7 +413,8 @@ proptest! {
             translator.translate(&decode(Format::Vllm, &Engine::PLAIN.payload(&changes)), &mut output);
             naive.apply(&output);
             prop_assert_eq!(translator.doubt(), None);
-            // If a state's blocks are smaller than main attention's, hits end within main attention's blocks.
+            // If the blocks of a state are smaller than those of main attention, cache hits end within blocks of main
+            // attention.
             let is_inner = |group: &usize| cache.groups[*group].kind == GroupKind::State && cache.groups[*group].block < SIZE;
             let is_inner = cache.known.iter().any(is_inner);
             let is_told = !is_inner && !cache.is_late && (cache.known.is_empty() || cache.mains().next().is_some());

@@ -203,7 +203,7 @@ impl Translator {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
 
-    /// Remembers the block that `name` stood for, whose last copy has gone.
+    /// Remembers the block that `name` stood for. The last copy of the block has been removed.
     pub(super) fn remember(&mut self, name: u64, slot: ChainSlot) {
         if self.beyond.is_used
             && let Some(block) = self.chain.get(slot)
@@ -341,7 +341,7 @@ impl Translator {
             _ if told > size && told.is_multiple_of(size) && has_all => {
                 u32::try_from(told / size).map_err(|_| Reason::BlockSize)
             }
-            // As on the device: an incomplete block ends a sequence.
+            // An incomplete block ends a sequence, as on the device.
             _ if told < size && stored.names.len() == 1 => Err(match stored.parent {
                 Some(parent) if !self.groups.has_name(parent) => Reason::BlockSize,
                 _ => Reason::PartOfBlock,
@@ -419,8 +419,8 @@ impl Translator {
             return Err(UnplacedReason::Until(unknown, Reason::Placeholder));
         }
         if is_trusted || !stored.objects.is_empty() {
-            // In trust mode, all names are taken as hashes. Objects refer to blocks by their number in the event. So
-            // the event is then computed as a whole.
+            // In two cases, the event is computed as a whole. In trust mode, all names are taken as hashes. And objects
+            // refer to blocks by their number in the event.
             named.clear();
         }
         self.check_untold(stored, named.is_empty())?;

@@ -195,7 +195,7 @@ impl Chain {
                     .kept
                     .get(slot.place())
                     .is_some_and(|kept| kept.block() == block);
-                // Two prefixes with one hash: one of them can't be told from the other.
+                // If two prefixes have the same hash, only the first is kept: the other would be taken for the first.
                 return is_same.then_some(slot).ok_or(Reason::NameConflict);
             }
             Entry::Vacant(vacant) => vacant,

@@ -17,7 +17,7 @@ use super::tiers::TierIndex;
 
 /// Maximum number of groups of layers that are main attention.
 const LANES_MAX: usize = 16;
-/// Maximum number of groups of layers of unknown kinds that are remembered.
+/// Maximum number of groups of unknown kinds that are remembered.
 const OTHERS_MAX: usize = 256;
 
 /// Group number of a window that stands in for main attention, in a model without main attention: the window's blocks
@@ -267,7 +267,7 @@ impl HolderGroups {
         self.lanes.iter().any(|(index, _)| is_main(index))
     }
 
-    /// Whether an event has told of the group: as one of main attention, or of an unknown kind.
+    /// Whether an event has told of the group, and the group is main attention or of an unknown kind.
     pub(super) fn knows(&self, index: u32) -> bool {
         self.others.contains(&index) || self.lane_with(Some(index)).is_some()
     }

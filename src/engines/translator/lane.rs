@@ -46,7 +46,7 @@ pub(super) enum Taken {
     Nothing,
     /// A copy of this block was taken. The name has other copies.
     Copy(ChainSlot),
-    /// The last copy of this block under the name was taken, and the name with it.
+    /// The last copy of this block under the name was taken, so the name is gone, too.
     Name(ChainSlot),
 }
 

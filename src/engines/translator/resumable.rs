@@ -265,9 +265,9 @@ impl Translator {
         }
     }
 
-    /// In a model without main attention, lets a window whose events skip no block stand in for it. How much a request
-    /// can reuse is then unknown: the engine may have dropped the blocks before the window's last ones, and no request
-    /// needs those.
+    /// Stores a window's blocks as main attention, too, in a model without main attention. The window's event must skip
+    /// no block. How much a request can reuse is then unknown: the engine may have dropped blocks before the last ones
+    /// of the window, which no request needs.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
         let is_first = stored
             .group
@@ -441,7 +441,7 @@ impl Translator {
             if let Some(slot) = slot {
                 self.chain.free_unnamed(slot);
             }
-            // Components tell of all blocks that they lack, whether or not they had them.
+            // Events of SGLang's components remove all blocks that a component lacks, even blocks that it never had.
             if !had_copy && !is_component {
                 output.reasons.count(Reason::NotHeld);
             }
@@ -455,7 +455,8 @@ impl Translator {
             std::mem::take(&mut self.step.stack),
             std::mem::take(&mut self.step.changed),
         );
-        // No group has blocks in a new block, unless it is touched, or lies within a wider block of a group that began before it.
+        // A new block is checked only if it is touched. If a group has wider blocks, all new blocks are checked,
+        // because a wider block may span several of these.
         if self.windows.has_wide_blocks() {
             self.chain.touch_entered();
         }
@@ -501,7 +502,7 @@ impl Translator {
         block.is_some_and(|block| self.windows.allow(slot, block.position))
     }
 
-    /// Sets in the stored events of this batch which of their blocks are resumable: a request can go on after them.
+    /// Marks the blocks in this batch's stored events that are resumable: a request can go on after a resumable block.
     fn tell_stored(&mut self, begun: TranslationMark, output: &mut Translation) {
         let fresh = self.chain.take_fresh();
         let mut slots = fresh.iter().copied();

@@ -74,7 +74,7 @@ pub(crate) struct Run {
     /// Whether the run is in a queue of runs to evict.
     pub(crate) queued: AtomicU32,
     /// Marks: the lowest byte of every 64th hash. There are as many as fit in the run's two cache lines. A query
-    /// compares the marks first, to find where its blocks begin to differ from the run's.
+    /// compares the marks first, to find where its blocks begin to differ from the blocks of the run.
     marks: [AtomicU8; MARKS],
 }
 
@@ -132,7 +132,7 @@ impl<'g> Column<'g> {
         if self.run.is_short(offset, guard) {
             return is_same_at(position, self.hash(offset), whole);
         }
-        // The hash may have been completed since the comparison, and in a newer array than this one.
+        // The hash may have been completed after the caller's comparison, perhaps in a newer array than this one.
         self.run.column(guard).hash(offset) == whole
     }
 

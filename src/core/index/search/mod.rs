@@ -98,7 +98,7 @@ impl Search<'_> {
 
 /// Returns, for each holder, the length of the prefix of `chain` that it holds.
 pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
-    // Read before any run, so that a state that is replaced from now on is noticed.
+    // The count is read before any run, so that the search notices each state that is replaced from now on.
     let replacements = shared.replacements.load();
     if chain.is_empty() {
         return Matches(None);
@@ -116,7 +116,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
         return Matches(None);
     };
     chain.prefetch();
-    // Holders that join later were not there when the query came, and their slots may have been other holders'.
+    // A holder that joins later was not there when the query came, and its slot may have belonged to another holder.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let usable_max = search.usable_max();
@@ -196,7 +196,8 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
 ) -> [Depths<S>; STEPS] {
     let (mut head, mut attempts) = (Some(start.head), 0..ATTEMPTS_MAX);
     loop {
-        // After the last attempt, this thread takes the turn. In its turn no writer makes a step.
+        // After the last attempt, this thread takes the lock of the writers. While it has the lock, no writer makes a
+        // step.
         let turn = attempts.next().is_none().then(|| shared.runs.write());
         let mut finder = Finder {
             store: &shared.runs,
@@ -491,7 +492,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
         if len > 0 && self.chain.hash(start + len - 1) != run.last() {
-            // The hashes that are compared last are prefetched first.
+            // Prefetches first the hashes that are compared last.
             let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
             prefetch_pivots(column, unknown.start, unknown.end);
         }

@@ -1,9 +1,9 @@
 //! Sequence hashes of a query that gives tokens or block hashes. They are computed only for the blocks that a search
 //! needs.
 //!
-//! A block's sequence hash is computed from the previous block's, so each computation depends on the one before. A
-//! run that agrees with the query up to some block already has that block's hash. So a search takes the previous hash
-//! of each block from the run, and the computations of a chunk are independent of each other.
+//! The sequence hash of a block is computed from that of the previous block, so each computation depends on the one
+//! before. A run that agrees with the query up to some block already has that block's hash. So a search takes the
+//! previous hash of each block from the run, and the computations of a chunk are independent of each other.
 //!
 //! When 32 blocks of a query agree with a run for the first time, the run keeps a fingerprint of their block hashes
 //! ([`Column::content`]). For the next query with these blocks, the search computes this fingerprint instead of 32

@@ -101,7 +101,7 @@ impl<'a> SparseChain<'a> {
 
 /// Returns, for each holder, bounds on the length of the prefix of `chain` that it holds.
 pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
-    // Read before any run, so that a state that is replaced from now on is noticed.
+    // The count is read before any run, so that the search notices each state that is replaced from now on.
     let replacements = shared.replacements.load();
     let runs = shared.runs.write();
     let directory = shared.slots.load();

@@ -125,7 +125,7 @@ fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
             hashes([number << 51 | 0x77, (number + 1) << 32]),
         );
     }
-    // The same hash at many positions.
+    // Each hash comes at many positions.
     store(
         &mut writer,
         None,

@@ -186,7 +186,8 @@ impl Run {
         check_bounds(random, &self.index, &depths, &path, workers.as_deref());
     }
 
-    /// Compares the answer to a query with the oracle's. At most `most` leading blocks count as usable.
+    /// Compares the index's answer to a query with the answer of the oracle. At most `most` leading blocks count as
+    /// usable.
     fn check_query(
         &self,
         query: &QueryKey,

@@ -81,7 +81,7 @@ fn what_waits_and_is_removed_by_its_lineage_hash_stays_away() {
     apply(&mut writer, removed_keys(&[1, 2, 3, 4], 2));
     apply(&mut writer, stored(None, None, &[1], None));
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 2);
-    // The removal concerns no event that begins to wait only now.
+    // The removal does not affect events that begin to wait only now.
     apply(&mut writer, stored(Some(77), None, &[78], None));
     apply(&mut writer, stored(Some(2), None, &[3], None));
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 4);
@@ -220,7 +220,7 @@ fn a_child_without_names_may_have_meant_its_parents_name() {
         };
         let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
         assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
-        // The orphan follows another block than the one of that name.
+        // The orphan follows another block than the new block with that name.
         assert_eq!(matched(&index, &[1, 2, 3]), 2);
         assert!(RejectReason::AmbiguousParent.doubt().is_some());
     }

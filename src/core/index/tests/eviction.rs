@@ -570,7 +570,8 @@ fn whoever_floods_forgets_its_own_blocks_and_leaves_others_their_share() {
     let late = register(&index, "late");
     assert!(index.has_room_for(late.record()));
     assert!(!index.has_room_for(flooder.record()));
-    // Blocks that others have, too, do not count as the greedy worker's own. If there are no others, the oldest go.
+    // A greedy worker's blocks that another worker has, too, are not evicted first. If there are no other blocks, the
+    // oldest are evicted.
     for writer in &mut honest {
         writer.clear();
     }

@@ -138,7 +138,7 @@ fn names_of_one_block_are_bounded() {
     }
     let applied = writer.apply(stored(&[1], &[99]), Tier::DEVICE, 0);
     assert_eq!((applied.stored, applied.rejected(RejectReason::Capacity)), (0, 1));
-    // A known name is no further name.
+    // A name that the block has already does not count as one more name.
     assert_eq!(writer.apply(stored(&[1], &[100]), tier(HOST), 0).stored, 1);
     for name in 0..names_max {
         assert_eq!(matched(&index, &[1]), 1);

@@ -77,7 +77,7 @@ fn what_was_removed_while_it_waited_stays_away() {
     );
     assert_eq!(apply(&mut writer, stored(0, &[1])).stored, 3);
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 2);
-    // Block 4 is behind the hole.
+    // The third held block is block 4, after the hole.
     assert_eq!(writer.blocks(), 3);
     apply(&mut writer, stored(2, &[3]));
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 4);
@@ -285,7 +285,7 @@ fn tokens_wait_as_their_hashes_and_all_holders_within_one_bound() {
     };
     let (mut greedy, mut other) = (holder("greedy"), holder("other"));
     let first = flood(&mut greedy);
-    // The tokens alone would be 64,000 bytes an event.
+    // The tokens of one event would take 64,000 bytes.
     assert!((4..=12).contains(&first), "{first}");
     assert!(index.sizes().bytes <= 1 << 18, "a fourth at most");
     // The first holder leaves room for others, and its own room is free again after a clear.

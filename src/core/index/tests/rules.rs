@@ -45,7 +45,7 @@ fn positions_end_below_two_to_the_24() {
     let last = Position::MAX.as_u64();
     let applied = writer.apply(run_at(last - 1, 7, &[8, 9]), Tier::DEVICE, 0);
     assert_eq!(applied.stored, 2);
-    // A child of the last block, and a run that would cross the end.
+    // The two events: a child of the last block, and a sequence that would extend beyond the last position.
     let child = StoredBlocks::by_sequence(Some(SequenceHash(9)), None, hashes(&[10]));
     for event in [Event::Stored(child), run_at(last, 7, &[8, 9])] {
         let applied = writer.apply(event, Tier::DEVICE, 0);

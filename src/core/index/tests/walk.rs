@@ -274,7 +274,7 @@ fn what_a_walk_cannot_tell_is_noticed() {
         store(holder, &path_hashes([0, 1, 1]));
         store(holder, &path);
     }));
-    // A hole makes the holder another one, even if the hole is filled again.
+    // After a hole, the holder does not count as the same, even if the hole is filled again.
     assert!(!is_same_after(&|holder| remove(holder, &path[2..3])));
     assert!(!is_same_after(&|holder| {
         remove(holder, &path[2..3]);

@@ -148,7 +148,7 @@ pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random
             1 => payload.insert(at, random.u8(..)),
             2 if at < payload.len() => drop(payload.remove(at)),
             3 => {
-                // A piece of another payload.
+                // Inserts a piece of another payload.
                 let (_, other) = &others[random.usize(..others.len())];
                 let from = random.usize(..other.len().max(1));
                 let until = (from + random.usize(..32)).min(other.len());
@@ -158,13 +158,13 @@ pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random
                 );
             }
             4 => {
-                // The head of something long.
+                // Inserts the head of a long value.
                 const HEADS: [u8; 8] = [0xdd, 0xdf, 0xdc, 0xde, 0xc6, 0xdb, 0xc9, 0x9f];
                 let head = [HEADS[random.usize(..HEADS.len())], 0xff, 0xff, 0xff, 0xff];
                 payload.splice(at.min(payload.len())..at.min(payload.len()), head);
             }
             5 => {
-                // One piece twice.
+                // Repeats a piece.
                 let until = (at + random.usize(..64)).min(payload.len());
                 let piece = payload[at.min(until)..until].to_vec();
                 payload.splice(until..until, piece);
