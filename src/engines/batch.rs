@@ -192,8 +192,8 @@ pub struct EngineRemoved {
     pub tier: Option<Tier>,
     /// The group of layers that removes the blocks.
     pub group: Group,
-    /// Number of copies that are left of each block after the removal, as a span of the batch's list of hashes. `None` if the
-    /// event doesn't tell it.
+    /// For each block, the number of its copies that are left after the removal, as a span of the batch's list of
+    /// hashes. `None` if the event doesn't tell it.
     pub left: Option<Span>,
 }
 

@@ -45,8 +45,9 @@ impl Format {
         matches!(self, Self::Vllm | Self::Sglang)
     }
 
-    /// The farthest tier that a clear is known to empty, with all nearer tiers. vLLM's clear empties the device; a connector
-    /// may be cleared with it, or not. SGLang's clear empties device and host; blocks in its storage stay.
+    /// The farthest tier that a clear is known to empty. The clear also empties all nearer tiers. vLLM's clear empties
+    /// the device; a connector may be cleared with it, or not. SGLang's clear empties device and host; blocks in its
+    /// storage stay.
     pub fn clears_up_to(self) -> Tier {
         match self {
             Self::Vllm | Self::TokenSpeed => Tier::DEVICE,

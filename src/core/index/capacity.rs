@@ -149,8 +149,8 @@ impl IndexShared {
         })
     }
 
-    /// Removes the blocks in `victims` from every holder that has any of them. Removes all blocks of a holder under one
-    /// lock, so the call waits at most once for each holder that is applying an event.
+    /// Removes the blocks in `victims` from every holder that has any of them. Each holder is locked once for all of
+    /// its blocks, so the call waits at most once for each holder that is applying an event.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {

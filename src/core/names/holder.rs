@@ -76,9 +76,9 @@ impl SharedHolder {
     }
 
     /// Returns the holder's tier and a change counter, if the holder is regular. A holder is regular if it has each
-    /// block together with all blocks before it, all in one tier, each under its sequence hash. The counter leaves out
-    /// blocks that are added or removed at the ends of the holder's chains. `None` if the holder is not regular, or has
-    /// no blocks.
+    /// block together with all blocks before it, all in one tier, each under its sequence hash. The counter does not
+    /// count blocks that are added or removed at the ends of the holder's chains. `None` if the holder is not regular,
+    /// or has no blocks.
     pub(super) fn regular(&self, runs: &RunStore) -> Option<(Tier, u64)> {
         let (state, runs) = (self.state.lock(), runs.write());
         let is_placed = state.orphans.len() == 0;

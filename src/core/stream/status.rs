@@ -37,11 +37,11 @@ impl fmt::Display for SequenceGap {
 pub struct HolderStatus {
     reasons: AtomicU32,
     confirmed: AtomicCell<StreamGeneration>,
-    /// Change counter, shared by all holders that one query can see. It is raised before and after each change of
-    /// `reasons` or `confirmed`.
+    /// Change counter, shared by all holders of one index. It is raised before and after each change of `reasons` or
+    /// `confirmed`.
     changes: Arc<AtomicU64>,
-    /// Number of the last replacement of the holder's whole state, counted over all holders that one query can see. 0
-    /// if there was no replacement. Must be read after the reasons.
+    /// Number of the last replacement of the holder's whole state. The replacements of all holders of one index are
+    /// counted together. 0 if there was no replacement. Must be read after the reasons.
     pub(crate) replacement: AtomicCell<u64>,
     /// Epoch and number of the last applied batch.
     pub cursor: AtomicCell<BatchCursor>,

@@ -28,7 +28,8 @@ pub(super) enum Tag {
 }
 
 impl Tag {
-    /// Returns the kind of event that the text `name` stands for, by the tags of vLLM and SGLang, or of Mooncake.
+    /// Returns the kind of event that the tag `name` stands for. Each kind has one tag in events of vLLM and SGLang,
+    /// and another in events of Mooncake.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
             b"BlockStored" | b"stored" => Self::Stored,

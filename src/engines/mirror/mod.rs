@@ -83,8 +83,7 @@ pub struct Mirror {
     has_cleared: bool,
     /// True if routers need all blocks again, because changes alone cannot bring them up to date.
     is_all_due: bool,
-    /// True if some blocks may be [`BlockState::Unseen`]. Such a block was held when the engine was last alive with all
-    /// of its events known.
+    /// True if some blocks may be [`BlockState::Unseen`]: held before the engine became silent or events were missing.
     has_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -186,9 +185,9 @@ impl Mirror {
         }
     }
 
-    /// The place after which a stored event's blocks follow: the slot (index in [`Nodes`]) of the block before them, or
-    /// `None` at the start of a sequence. With it comes the hash seed of the sequence. The outer `None` means that the
-    /// event's blocks are left out.
+    /// The start of a stored event's blocks: the slot (index in [`Nodes`]) of the block before them, and the hash seed
+    /// of their sequence. The slot is `None` at the start of a sequence. The outer `None` means that the event's blocks
+    /// are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -282,7 +281,7 @@ impl Mirror {
         self.has_unseen = false;
     }
 
-    /// Notes that the engine has not been heard from for long, or has events that are not known: it may no longer hold
+    /// Notes that the engine has been silent for long, or that some of its events are missing. It may no longer hold
     /// the blocks.
     pub fn lose_sight(&mut self) {
         if self.nodes.has_held() {

@@ -116,8 +116,8 @@ struct Cache {
     groups: Vec<Group>,
     /// Groups of layers that have had an event.
     known: BTreeSet<usize>,
-    /// Whether a group with small blocks had its first event after other blocks were stored. Small blocks are smaller
-    /// than those of main attention. It is then unknown which small blocks the earlier blocks consist of.
+    /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which
+    /// small blocks the earlier blocks consist of. Small blocks are smaller than blocks of main attention.
     is_late: bool,
     /// The copies of each block of each group, by its name.
     copies: BTreeMap<(usize, u64), u32>,

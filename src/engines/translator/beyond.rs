@@ -250,8 +250,8 @@ impl Translator {
         late.removed.extend(waiting);
     }
 
-    /// Ends a batch: finds the blocks of the waiting stored events, each once the name that it waits for is known. Then applies
-    /// the postponed removals.
+    /// Ends a batch: finds the blocks of each waiting stored event as soon as the name is known for which the event
+    /// waits. Then applies the postponed removals.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;
@@ -325,8 +325,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk: they load
-    /// only together.
+    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk:
+    /// the contract's blocks in it load only together.
     fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
         let size = u64::from(self.settings.block_size.as_u32());
         let told = match (stored.block_size, stored.content) {

@@ -91,7 +91,8 @@ pub(super) struct SavedChain {
 }
 
 /// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many
-/// of the copies on the device are uncertain (counted for a stored event that may only have reported a known block).
+/// of the copies on the device are uncertain. A copy is uncertain if its stored event may only have reported a known
+/// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedName(
     pub(super) u64,

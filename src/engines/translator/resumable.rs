@@ -211,7 +211,8 @@ impl Translator {
         }
     }
 
-    /// Ends the translation of a batch, which began at `begun`. Appends to `output` after which blocks a request can now resume.
+    /// Ends the translation of a batch, which began at `begun`. Appends to `output` the changes in which blocks are
+    /// resumable.
     pub(super) fn finish_step(
         &mut self,
         batch: &EngineBatch,
@@ -266,8 +267,8 @@ impl Translator {
     }
 
     /// Stores a window's blocks as main attention, too, in a model without main attention. The window's event must skip
-    /// no block. How much a request can reuse is then unknown: the engine may have dropped blocks before the last ones
-    /// of the window, which no request needs.
+    /// no block. How much a request can reuse is then unknown: the engine may have dropped the earlier blocks of the
+    /// window, because no request needs these.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
         let is_first = stored
             .group
@@ -526,7 +527,9 @@ impl Translator {
     }
 
     /// Emits which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, blocks
-    /// that are no longer resumable are emitted at that place, before all other events.
+    /// Emits the changes of blocks that were held before: which blocks are now resumable, and which are no longer
+    /// resumable. With a `begun`, blocks that are no longer resumable are emitted at that place, before all other
+    /// events.
     fn tell_changed(&mut self, begun: Option<TranslationMark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {

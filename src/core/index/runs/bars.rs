@@ -33,8 +33,8 @@ const ENTRIES_SHIFT: u32 = 48;
 /// give the offset of its first block.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
-/// Number of entries (stored sets of barred holders) that are compared with a row's sets before the row gets a new
-/// entry. The last entries are compared.
+/// Number of the last entries that are compared with a row's sets, before the row gets a new entry. An entry is stored
+/// sets of barred holders.
 const ENTRIES_LIKE: usize = 4;
 
 /// Number of rows on each side of the guessed row that the search for a block's row checks first.

@@ -24,7 +24,7 @@ const VICTIM_BLOCKS_MAX: u64 = 256;
 /// workers, some later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
-/// Number of ticks of the recency clock during which as many blocks are stored as the capacity allows in all.
+/// Number of ticks that the recency clock makes while as many blocks are stored as fit into the capacity.
 const TICKS: u64 = 256;
 
 /// Blocks to evict: the blocks of `run` from the offset `cutoff` on. The holders are all holders that have any of

@@ -39,8 +39,8 @@ fn prefetch_ends<T>(hashes: &[T]) {
 }
 
 impl<'a> QueryChain<'a> {
-    /// Makes the chain of the query `key`. `block_size` is the number of tokens in a block. Fails if the chain is
-    /// longer than a [`PositionError`] allows.
+    /// Makes the chain of the query `key`. `block_size` is the number of tokens in a block. Fails if the last block's
+    /// position is above [`Position::MAX`].
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
         Self::with_ahead(key, block_size, 0)
     }

@@ -38,7 +38,7 @@ pub(crate) struct Share {
     touched: Vec<RunId>,
     /// Tiers in which the holder had blocks when readers were last shown its changes.
     tiers: u8,
-    /// Change counter. It leaves out blocks that are added or removed at the ends of the holder's chains; see
+    /// Change counter. It does not count blocks that are added or removed at the ends of the holder's chains; see
     /// [`Self::regular`].
     reshaped: u64,
 }
@@ -210,8 +210,9 @@ impl Share {
     }
 
     /// Returns the holder's tier and a change counter, if the share is regular. A share is regular if the holder has
-    /// each block together with all blocks before it, all in one tier and without a note. The counter leaves out blocks
-    /// that are added or removed at the ends of the holder's chains. `None` if the share is not regular or is empty.
+    /// each block together with all blocks before it, all in one tier and without a note. The counter does not count
+    /// blocks that are added or removed at the ends of the holder's chains. `None` if the share is not regular or is
+    /// empty.
     pub(crate) fn regular(&self, runs: &RunWriter<'_>) -> Option<(Tier, u64)> {
         let mut tiers = 0;
         for (run, part) in self.parts() {

@@ -72,8 +72,8 @@ impl Attributes {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Returns, for each step of tiers, whether the blocks are not resumable at that step. That is true if the step has
-    /// tiers with the blocks, and the blocks are barred (not resumable) in the classes of all these tiers.
+    /// Returns, for each step of tiers, whether the blocks are not resumable at that step: they lie in tiers of the
+    /// step, and are barred (not resumable) in the classes of all these tiers.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
