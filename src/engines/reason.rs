@@ -79,7 +79,7 @@ worded! {
         UnnamedAdapter => "unnamed_adapter",
         /// An event removes a block from a tier that did not hold it.
         NotHeld => "not_held",
-        /// An event that changes nothing that is held.
+        /// An event that changes no held block.
         Ignored => "ignored",
         /// A block of a connector or a store that doesn't report its removals.
         NoRemovals => "no_removals",

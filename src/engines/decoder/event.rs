@@ -22,7 +22,7 @@ pub(super) enum Tag {
     Stored,
     Removed,
     Cleared,
-    /// An event that is marked as without meaning.
+    /// An event with the tag `Ignored`, which has no meaning.
     Ignored,
     Unknown,
 }

@@ -75,7 +75,7 @@ enum Operation {
         group: usize,
         block: u32,
     },
-    /// Main attention's blocks are copied to the host, or removed there.
+    /// Blocks of main attention are copied to the host, or removed there.
     Offload {
         prompt: Prompt,
         blocks: u32,

@@ -161,7 +161,8 @@ struct Cache {
 }
 
 impl Cache {
-    /// The group's number and kind: two of full attention, and a window.
+    /// The number and the kind of a group. Groups 0 and 1 are full attention, and group 2 is a window. `None` if events
+    /// name no groups.
     fn group(&self, group: usize) -> Option<(u32, Option<&'static str>)> {
         let kinds = ["full_attention", "full_attention", "sliding_window"];
         let number = u32::try_from(group).unwrap();

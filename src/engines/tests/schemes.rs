@@ -180,12 +180,13 @@ fn all_vectors_of_llm_d_are_met() {
     assert_eq!(met, 72);
 }
 
-/// Translates events of SGLang, one a batch. Its names are taken as the hashes of SGLang's scheme.
+/// Translates events of SGLang, each in a batch of its own. The names in the events are taken as the hashes of SGLang's
+/// scheme.
 fn translate_sglang(events: &[Value]) -> (Naive, Translator) {
     translate("sglang", Format::Sglang, events)
 }
 
-/// Translates events of an engine, one a batch. The engine's names are taken as the hashes of `scheme`.
+/// Translates events of an engine, each in a batch of its own. The engine's names are taken as the hashes of `scheme`.
 fn translate(scheme: &str, format: Format, events: &[Value]) -> (Naive, Translator) {
     let mut translator = Translator::new(TranslatorSettings {
         block_size: BlockSize::new(SIZE).unwrap(),

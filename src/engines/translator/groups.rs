@@ -261,7 +261,7 @@ impl HolderGroups {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }
 
-    /// Whether a group of main attention has a number.
+    /// Whether events have given the number of a group of main attention.
     pub(super) fn has_numbered_main(&self) -> bool {
         let is_main = |index: &Option<u32>| index.is_some_and(|index| index != STAND_IN);
         self.lanes.iter().any(|(index, _)| is_main(index))

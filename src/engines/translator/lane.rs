@@ -269,7 +269,7 @@ impl GroupLane {
         }
     }
 
-    /// Takes a copy away, if there is one. The name goes with its last copy.
+    /// Takes a copy away, if there is one. With the last copy of a name, the name is removed, too.
     pub(super) fn take(&mut self, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return Taken::Nothing;

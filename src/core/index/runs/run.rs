@@ -53,7 +53,7 @@ pub(crate) struct Run {
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
     /// Entries beyond those stored in the run itself: the list of a [`Roster`].
     pub(super) more: Words,
-    /// Tick of the recency clock in which the run was last used. Used only if the index has a capacity.
+    /// Tick of the recency clock in which the run was last used. Valid only if the index has a capacity.
     pub(crate) used: AtomicU32,
     /// Bars: which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all blocks are
     /// resumable.
