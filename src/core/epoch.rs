@@ -11,7 +11,7 @@ use crossbeam_epoch::{Guard as Pinned, Shared};
 #[derive(Debug)]
 pub(crate) struct Guard(Pinned);
 
-/// Returns a guard, which makes the caller present as a reader.
+/// Registers the caller as a reader, and returns the guard.
 #[inline]
 pub(crate) fn pin() -> Guard {
     Guard(crossbeam_epoch::pin())
@@ -24,7 +24,7 @@ impl Guard {
         &self.0
     }
 
-    /// Releases the guard and takes it anew. The call borrows the guard exclusively, so no reference that was read
+    /// Releases the guard and takes it again. The call borrows the guard exclusively, so no reference that was read
     /// under the guard can outlive the call.
     #[inline]
     pub(crate) fn repin(&mut self) {

@@ -4,8 +4,8 @@
 /// `Variant = NUMBER => "word"`.
 ///
 /// `ALL` has all values in the order of declaration, and `WORDS` has their words in the same order. `as_str` returns
-/// the word of a value, and `of_word` returns the value of a word. Where the variants have no attributes but documentation,
-/// `MEANINGS` has its text for each value.
+/// the word of a value, and `of_word` returns the value of a word. If the variants have no attributes other than
+/// documentation, `MEANINGS` has the documentation of each value.
 #[macro_export]
 macro_rules! worded {
     ($(#[$enum_attribute:meta])* $visibility:vis enum $name:ident {

@@ -147,8 +147,9 @@ impl Words {
         }
         let old = unpacked(old);
         #[allow(unsafe_code, reason = "frees what `packed` was given")]
-        // SAFETY: the swap has taken `old` out of the one place that led to it. New readers cannot find it; present ones hold a guard, and
-        // what is deferred happens when those are gone. It may happen on any thread: an array of atomics can be sent.
+        // SAFETY: the swap has taken `old` out of the only place that led to it. So new readers cannot find it. Present
+        // readers hold a guard, and `old` is put aside only after all of these guards are gone. That may happen on any
+        // thread: an array of atomics can be sent.
         unsafe {
             guard.defer(move || put_aside(Box::from_raw(old)));
         }
@@ -161,7 +162,8 @@ impl Drop for Words {
         let old = self.0.load(Ordering::Relaxed);
         if !old.is_null() {
             #[allow(unsafe_code, reason = "frees what `packed` was given")]
-            // SAFETY: whoever drops `self` is the only one who can reach the array: references from `get` borrow `self`.
+            // SAFETY: the caller has `self` exclusively, and references from `get` borrow `self`. So no one else can
+            // reach the array.
             drop(unsafe { Box::from_raw(unpacked(old)) });
         }
     }
@@ -213,7 +215,7 @@ mod tests {
                         let guard = crate::epoch::pin();
                         let array = words.get(&guard);
                         assert!(is_whole(array));
-                        // Most arrays have been replaced by then.
+                        // By now, most of the arrays have been replaced.
                         std::thread::yield_now();
                         assert!(is_whole(array) && is_whole(words.get(&guard)));
                     }

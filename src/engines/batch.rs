@@ -50,8 +50,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Whether the event says that the group of layers is a window, a state or of an unknown kind, and not main
-    /// attention.
+    /// Whether the event says that the group of layers is not main attention, but a window, a state or of an unknown
+    /// kind.
     pub fn is_beside_main(self) -> bool {
         self.kind.is_some_and(|kind| kind != GroupKind::Main)
     }
@@ -125,8 +125,8 @@ pub enum Content {
     },
     /// Block hash of each block, as a span of the batch's list of hashes.
     BlockHashes(Span),
-    /// The event has no content. Its names are the contract's own hashes, or other events may tell their blocks, or the
-    /// group of layers is not main attention.
+    /// The event has no content. That is allowed in three cases: the event's names are the contract's hashes, other
+    /// events may tell the content of the blocks, or the group of layers is not main attention.
     Absent,
     /// The number of tokens is not block size × number of blocks. A group of layers that keeps only some blocks may
     /// write such events. From another group, the event is a mistake of the engine.
@@ -192,8 +192,8 @@ pub struct EngineRemoved {
     pub tier: Option<Tier>,
     /// The group of layers that removes the blocks.
     pub group: Group,
-    /// Number of copies that are left of each block after the removal, as a span of the batch's list of hashes. `None` if the
-    /// event doesn't tell it.
+    /// For each block, the number of its copies that are left after the removal, as a span of the batch's list of
+    /// hashes. `None` if the event doesn't tell it.
     pub left: Option<Span>,
 }
 
@@ -295,8 +295,8 @@ pub struct EngineBatch {
     pub envelope: Option<Envelope>,
     /// Counts of the payload's parts that are not among the events, by reason.
     pub reasons: ReasonCounts,
-    /// The numbers of all events that could be read, in order, for formats whose numbers prove that nothing is missing:
-    /// TensorRT-LLM's, and Dynamo's.
+    /// The numbers of all events that could be read, in order. Empty unless the format's numbers prove that no event is
+    /// missing, as those of TensorRT-LLM and Dynamo do.
     pub numbers: Vec<EventNumber>,
     /// The facts that the stored events cannot tell, because their format has no field for them.
     pub untold: Untold,
@@ -435,8 +435,8 @@ impl EngineBatch {
         }
     }
 
-    /// Counts a part of the payload about `tier` that is left out. If `tier` is the device, all tiers may come into
-    /// doubt. If it is beyond the device, only that tier may.
+    /// Counts a left-out part of the payload that is about `tier`. If `tier` is the device, a doubt about all tiers may
+    /// begin here; otherwise at most a doubt about `tier`.
     pub(crate) fn note_of(&mut self, tier: Tier, reason: Reason) {
         if tier == Tier::DEVICE {
             return self.note(reason);
@@ -501,7 +501,7 @@ impl EngineBatch {
         Span::new(start, self.objects.len())
     }
 
-    /// Copies `count` tokens of `span` to the end of the list of tokens. The first is the span's token number `from`.
+    /// Copies `count` tokens of `span`, from its token number `from` on, to the end of the list of tokens.
     pub(crate) fn extend_tokens_from(&mut self, span: Span, from: usize, count: usize) {
         let start = span.start + from;
         let end = (start + count).min(span.end);

@@ -27,7 +27,8 @@ pub struct EventSource {
     /// The publisher's transport: `zmq`.
     #[prost(string, tag = "1")]
     pub transport: String,
-    /// The address where the publisher sends events, as the engine was configured: a wildcard is kept.
+    /// The address where the publisher sends events. It is given as in the engine's configuration, so it may have a
+    /// wildcard.
     #[prost(string, tag = "2")]
     pub endpoint: String,
     /// The topic of the publisher's messages.

@@ -29,7 +29,7 @@ pub struct GroupFacts {
     /// Whether cache hits are one block shorter than the cached prefix, as with EAGLE (speculative decoding) and a KV
     /// connector together.
     pub has_eagle_drop: bool,
-    /// Whether a KV connector loads main attention's blocks from tiers beyond the device, although other groups of
+    /// Whether a KV connector loads blocks of main attention from tiers beyond the device, although other groups of
     /// layers have no blocks there.
     pub has_divergent_hits: bool,
 }
@@ -40,8 +40,8 @@ impl GroupFacts {
         self.is_hybrid || self.has_eagle_drop
     }
 
-    /// Minimum number of groups of layers beside main attention, for an engine whose events name several groups. One if no
-    /// kinds are stated.
+    /// Minimum number of groups of layers other than main attention, for an engine whose events name several groups.
+    /// One if no kinds are stated.
     #[cfg(feature = "translate")]
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;

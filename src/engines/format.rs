@@ -11,7 +11,7 @@ worded! {
         /// vLLM's `EventBatch`. Batches and events are encoded as arrays or maps, with every number of fields that a vLLM release
         /// has used.
         Vllm => "vllm",
-        /// SGLang's `EventBatch`, which differs from vLLM's in its salts and in its names of media (memories).
+        /// SGLang's `EventBatch`. It differs from the batch of vLLM in its salts and in its names of media (memories).
         Sglang => "sglang",
         /// Mooncake Store's batches of events.
         Mooncake => "mooncake",
@@ -45,8 +45,9 @@ impl Format {
         matches!(self, Self::Vllm | Self::Sglang)
     }
 
-    /// The farthest tier that a clear is known to empty, with all nearer tiers. vLLM's clear empties the device; a connector
-    /// may be cleared with it, or not. SGLang's clear empties device and host; blocks in its storage stay.
+    /// The farthest tier that a clear is known to empty. The clear also empties all nearer tiers. vLLM's clear empties
+    /// the device; a connector may be cleared with it, or not. SGLang's clear empties device and host; blocks in its
+    /// storage stay.
     pub fn clears_up_to(self) -> Tier {
         match self {
             Self::Vllm | Self::TokenSpeed => Tier::DEVICE,

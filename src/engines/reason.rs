@@ -28,9 +28,9 @@ worded! {
         HiddenKey => "hidden_key",
         /// The parent is not held, so the blocks' positions and sequence hashes are unknown.
         UnknownParent => "unknown_parent",
-        /// The salt of a block differs from its parent's.
+        /// The salt of a block differs from the salt of its parent.
         SaltConflict => "salt_conflict",
-        /// The adapter of a block differs from its parent's.
+        /// The adapter of a block differs from the adapter of its parent.
         AdapterConflict => "adapter_conflict",
         /// The event has no content (tokens), but the blocks' sequence hashes must be computed from it.
         NoContent => "no_content",
@@ -40,13 +40,13 @@ worded! {
         TableFull => "table_full",
         /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
         OutOfRange => "out_of_range",
-        /// The block size is not the namespace's: the engine was registered with another block size than it is configured with.
+        /// The block size differs from the one that the engine was registered with.
         BlockSize => "block_size",
         /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which
         /// blocks.
         OtherRank => "other_rank",
-        /// The engine's block hashes cover more tokens after a block than queries can, or not all hashes cover the same number of
-        /// tokens.
+        /// The engine's hash of a block also covers tokens after the block: more of them than the hashes in queries
+        /// cover, or not as many as for earlier blocks.
         Lookahead => "lookahead",
         /// The event leaves out a fact by which blocks with the same tokens differ. Or the configuration states that
         /// all events of the engine leave out such a fact.
@@ -62,8 +62,8 @@ worded! {
         PartOfBlock => "part_of_block",
         /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
         OtherGroup => "other_group",
-        /// An event about an unknown group of layers: no stored event has described the group, or its blocks don't end where main
-        /// attention's do. Group 0 needs no description.
+        /// An event about an unknown group of layers. Either no stored event has described the group, or the ends of
+        /// its blocks don't fit the blocks of main attention. Group 0 needs no description.
         UnknownGroup => "unknown_group",
         /// A block of a window or a state whose place in its sequence cannot be found.
         UnplacedName => "unplaced_name",
@@ -79,7 +79,7 @@ worded! {
         UnnamedAdapter => "unnamed_adapter",
         /// An event removes a block from a tier that did not hold it.
         NotHeld => "not_held",
-        /// An event that changes nothing that is held.
+        /// An event that changes no held block.
         Ignored => "ignored",
         /// A block of a connector or a store that doesn't report its removals.
         NoRemovals => "no_removals",

@@ -308,7 +308,7 @@ impl KvBlocksStored {
                     step,
                     window: step,
                 },
-                // The name may be known from the device.
+                // An event about the device may have told, or may still tell, the content of a block of this name.
                 true if tier != Tier::DEVICE => Content::Absent,
                 _ => Content::Misfit,
             },

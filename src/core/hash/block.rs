@@ -174,7 +174,7 @@ pub fn block_hash_with(
     BlockHash(hasher.digest())
 }
 
-/// Hash of an object that a block depends on besides its tokens: XXH3-64, seed 0, over the bytes that identify the
+/// Hash of an object, other than the tokens, that a block depends on: XXH3-64, seed 0, over the bytes that identify the
 /// object.
 pub fn object_hash(identifier: &[u8]) -> u64 {
     xxh3_64(identifier)

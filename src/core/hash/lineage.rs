@@ -29,7 +29,7 @@ const MODE_SHIFT: u32 = 62;
 ///
 /// The parent fragment of a child always equals the current fragment of its parent. A block at position 255 or 65 535
 /// has its child in the next mode, where F is smaller. So the current fragment of such a block keeps only as many bits
-/// as its child's F, and the bits of the field above them are 0.
+/// as F of the child's mode. The higher bits of the field are 0.
 ///
 /// Every value is canonical: the encoders produce nothing else and the decoders refuse anything else. So one block
 /// has one key, and comparing the integers compares the blocks.
@@ -46,7 +46,7 @@ impl PositionalLineageHash {
     /// The version of the bit layout, for messages and files that carry packed hashes. Must be kept stable.
     pub const LAYOUT_VERSION: u8 = 1;
 
-    /// Packs the block with sequence hash `current` at `position`, whose parent's sequence hash is `parent`.
+    /// Packs a block at `position`. `current` is the sequence hash of the block, and `parent` that of its parent.
     ///
     /// # Errors
     ///

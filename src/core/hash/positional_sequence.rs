@@ -1,4 +1,4 @@
-//! The positional sequence hash: a sequence hash with its position and a part of the block hash beside it.
+//! The positional sequence hash: a sequence hash, its position, and a part of the block hash.
 
 use std::fmt;
 

@@ -9,8 +9,8 @@ use dashmap::mapref::one::{Ref, RefMut};
 use super::lineage::PositionalLineageHash;
 use super::positional::PositionalHash;
 
-/// Number of shards of the map of one position. Two are enough: a writer of the map mostly holds the outer shard
-/// anyway.
+/// Number of shards of the map of one position. Two are enough, because a thread that writes to the map mostly has a
+/// lock on the outer shard, too.
 ///
 /// More shards would cost memory. A deep sequence makes thousands of these maps, and with the default of four shards
 /// per core each map would take kilobytes.

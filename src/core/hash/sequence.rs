@@ -23,8 +23,8 @@ pub fn next_sequence_hash(parent: Option<SequenceHash>, block: BlockHash) -> Seq
     let Some(parent) = parent else {
         return SequenceHash(block.as_u64());
     };
-    // Little-endian parent then block is the same sixteen bytes as one little-endian integer with the parent
-    // low.
+    // The parent and then the block, both little-endian, are the same sixteen bytes as one little-endian number with
+    // the parent in its low half.
     let joined = u128::from(block.as_u64()) << 64 | u128::from(parent.as_u64());
     SequenceHash(xxh3_64_with_seed(&joined.to_le_bytes(), HashSeed::BASE))
 }
@@ -46,7 +46,7 @@ pub fn sequence_hashes_after(
     blocks: impl IntoIterator<Item = BlockHash>,
 ) -> impl Iterator<Item = SequenceHash> {
     let mut last = parent;
-    // Not `scan`, whose iterator does not know how many hashes come.
+    // With `scan`, the iterator would not know the number of hashes.
     blocks.into_iter().map(move |block| {
         let hash = next_sequence_hash(last, block);
         last = Some(hash);

@@ -27,8 +27,8 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// Divisor of the capacity. The quotient is the number of blocks that eviction frees beyond the necessary ones, so
-/// that not every event at the bound has to evict.
+/// Eviction frees one Nth of the capacity more than necessary, so that not every event at the bound has to evict. This
+/// is N.
 const SLACK: u64 = 64;
 /// Maximum number of blocks that eviction frees beyond the necessary ones. The bound is small because a storing event
 /// waits for the eviction.
@@ -100,7 +100,8 @@ impl IndexShared {
             for victim in &victims {
                 runs.requeue(victim.run);
             }
-            // Other writers may have stored meanwhile: at least one block counts for each victim.
+            // Other writers may have stored blocks meanwhile, so the difference can be too small. At least one block is
+            // gone for each victim.
             let fewer = before.saturating_sub(self.runs.usage().blocks.load());
             drop(runs);
             gone += fewer.max(victims.len() as u64);
@@ -148,8 +149,8 @@ impl IndexShared {
         })
     }
 
-    /// Removes the blocks in `victims` from every holder that has any of them. Removes all blocks of a holder under one
-    /// lock, so the call waits at most once for each holder that is applying an event.
+    /// Removes the blocks in `victims` from every holder that has any of them. Each holder is locked once for all of
+    /// its blocks, so the call waits at most once for each holder that is applying an event.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {

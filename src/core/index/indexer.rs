@@ -78,8 +78,8 @@ impl PositionalIndexer {
         &self.shared.settings
     }
 
-    /// Whether there is room again for blocks of `holder` that were evicted, or that could not be stored, because
-    /// there was no room. If so, a request for the holder's full state may bring these blocks back.
+    /// Whether the index again has room for blocks of `holder`: blocks that were evicted, or that were not stored for
+    /// lack of room. If so, a request for the holder's full state may bring these blocks back.
     pub fn has_room_for(&self, holder: &HolderRecord) -> bool {
         let blocks_max = self.shared.limits.blocks_per_holder_max as u64;
         let has_room = || self.shared.runs.has_room() || self.shared.is_short_of_share(&holder.id.worker);

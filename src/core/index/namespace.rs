@@ -50,8 +50,8 @@ impl AnswerTally {
 
     /// Returns the number of all answers, and the number of answers that were not exact.
     pub fn counts(&self) -> (u64, u64) {
-        // Inexact answers are read first. An answer counted in between makes their number too small, but never larger
-        // than the number of all.
+        // The inexact answers are read first. If an answer is counted between the two reads, the number of inexact
+        // answers may be too small, but it never exceeds the number of all answers.
         let inexact = self.inexact.load(Ordering::Relaxed);
         (self.all.load(Ordering::Relaxed), inexact)
     }
@@ -196,7 +196,8 @@ impl Namespaces {
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
         let is_forgotten = |name: &NamespaceName, namespace: &mut Arc<Namespace>| {
             let empty_us_max = if is_of_probes(name) { 0 } else { empty_us_max };
-            // A thread that is about to register a holder has a reference, too, and under the lock nobody gets one.
+            // A thread that is about to register a holder has a reference of its own. No thread can get one while the
+            // lock is held.
             namespace.is_long_empty(now_us.max(1), empty_us_max) && Arc::strong_count(namespace) == 1
         };
         let mut current = self.current.write();
@@ -214,7 +215,7 @@ impl Namespaces {
     }
 
     /// Returns the namespace called `name`, for a batch that gives this block size. Makes the namespace if it is
-    /// absent. Makes it anew if nobody uses it and its settings differ.
+    /// absent. Replaces it by a new one if it has other settings and is not in use.
     pub fn get_or_create(
         &self,
         name: &NamespaceName,
@@ -248,7 +249,8 @@ impl Namespaces {
         Ok(created)
     }
 
-    /// Returns the reason why the namespace called `name` cannot be made beside the `current` ones; `None` if it can.
+    /// Returns the reason why the namespace called `name` cannot be made in addition to the `current` ones; `None` if
+    /// it can.
     ///
     /// The namespace of `kvatlas doctor`'s probes can always be made, and does not count in the number of namespaces.
     /// It has bounds of its own.
@@ -264,7 +266,7 @@ impl Namespaces {
         match self.is_open {
             _ if is_of_probes(name) => None,
             false => Some(NamespaceRefused::NotNamed),
-            // At most one of them does not count beside `name`.
+            // A quick test: the namespaces that count are at most all of them.
             true if current.len() < limit => None,
             true if current.iter().filter(counts).count() < limit => None,
             true => Some(NamespaceRefused::LimitReached { namespaces: limit }),

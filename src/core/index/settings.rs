@@ -110,7 +110,7 @@ pub struct ParkingLimits {
     /// Maximum number of blocks in all events of one holder that wait for their parent.
     pub blocks_max: usize,
     /// Maximum number of bytes of events that wait for their parent, summed over all holders of all indexes that share
-    /// a total. One holder may take a fourth of the bytes that the other holders leave.
+    /// a total. One holder may take a fourth of the bytes that the other holders do not use.
     pub bytes_max: u64,
     /// Maximum time that an event waits for its parent, in microseconds.
     pub wait_us_max: u64,

@@ -13,8 +13,8 @@ use super::share::Evictable;
 use super::usage::Usage;
 use crate::wire::HolderId;
 
-/// State of one index, shared by its queries and lanes (threads that apply events). The alignment keeps the reference
-/// counts, which lanes change constantly, on another cache line.
+/// State of one index, shared by its queries and lanes (threads that apply events). Lanes change the reference counts
+/// of this state constantly. The alignment puts the fields, which queries read, on other cache lines than these counts.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct IndexShared {

@@ -8,13 +8,13 @@ use super::settings::Capacity;
 /// blocks.
 const BLOCK_BYTES: u64 = 32;
 
-/// Divisor of the capacity in bytes. The quotient bounds the bytes of blocks without a parent and of waiting events,
-/// which have no place in a run. The bound is at least [`ASIDE_BYTES_MIN`].
+/// Limits blocks without a parent and waiting events, which have no place in a run, to one Nth of the capacity in
+/// bytes. This is N. The limit is at least [`ASIDE_BYTES_MIN`].
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Divisor for events that wait for a parent. The waiting events of one holder may take the room that other holders
-/// leave, divided by this number.
+/// Limits the waiting events of one holder (events that wait for a parent) to one Nth of the bytes that the other
+/// holders do not use. This is N.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
@@ -99,7 +99,7 @@ impl Usage {
             if change == 0 {
                 continue;
             }
-            // Wraps around, and so subtracts what is below 0.
+            // The sum is taken modulo 2^64, so a negative change is subtracted.
             if is_alone {
                 used.store(used.load().wrapping_add_signed(change));
             } else {
@@ -133,9 +133,9 @@ impl Usage {
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes all events of one holder that wait for a parent may take. `own` is the number of bytes
-    /// that they take already. All holders together may take `bytes_max`. One holder may take only a part of the room
-    /// that the other holders leave, so that later holders find room.
+    /// Returns how many bytes the events of one holder that wait for a parent may take together. `own` is the number of
+    /// bytes that they take already. `bytes_max` is the limit for all holders together. One holder may take only a part
+    /// of the bytes that the other holders do not use, so that later holders find room.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE

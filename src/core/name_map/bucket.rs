@@ -84,7 +84,7 @@ impl BucketPrints {
         let behind = self.behind();
         if behind < BEHIND_MAX {
             let next = if is_more { behind + 1 } else { behind - 1 };
-            // Each bit, in a byte of its own, moved to the top.
+            // Each bit of the count is in a byte of its own, and is then moved to the top of that byte.
             let bits = (next * LANES) & 0x8040_2010_0804_0201;
             let tops = ((bits & !TOPS) + (TOPS - LANES)) | bits;
             self.0 = self.0 & !TOPS | tops & TOPS;
@@ -113,7 +113,7 @@ mod tests {
             assert_eq!((prints.behind(), prints.has_behind()), (count, count > 0));
             prints.count_behind(true);
         }
-        // It no longer knows.
+        // At the maximum, the true count is not known, so it stays.
         prints.count_behind(false);
         assert_eq!(prints.behind(), BEHIND_MAX);
         prints.0 = LANES * 0x55;

@@ -391,8 +391,8 @@ impl Segment {
         choose: impl Fn(BucketSlot) -> usize,
     ) -> [Self; COUNT] {
         let mut segments = homes.map(|homes| Self::new(homes, depth));
-        // Neighbours mostly go to the same bucket and wait for each other. So the loop alternates with buckets of the
-        // other half.
+        // Slots of neighbouring buckets mostly go to the same new bucket, and each insertion would wait for the one
+        // before. So the loop alternates between the two halves of the buckets.
         let half = self.prints.len().div_ceil(2);
         for place in (0..half).flat_map(|place| [place, place + half]) {
             let (Some(prints), Some(row)) = (self.prints.get(place), self.rows.get(place)) else {
@@ -428,7 +428,7 @@ impl Segment {
             self.prints[place].count_behind(true);
             place += 1;
             if place == self.prints.len() {
-                // Few come: no room for twice as many.
+                // Only few buckets are added, so no memory is reserved for more.
                 self.prints.reserve_exact(1);
                 self.rows.reserve_exact(1);
                 self.prints.push(BucketPrints::default());

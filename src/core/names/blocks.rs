@@ -46,8 +46,8 @@ pub(super) struct Sequence<'a> {
     pub(super) hashes: &'a [SequenceHash],
     /// Engine's names for the blocks.
     pub(super) names: &'a [u64],
-    /// Flags of the blocks that the holder will keep; `None` for all blocks. The other blocks only get places in the
-    /// runs.
+    /// For each block, whether the holder keeps it; `None` if it keeps all blocks. A block that it does not keep only
+    /// gets a place in the runs.
     pub(super) kept: Option<&'a [bool]>,
     /// Marks that tell which of the blocks are resumable.
     pub(super) marks: Marks<'a>,

@@ -1,11 +1,11 @@
 //! Claimed parents: parents that an event gave by position and sequence hash, although the holder does not have them.
 //!
-//! If an engine uses its own names, the hash that it gives for such a parent may be one of these names. Then the
-//! event's blocks become orphans whose parent does not exist. No query finds these orphans. That is right as long as
-//! the holder has no block of that name. Once such a block is stored, queries should find the orphans after it, but
-//! they do not: the holder is then in doubt
-//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). Such names are recognised by means of the
-//! orphans alone, so they are recognised after a restart too.
+//! An engine with names of its own may give such a parent by a name instead of its sequence hash. The blocks of the
+//! event then become orphans whose parent does not exist, so no query finds them. That is right while the holder has no
+//! block of that name. Once a block of that name is stored, the orphans are children of this block, but queries still
+//! do not find them: the holder is then in doubt
+//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). The doubt is found by means of the
+//! orphans alone, so it is found after a restart, too.
 
 use crate::index::block::is_fragment_of;
 
@@ -15,8 +15,8 @@ use super::state::HolderState;
 
 impl HolderState {
     /// Number of an event's blocks that may be the parent of an orphan (a block whose parent has never arrived). Such a
-    /// block has the parent's position, and its name equals the sequence hash that was given for the parent. But its
-    /// own sequence hash is another, so it is unclear which block the parent is.
+    /// block is at the position of the missing parent, and its name equals the sequence hash that was given for the
+    /// missing parent. But its sequence hash differs, so it is unclear which block the parent is.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

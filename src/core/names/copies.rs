@@ -115,7 +115,7 @@ impl Copies {
         let range = group.range(offset);
         let more = rest.len().saturating_sub(range.len());
         if group.names.len() + more > group.names.capacity() {
-            // Mostly all blocks of a group have as many names.
+            // The other blocks of the group will mostly get as many names, so the room is doubled.
             let room = group.names.len().max(8);
             group.names.reserve_exact(room.max(more));
         }

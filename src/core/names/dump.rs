@@ -28,7 +28,7 @@ impl SharedHolder {
         let (state, runs) = (self.state.lock(), index.runs.write());
         let mut parts: Vec<(RunId, Interval)> = Vec::new();
         for (run, part) in state.share.parts() {
-            // Intervals that differ only in being resumable go together.
+            // Intervals that differ only in whether their blocks are resumable are joined.
             let mut from = 0;
             while from < part.end() {
                 let (to, held) = part.extent_alike(from, part.end());
@@ -54,7 +54,7 @@ impl SharedHolder {
 
 /// Cuts an interval into pieces of at most `blocks_max` blocks, so that each fits in an event.
 fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = (RunId, Range<u16>)> {
-    // Blocks that have several names travel one by one.
+    // A block with several names is a piece by itself.
     let is_many = interval.attributes.form() == Form::Many;
     let step = if is_many { 1 } else { blocks_max };
     let froms = (interval.from..interval.to).step_by(usize::from(step));
@@ -136,13 +136,13 @@ fn each_tier(
 }
 
 /// Returns a hash by which events can give the parent of an orphan, a block whose parent has never arrived. The hash
-/// agrees with the parent's in the bits that are known. It must not be the name of another block, because events would
-/// then mean that block as the parent.
+/// agrees with the hash of the parent in the bits that are known. It must not be the name of another block, because
+/// events would then mean that block as the parent.
 fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);
     let above = before.map_or(0, |before| current_mask(before).count_ones());
-    // Lineage hashes leave 5 bits out at least.
+    // Lineage hashes leave out at least 5 bits.
     let mut candidates = (0..32).map(|number| fragment | number << above);
     let free = candidates.find(|candidate| match state.find_name(*candidate, runs) {
         None => true,

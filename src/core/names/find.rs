@@ -64,8 +64,8 @@ impl HolderState {
         })
     }
 
-    /// Returns the places of all blocks with this lineage hash. There is at most one if each hash is made from its
-    /// parent's.
+    /// Returns the places of all blocks with this lineage hash. There is at most one if each sequence hash is made from
+    /// the hash of the parent.
     pub(super) fn find_keys(&self, key: Key, runs: &RunWriter<'_>) -> SmallVec<[Spot; 2]> {
         self.find_keyed(key.current_hash_fragment(), runs, |spot, _| runs.key(spot) == key)
     }
@@ -141,7 +141,7 @@ impl HolderState {
             FoundBlock::Orphan(key) => (None, self.orphans.get(key).and_then(Orphan::sequence_hash)),
         };
         let known = known.or(hash);
-        // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
+        // A lineage hash contains only this fragment of the parent's hash, so the fragment is enough for the children.
         let fragment = SequenceHash(key.current_hash_fragment());
         Start {
             position: key.position() + 1,
@@ -160,7 +160,7 @@ impl HolderState {
         form: Form,
         runs: &RunWriter<'_>,
     ) -> Option<FoundBlock> {
-        // Mostly no table has anything that a name can clash with.
+        // Usually no table, or only one, can have another block of this name.
         let found = match form {
             Form::Hash if self.names.len() == 0 && !runs.has_doubles() => None,
             Form::Own | Form::Many if !self.has_hash_names() => self.names.find(name),

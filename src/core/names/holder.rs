@@ -21,8 +21,8 @@ pub(super) struct SharedHolder {
     pub(super) state: Mutex<HolderState>,
 }
 
-/// Maximum number of blocks that are removed before the locks are released for a moment, when all blocks of a holder
-/// are removed. [`CLEARED_RUNS`] is the maximum number of runs.
+/// Number of removed blocks after which a clear of a holder releases the locks for a moment. A clear also does so after
+/// changes in [`CLEARED_RUNS`] runs.
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
@@ -71,14 +71,14 @@ impl SharedHolder {
         drop(runs);
         self.publish_sizes(&state);
         drop(state);
-        // The rest may be much, so it is dropped when nobody waits for it.
+        // The rest can be large. It is freed without locks, so that nobody waits for it.
         drop(rest);
     }
 
     /// Returns the holder's tier and a change counter, if the holder is regular. A holder is regular if it has each
-    /// block together with all blocks before it, all in one tier, each under its sequence hash. The counter leaves out
-    /// blocks that are added or removed at the ends of the holder's chains. `None` if the holder is not regular, or has
-    /// no blocks.
+    /// block together with all blocks before it, all in one tier, each under its sequence hash. The counter does not
+    /// count blocks that are added or removed at the ends of the holder's chains. `None` if the holder is not regular,
+    /// or has no blocks.
     pub(super) fn regular(&self, runs: &RunStore) -> Option<(Tier, u64)> {
         let (state, runs) = (self.state.lock(), runs.write());
         let is_placed = state.orphans.len() == 0;
@@ -95,11 +95,12 @@ impl SharedHolder {
 impl Evictable for SharedHolder {
     fn evict(&self, victims: &[Victim], runs: &RunStore) {
         let mut state = self.state.lock();
-        // The holder may have removed the blocks, or the slot may be another holder's by now.
+        // The holder may have removed the blocks, or another holder may have its slot by now.
         if !state.share.has_any(victims) {
             return;
         }
-        // Recorded before the blocks go, and under the lock: a holder that was cleared meanwhile must stay certain.
+        // The doubt is recorded before the blocks are removed, and under the holder's lock. So a holder that has been
+        // cleared since the eviction began stays certain.
         self.record.status.degrade(DegradedReason::Capacity);
         state.is_cut = true;
         let before = state.share.blocks();

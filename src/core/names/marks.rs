@@ -1,5 +1,5 @@
-//! Marks of a stored event: they tell which of its blocks that are not yet stored are resumable. A request can continue
-//! after a resumable block. A block that is not resumable is *barred*.
+//! Marks of a stored event: they tell which blocks of the event are resumable, for the blocks that are not stored yet.
+//! A request can continue after a resumable block. A block that is not resumable is *barred*.
 
 use crate::wire::Resumable;
 

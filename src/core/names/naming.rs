@@ -45,7 +45,7 @@ impl HolderState {
             None => Form::Nameless,
             Some(name) => {
                 let is_first = names.is_empty();
-                // The first name takes over what was stored without one.
+                // Tiers that held the block without a name now hold it under its first name.
                 let taken = if is_first { held.tiers() } else { 0 };
                 if !add_name(&mut names, name, tiers | taken) {
                     return false;

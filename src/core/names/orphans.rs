@@ -36,7 +36,7 @@ pub(super) struct Orphan {
     /// Tiers that hold the block without a name, one bit each. 0 once the block has a name.
     pub(super) nameless: u8,
     pub(super) names: OrphanNames,
-    /// Classes of tiers in which the block is not resumable.
+    /// Classes of tiers (device, host, all others; one bit each) in which the block is not resumable.
     pub(super) barred: u8,
 }
 
@@ -162,7 +162,7 @@ impl Orphans {
             (None, Some(first)) => first.tiers |= tiers,
             (None, None) => orphan.nameless |= tiers,
             (Some(name), _) => {
-                // The first name takes over what was stored without one.
+                // Tiers that held the block without a name now hold it under its first name.
                 let tiers = tiers | std::mem::take(&mut orphan.nameless);
                 if !add_name(&mut orphan.names, name, tiers) {
                     return false;

@@ -90,8 +90,9 @@ pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
 /// Maximum number of removals of one holder that are remembered while events wait.
 pub(crate) const UNPLACED_MAX: usize = 65_536;
 
-/// Sequence or lineage hash by which an event has removed a block. It is remembered while events wait, because a
-/// waiting event may have the block. Whether it has is known only when the waiting event's parent has arrived.
+/// Sequence or lineage hash by which an event has removed a block while other events wait for a parent. The removed
+/// block may belong to a waiting event. That is known only when the parent of that event has arrived, so the removal is
+/// remembered until then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unplaced {
     /// Removal by sequence hash.
@@ -106,7 +107,7 @@ pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
     /// Number of events that have begun to wait so far.
     stamp: u64,
-    /// Removals that arrived while an event waited, each with the value of `stamp` at its last arrival.
+    /// Removals that arrived while an event waited. For each, the value of `stamp` when the removal last arrived.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 
@@ -115,7 +116,7 @@ impl Parking {
         self.events.len()
     }
 
-    /// Number of bytes of the events that wait for a parent, and of the removals remembered for them.
+    /// Number of bytes of the events that wait for a parent, and of the remembered removals.
     pub(crate) fn bytes(&self) -> usize {
         let unplaced = self.unplaced.capacity() * (size_of::<((Tier, Unplaced), u64)>() + 1);
         self.events.iter().map(ParkedEvent::bytes).sum::<usize>() + unplaced / 7 * 8
@@ -129,7 +130,8 @@ impl Parking {
         }
     }
 
-    /// Removes all events that wait for a parent, and returns them. Forgets the removals remembered for them.
+    /// Removes all events that wait for a parent, and returns them. Also forgets the removals that were remembered for
+    /// these events.
     pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
         std::mem::take(self).events
     }
@@ -206,8 +208,8 @@ impl Parking {
         self.drop_all()
     }
 
-    /// Drops all events that wait for a parent, and the removals remembered for them. Returns the number of lost
-    /// blocks.
+    /// Drops all events that wait for a parent, and the removals that were remembered for these events. Returns the
+    /// number of lost blocks.
     pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();

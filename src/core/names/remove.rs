@@ -20,14 +20,14 @@ use super::state::{HolderState, Work};
 /// parent has a block of that name.
 pub(super) type Other = (u64, bool);
 
-/// Removes repeated hashes from `others`. A hash is repeated if the event gave it earlier, too, and removed a block
-/// of that name then. `names` are all hashes of the event. Returns the number of hashes taken out.
+/// Removes hashes from `others` that an event repeats after it has removed a block of that name: they must not remove
+/// another block. `names` are all hashes of the event. Returns the number of hashes taken out.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
-        // None was a name.
+        // No hash of the event was a name.
         return 0;
     }
-    // A hash that was a name at first is in the event more often than in `others`.
+    // A hash that first was a name occurs more often in `names` than in `others`.
     let mut left: HashMap<u64, usize> = others.iter().map(|(hash, _)| (*hash, 0)).collect();
     for name in names {
         if let Some(left) = left.get_mut(&name.0) {
@@ -55,9 +55,9 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the start and end of a stretch: the block at `offset`, and its neighbours in one direction, as far as their
-/// names are the next of `names`. `names` begins with the name that comes after the block's own name. `after` and
-/// `before` are the names of the blocks on the two sides, in the order of offsets.
+/// Returns the start and end of the blocks to remove. These are the block at `offset`, and the neighbours after it, or
+/// else before it, as long as their names are the next of `names`. The name of the block at `offset` is not in `names`.
+/// `after` and `before` are the names of the blocks on the two sides, in the order of offsets.
 fn along(
     offset: u16,
     names: &[SequenceHash],
@@ -67,7 +67,7 @@ fn along(
     let is_same = |(own, name): &(u64, &SequenceHash)| *own == name.0;
     let forward = after.zip(names).take_while(is_same).count();
     if forward > 0 {
-        // A name has one place: at most one of the two goes on.
+        // The next name belongs to one block, so the block before does not have it.
         return (offset, offset + 1 + u16::try_from(forward).unwrap_or(0));
     }
     let backward = before.rev().zip(names).take_while(is_same).count();
@@ -104,7 +104,7 @@ impl HolderState {
         work: &mut Work<'_>,
     ) {
         let mut index = self.remove_own(names, work);
-        // Mostly engines name neighbours one after the other. Then no table is looked up.
+        // Engines mostly name neighbouring blocks one after the other. Such names need no look-up in a table.
         let mut is_in_order = false;
         while let Some(SequenceHash(name)) = names.get(index) {
             if let Some(ahead) = names.get(index + AHEAD)
@@ -121,7 +121,7 @@ impl HolderState {
             let done = found.map_or(1, |found| {
                 self.remove_along(found, &names[index..], work.tier, runs, applied)
             });
-            // A held block can also be part of an event that waits. It must not come back with that event.
+            // If a held block is also part of an event that waits, it must not be stored again with that event.
             let mut waits = false;
             if self.parking.len() > 0 {
                 for name in &names[index..index + done] {

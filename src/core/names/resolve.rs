@@ -51,7 +51,7 @@ impl ResolvedSequence<'_> {
     pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
         (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {
             parent: self.start.spot,
-            // `resolve` has checked it.
+            // `resolve` has checked that the position is in range.
             position: u32::try_from(self.start.position).unwrap_or(u32::MAX),
             hashes: &self.hashes,
             names: self.all_names(),
@@ -174,7 +174,8 @@ fn is_foreign_chain(
         return false;
     }
     if !content.is_of(hashes.len(), settings.block_size) {
-        // Another block size: queries by tokens cut the prompt elsewhere and cannot find these blocks. An empty list says nothing.
+        // The content has another block size. Queries by tokens then cut the prompt at other places, and cannot find
+        // these blocks. An empty list of block hashes tells nothing.
         return !matches!(content, BlockContent::BlockHashes(hashes) if hashes.is_empty());
     }
     let block = content

@@ -124,8 +124,8 @@ impl HolderState {
             self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
         if let Some(held) = self.attributes(spot) {
-            // In tiers that have both blocks, the orphan's marks replace those of the block: they come from an event of
-            // its own.
+            // In tiers that have both blocks, the marks of the orphan replace those of the block, because the orphan
+            // has an event of its own.
             let others = held.barred() & !classes(orphan.tiers());
             self.share
                 .set(spot, end, Some(held.with_barred(others | orphan.barred)));

@@ -81,8 +81,8 @@ impl HolderState {
     }
 
     /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks,
-    /// releases the lock on the runs meanwhile. Other writers then leave the blocks in place that the holder has put
-    /// into the runs and not published yet.
+    /// releases the lock on the runs meanwhile. Other writers then do not cut off blocks that this holder has put into
+    /// the runs and not published yet.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,

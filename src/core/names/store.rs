@@ -29,7 +29,7 @@ impl HolderState {
             let most = match is_short || work.runs.child(parent, position, wanted).is_some() {
                 // Known blocks can take much longer than new ones: each can get a further name.
                 true => TURN_BLOCKS,
-                // If the holder is full, no block is made that it cannot have.
+                // The holder has room for so many new blocks; the runs get no more.
                 false if sequence.kept.is_none() => room,
                 false => usize::MAX,
             };
@@ -39,7 +39,7 @@ impl HolderState {
                 return false;
             }
             if self.names.len() > 0 {
-                // Their memory comes while the blocks are put among the runs.
+                // The table needs these names after the blocks have been put into the runs.
                 let names = sequence.names.iter().take(AHEAD);
                 names.for_each(|name| self.names.prefetch(*name));
             }
@@ -55,7 +55,7 @@ impl HolderState {
             sequence.skip(count, Some(last));
             done += count;
             self.adopt(first, end);
-            // A block that nobody is known to have would be cut off while the locks are released.
+            // While the locks are released, a block that no holder has would be cut off.
             let is_held = self.attributes(last).is_some();
             let is_turn = done >= TURN_BLOCKS || !self.adopting.is_empty();
             if is_turn && !sequence.hashes.is_empty() && is_held {
@@ -85,7 +85,7 @@ impl HolderState {
     /// `end`.
     fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
         while at.offset < end {
-            // Blocks go one by one if some are left out.
+            // If some blocks are left out, the blocks are handled one by one.
             let kept = sequence.kept.map(|kept| kept.first() == Some(&true));
             let alike = u16::try_from(sequence.marks.alike).unwrap_or(u16::MAX);
             let most = if kept.is_some() { at.offset + 1 } else { end };
@@ -121,7 +121,7 @@ impl HolderState {
             work.reject_full(1);
             return 1;
         }
-        // Orphans may turn out to be one of the blocks after the first.
+        // If there are orphans, one of them may turn out to be one of these blocks, so each block is handled alone.
         let together = if self.orphans.len() > 0 { 1 } else { room };
         let wanted = usize::from(to - at.offset).min(together);
         let held = form::held(tier_bit(work.tier), form, true);
@@ -153,7 +153,7 @@ impl HolderState {
             if count > 0 && (name != hash || is_clash()) {
                 break;
             }
-            // Equal hashes may be in one stretch.
+            // Two of these blocks may have the same hash.
             if runs.places_of(hash) != Places::Single {
                 count = count.max(1);
                 break;
@@ -311,7 +311,7 @@ fn own_names<'a>(
     &sequence.names[..blocks.take_while(is_own).count()]
 }
 
-/// Number of leading names in `names` that equal the blocks' own names.
+/// Number of leading elements of `names` that equal those of `own`.
 fn agreement(names: &[u64], own: impl Iterator<Item = u64>) -> usize {
     own.zip(names).take_while(|(own, name)| own == *name).count()
 }

@@ -130,7 +130,7 @@ impl Names {
         let columns = &self.columns;
         let is_equal = |index: usize, place: u64| {
             let (name, other) = (names[index], Spot::from_bits(place));
-            // Names before it in the same stretch are not in the column yet.
+            // Names that this call has inserted before are not in the column yet.
             let before = usize::from(other.offset.wrapping_sub(at.offset));
             let column = columns.get(&other.run);
             other.run == at.run && before < index && names[before] == name
@@ -252,13 +252,13 @@ impl NameColumn {
         let first = usize::from(from - self.from);
         let end = first + names.len();
         if end > self.firsts.capacity() {
-            // Names that grow once mostly grow again.
+            // A list that grows a second time will mostly grow again.
             let room = if self.firsts.is_empty() {
                 end
             } else {
                 end + end / 2
             };
-            // The new names are not put where the old ones were, which can be another thread's part of the allocator.
+            // A reallocation could stay in memory that the allocator keeps for another thread, so new memory is taken.
             let mut grown = Vec::with_capacity(room);
             grown.extend_from_slice(&self.firsts);
             self.firsts = grown;

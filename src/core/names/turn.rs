@@ -102,8 +102,8 @@ impl HolderTurn<'_> {
     /// waiting events, because their parents may be gone. If the engine uses names, also drops blocks without a name.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
-            // A block without a name may have had a name that is forgotten. When that name is removed, it is unknown
-            // which block is meant. So such blocks go now, and are refused from now on.
+            // A block without a name may have had a name that is forgotten. A removal by that name would not find the
+            // block. So blocks without a name are dropped now, and refused from now on.
             self.state.refuses_nameless = true;
             self.drop_nameless();
         }

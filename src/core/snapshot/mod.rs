@@ -145,7 +145,7 @@ pub struct HolderFrame {
     pub degraded_bits: u32,
     /// Number of blocks that the holder had.
     pub blocks: u64,
-    /// Hash chain by which the blocks are identified: the engine's or the daemon's own.
+    /// Hash chain by which the blocks are identified: that of the engine, or the one that the daemon computes.
     #[serde(default)]
     pub hashing: Hashing,
     /// Number of tokens in a block. 0 if the snapshot does not give it.
@@ -182,8 +182,8 @@ pub struct InForest {
 }
 
 impl HolderFrame {
-    /// Returns the block size that the holder's publisher has given. `None` if it has given none, or the
-    /// configuration's.
+    /// Returns the block size that the holder's publisher has given. `None` if it has given none, or if it equals the
+    /// size in the configuration.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }

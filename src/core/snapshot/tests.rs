@@ -189,7 +189,7 @@ fn a_flipped_bit_is_found_or_changes_nothing() {
             "bit {bit} of the header"
         );
     }
-    // Some bits of a compressed file mean nothing to what comes out of it.
+    // If a flipped bit of the compressed part is not noticed, the decompressed content must be the same.
     let bytes = sample();
     let whole = check(&bytes).unwrap();
     let unnoticed = (0..bytes.len() * 8).filter(|bit| match check(&flipped(&bytes, *bit)) {
@@ -381,11 +381,12 @@ fn forests_stand_behind_the_frames_of_their_holders() {
     assert_eq!(summary.holders[1].holder, in_forest(1, 1));
 
     let misplaced = |error| matches!(error, Err(SnapshotError::MisplacedForest { .. }));
-    // Holders are numbered as they come.
+    // The numbers of holders must follow the order in the file.
     assert!(misplaced(written(&|writer| {
         writer.write_holder(&in_forest(0, 1)).unwrap();
     })));
-    // A forest is not interrupted, has no holders that did not come before, and takes no batches.
+    // No other frame may come within a forest. A forest may only have holders whose frames came before, and no batch
+    // may follow for such a holder.
     assert!(misplaced(written(&|writer| {
         writer.write_holder(&in_forest(0, 0)).unwrap();
         writer.write_forest(&chunk(1, &[1, 0])).unwrap();

@@ -11,8 +11,8 @@ use super::{
     StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
-/// The compressor's level. Higher levels cost time and save almost no bytes: hashes compress only by repetitions,
-/// which the window finds at any level.
+/// The compressor's level. Higher levels cost time and save almost no bytes: hashes compress only by repetitions, which
+/// the compressor finds in its window at any level.
 const COMPRESSION_LEVEL: i32 = 1;
 
 /// Writes one snapshot, frame by frame. Without a call of [`finish`](Self::finish) the file is incomplete, and

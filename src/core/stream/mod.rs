@@ -36,8 +36,8 @@ pub struct StreamTrust {
     /// Last generation in which the NATS server is known to have our subscription to events. 0 if there is no such
     /// generation.
     followed: AtomicU64,
-    /// Number of doubts about the stream up to the last moment at which every publisher was known. A publisher is known
-    /// after its first message.
+    /// Number of doubts about the stream that had been raised before the last moment at which every publisher was
+    /// known. A publisher is known after its first message.
     listed: AtomicU64,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,

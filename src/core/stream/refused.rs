@@ -1,5 +1,6 @@
-//! Publishers whose batches are dropped, so that their holders' blocks are not known. There are three reasons: there
-//! is no room for the holders; their block size is not the namespace's; their messages cannot be read.
+//! Publishers whose batches are dropped, so that their holders' blocks are not known. There are three reasons: there is
+//! no room for the holders; their block size differs from the block size of the namespace; their messages cannot be
+//! read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -237,7 +238,8 @@ mod tests {
         assert_eq!(refused.named(1), [first], "since its first batch");
         assert_eq!(refused.named(9).len(), 2);
         assert_eq!((of(&[1]), of(&[1, 1])), (1, 1));
-        // Those that are not known by their numbers stay until they are silent.
+        // The ranks that are listed together are not forgotten one by one, only after all of them have been silent for
+        // too long.
         for rank in 0..10_000 {
             refused.forget_registered(&id(rank));
         }
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(refused.count(None), WORKERS_MAX);
         let last = [worker(WORKERS_MAX + 9)];
         assert_eq!(refused.count(Some(&last)), 1, "it may be");
-        // Whoever is heard again stays.
+        // A worker that has another batch dropped later stays longer.
         assert!(!refused.note(&worker(3), Some(0), "undecodable", at(1_000_000)));
         assert!(refused.expire(|last_us| last_us < 2000));
         assert!(!refused.expire(|last_us| last_us < 2000));

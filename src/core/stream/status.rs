@@ -37,11 +37,11 @@ impl fmt::Display for SequenceGap {
 pub struct HolderStatus {
     reasons: AtomicU32,
     confirmed: AtomicCell<StreamGeneration>,
-    /// Change counter, shared by all holders that one query can see. It is raised before and after each change of
-    /// `reasons` or `confirmed`.
+    /// Change counter, shared by all holders of one index. It is raised before and after each change of `reasons` or
+    /// `confirmed`.
     changes: Arc<AtomicU64>,
-    /// Number of the last replacement of the holder's whole state, counted over all holders that one query can see. 0
-    /// if there was no replacement. Must be read after the reasons.
+    /// Number of the last replacement of the holder's whole state. The replacements of all holders of one index are
+    /// counted together. 0 if there was no replacement. Must be read after the reasons.
     pub(crate) replacement: AtomicCell<u64>,
     /// Epoch and number of the last applied batch.
     pub cursor: AtomicCell<BatchCursor>,
@@ -120,7 +120,7 @@ impl HolderStatus {
         // other order, a reader in between would see neither the doubt nor the reason.
         let is_confirmed = !is_stalled && self.is_confirmed(generation);
         let reasons = self.own_reasons();
-        // A publisher that has lost sight of its engine verifies nothing.
+        // If the publisher has lost contact with its engine, its batches prove nothing.
         if is_confirmed && !reasons.contains(DegradedReason::UpstreamLost) {
             return reasons;
         }
@@ -200,7 +200,8 @@ impl HolderStatus {
     /// Subtracts evicted blocks from the holder's number of blocks. The holder's lane, the thread that applies its
     /// events, later replaces the result by the number that it counts.
     pub(crate) fn note_evicted(&self, blocks: u64) {
-        // A number that the lane writes in the meantime is newer, and is used instead.
+        // If the lane writes the number at the same time, the lane's number is newer, and blocks are subtracted from
+        // it.
         let fewer = |before: u64| Some(before.saturating_sub(blocks));
         let _ = self.blocks.fetch_update(fewer);
     }

@@ -37,9 +37,9 @@
 //! - *past* the subtree: the index grows by `subtree_size`, and the next depth is `d + 1 - num_parents`.
 //!
 //! As an example, a walk leaves out everything that begins with `ay`. It visits `a` (depth 1), `ax` (2) and `ay` (2),
-//! and skips to index 2 + 3 = 5. Then come `az` (2) and `aza` (3). After `aza` the walk pops three levels, to `b`
-//! (1), and then visits `c` (1). [`DepthFirst`] is this walk. A walk that keeps a stack of its own, such as the token
-//! trie's, pops `num_parents` entries where the depth falls.
+//! and skips to index 2 + 3 = 5. Then come `az` (2) and `aza` (3). After `aza` the walk pops three levels, to `b` (1),
+//! and then visits `c` (1). [`DepthFirst`] is this walk. A walk that keeps a stack of its own, such as the walk over
+//! the token trie, pops `num_parents` entries where the depth falls.
 //!
 //! # One layout, two uses
 //!

@@ -191,7 +191,8 @@ fn links_that_lie_are_refused() {
         stored,
         expected,
     };
-    // Beyond the end, overlapping, a size of nothing, and pops beyond the roots or not back to them.
+    // The faults: a subtree that ends after the last node; subtrees that overlap; a size of 0; pops beyond the roots,
+    // no pops, or pops that do not lead to the parent of the next node; and a last node that must have children.
     assert_eq!(refused(&[links(9, 1), links(1, 2)]), wrong_size(0, 9, 2));
     assert_eq!(
         refused(&[links(2, 1), links(2, 2), links(1, 3)]),
@@ -203,7 +204,7 @@ fn links_that_lie_are_refused() {
     assert_eq!(refused(&[links(2, 1), links(1, 1)]), wrong_pops(1, 1, 2));
     assert_eq!(refused(&[links(2, 2), links(1, 2)]), wrong_pops(0, 2, 1));
     assert_eq!(refused(&[links(1, 1), links(2, 1)]), LayoutError::Cut);
-    // No links where there is room for them.
+    // A node has room for its links, but carries none.
     assert_eq!(refused(&[node(0, None), links(1, 2)]), wrong_size(0, 0, 2));
     assert_eq!(refused(&[node(0, None)]), LayoutError::Cut);
     let deep = [links(2, 1); 13];

@@ -42,7 +42,7 @@ pub enum LayoutError {
         index: usize,
         /// The `num_parents` that the node stores.
         stored: usize,
-        /// The right `num_parents`. For a leaf that is not the last node, the maximum.
+        /// The right `num_parents`. For a leaf that is not the last node, the greatest one that would be right.
         expected: usize,
     },
     /// The [`Links`] of a node are right, but this type of node does not store them in this form.

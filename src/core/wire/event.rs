@@ -102,7 +102,8 @@ pub struct StoredBlocks {
     pub names: BlockNames,
     /// Content of the blocks, if the publisher sends it.
     pub content: Option<BlockContent>,
-    /// Names by which later removed events give the blocks, one for each block. Absent if they are the sequence hashes.
+    /// The engine's names for the blocks, one for each block, by which removed events give them later. Absent if these
+    /// names are the sequence hashes.
     pub engine_hashes: Option<Vec<u64>>,
     /// The blocks after which a request can resume.
     pub resumable: Resumable,

@@ -1,8 +1,8 @@
 //! Messages as JSON, for people and for HTTP.
 //!
-//! The keys are the same as in MessagePack. Hashes are written as hexadecimal texts; a decimal number is also
-//! accepted when a message is read. Written messages contain default values too. A message that is read may leave
-//! them out, but must not have a key that the contract does not know: a person has probably misspelt it.
+//! The keys are the same as in MessagePack. Hashes are written as hexadecimal texts; a decimal number is also accepted
+//! when a message is read. Written messages also contain default values. A message that is read may leave out default
+//! values, but must not have a key that the contract does not know: a person has probably misspelt it.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -33,16 +33,16 @@
 //! A sequence or lineage hash names its whole prefix, so a query need not send every hash of a chain. A query with
 //! `positions` sends the hashes of chosen blocks of one chain. Suppose that a holder has the chosen block at position
 //! p, but not the next chosen block, at position q. The holder then holds between p + 1 and q leading blocks:
-//! `matched_blocks` is the lower bound and `matched_blocks_max` the upper. The holder held a number within these
-//! bounds at some instant between the query's arrival and its reply. A holder without any chosen block is not in the
-//! reply. Such a holder holds at most `unseen_blocks_max` blocks, which is the first chosen position. To refine the
-//! bounds, query these workers again with positions between them, `matched_blocks` to `matched_blocks_max` − 1. With
-//! all of these positions the bounds meet.
+//! `matched_blocks` is the lower bound and `matched_blocks_max` the upper. The holder held a number within these bounds
+//! at some instant between the query's arrival and its reply. A holder without any chosen block is not in the reply.
+//! Such a holder holds at most `unseen_blocks_max` blocks, which is the first chosen position. To refine the bounds,
+//! query these workers again with more positions, from `matched_blocks` to `matched_blocks_max` − 1. A query with all
+//! of these positions gives equal bounds.
 //!
-//! A sequence hash alone does not tell its parent. If the query does not send the hash before it, the daemon looks
-//! the block up by its position and the 64 bits of its own hash. If hashes are not a chain, having a block proves
-//! nothing about the blocks before it. The lower bound then ends at the first gap in the sent positions, counted from
-//! position 0.
+//! A sequence hash alone does not tell its parent. If the query does not send the hash of the parent, the daemon looks
+//! a block up by the block's position and the 64 bits of the block's hash. If hashes are not a chain, having a block
+//! proves nothing about the blocks before it. The lower bound then ends at the first gap in the sent positions, counted
+//! from position 0.
 //!
 //! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow. A length is checked
 //! against its limit and against the bytes that are left, before memory is taken for it.

@@ -20,7 +20,7 @@
 //! `meta-llama__Llama-3_d1-8B-Instruct_tacme`. The tenant `default` is not written. Adapters need no namespace of their
 //! own: they share the namespace of their base model, and their names enter the block hashes.
 //!
-//! A namespace whose hashes are not the contract's has the scheme in its name:
+//! If a namespace does not use the contract's hashes, its name contains the scheme:
 //! `meta-llama__Llama-3_d1-8B-Instruct_sllm-d-xxh64_c42` uses the [`Scheme`] `llm-d-xxh64:42`. So a client that knows
 //! the name can hash tokens as the namespace does.
 

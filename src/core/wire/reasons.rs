@@ -83,13 +83,13 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync (the publisher sends missed batches or its full state) can remove the reason. It cannot remove
-    /// the following reasons, and those that concern only the moment of a query:
+    /// Whether a resync can remove the reason. In a resync, the publisher sends missed batches or its full state. A
+    /// resync cannot remove reasons that concern only the moment of a query. Nor does it help in these cases:
     ///
-    /// - A holder at its capacity stays full.
-    /// - A silent publisher does not answer.
+    /// - The holder is at its capacity, and stays full.
+    /// - The publisher is silent, and does not answer.
     /// - A resync is already under way.
-    /// - A publisher does not resolve its own doubts by answering.
+    /// - The doubts are the publisher's own: it does not resolve them by answering.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
@@ -144,7 +144,7 @@ impl DegradedReason {
         match self {
             Self::UntoldSalts => has_salt,
             Self::UntoldAdapters => has_adapter,
-            // Hashes that find blocks of the holder were computed in the same way.
+            // If a query by hashes finds blocks of the holder, its hashes were computed as the engine computes them.
             Self::LooksAhead => !is_by_tokens && !is_listed,
             _ => true,
         }

@@ -108,7 +108,7 @@ pub struct ResyncChunk {
     /// epoch. A batch made before it is a redelivery.
     pub time_us: Option<u64>,
     /// Block size with which the publisher computed the sequence hashes of a full state from the blocks' content.
-    /// Absent if the hashes are the names in its events.
+    /// Absent if the hashes are the names of the blocks in the publisher's events.
     pub recomputed_block_size: Option<u32>,
     /// Encoded event batches. In a full state they contain only [`stored`](super::Event::Stored) events, and their
     /// `seq` has no meaning.

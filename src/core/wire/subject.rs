@@ -221,7 +221,7 @@ impl Subjects {
         }
     }
 
-    /// Whether `subject` is one of these subjects, or a pattern of them.
+    /// Whether `subject` is a subject of the contract under this prefix, or a pattern of such subjects.
     pub fn has(&self, subject: &str) -> bool {
         subject.starts_with(&self.root)
     }

@@ -34,7 +34,8 @@ pub(super) enum Components {
 }
 
 impl Components {
-    /// The component that the event itself is about; [`push`] adds events for the other components.
+    /// The component of the decoded event: the only one it names, or full attention if it has a list. From a list,
+    /// [`push`] makes one event for each component.
     pub(super) fn first(self) -> Component {
         match self {
             Self::One(component) => component,
@@ -118,8 +119,9 @@ pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &m
                     let change = EngineChange::Stored(EngineStored { group, ..stored });
                     batch.push(EngineEvent { change, ..event });
                 }
-                // SGLang keeps one copy of a block of main attention, even if events name the block again. So all other
-                // copies are removed. Blocks of unknown components are not kept here.
+                // SGLang keeps one copy of a block of main attention, even if events name the block again. The removal
+                // takes all further copies away. For an unknown component there is no removal, because its blocks are
+                // not kept here.
                 if (!is_named && component != Component::Other) || component == Component::Full {
                     let left = is_named.then(|| batch.push_ones(stored.names.len()));
                     let removed = EngineRemoved {

@@ -22,13 +22,14 @@ pub(super) enum Tag {
     Stored,
     Removed,
     Cleared,
-    /// An event that is marked as without meaning.
+    /// An event with the tag `Ignored`, which has no meaning.
     Ignored,
     Unknown,
 }
 
 impl Tag {
-    /// Returns the kind of event that the text `name` stands for, by the tags of vLLM and SGLang, or of Mooncake.
+    /// Returns the kind of event that the tag `name` stands for. Each kind has one tag in events of vLLM and SGLang,
+    /// and another in events of Mooncake.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
             b"BlockStored" | b"stored" => Self::Stored,
@@ -328,7 +329,7 @@ impl<'a> Fields<'a> {
                 _ => Verdict::LeftOut(reason),
             });
         }
-        // Mooncake's master reports removals, but not evictions.
+        // Mooncake's master reports removals, but not evictions, so its blocks may stay listed for too long.
         let is_kept = match format {
             Format::Mooncake => true,
             _ => format.has_connector() && self.medium.is_some_and(is_never_removed),
@@ -417,7 +418,7 @@ impl<'a> Fields<'a> {
     ) -> Result<Result<EngineStored, Reason>, DecodeError> {
         let names = self.names_span()?;
         let group = self.group();
-        // An event without blocks still tells that a group beside main attention exists.
+        // An event without blocks still tells that there is a group other than main attention.
         if names.is_empty() && !group.is_beside_main() {
             return Ok(Err(Reason::Ignored));
         }
@@ -442,7 +443,7 @@ impl<'a> Fields<'a> {
             && parent.is_none()
             && names_one_page(names, content, batch)
         {
-            // Versions with such names don't name the parent either.
+            // SGLang versions that name a page by its own tokens leave out the parent, too.
             batch.note(Reason::UnknownParent);
         }
         let start = batch.objects.len();
@@ -511,12 +512,13 @@ impl<'a> Fields<'a> {
         format: Format,
         batch: &mut EngineBatch,
     ) -> Result<Result<Content, Reason>, DecodeError> {
-        // Mooncake's names are not an engine's names, so no event about the device tells their blocks.
+        // An engine's events about the device may tell the content of a block that lies beyond the device. Not so for
+        // Mooncake: its names are not an engine's names.
         let is_beyond = tier != Tier::DEVICE && format != Format::Mooncake;
         let list = match &self.tokens {
             Some(list) if !list.tokens.is_empty() => list,
             _ if self.sequence_names.is_some() => return Ok(Ok(Content::Absent)),
-            // A name beyond the device may be known from the device.
+            // Events about the device may tell the content.
             _ if is_beyond => return Ok(Ok(Content::Absent)),
             _ => return Ok(Err(Reason::Placeholder)),
         };

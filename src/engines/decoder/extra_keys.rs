@@ -73,7 +73,8 @@ fn read_block<'a>(
                     lora_name = None;
                     continue;
                 }
-                // A text that may be the salt waits for the next text, which may be the salt instead.
+                // A text that may be the salt is held back. If another text follows, that one may be the salt, and this
+                // one is an image.
                 let image = match may_have_salt && !text.is_empty() {
                     true => last_text.replace(text),
                     false => Some(text).filter(|text| !text.is_empty()),
@@ -160,7 +161,7 @@ fn is_image(text: &str, images_are_pairs: bool) -> bool {
 }
 
 fn push(batch: &mut EngineBatch, block: usize, hash: u64, identifier: Option<&str>) {
-    // The bytes of a payload are counted in 32 bits, and so are its blocks.
+    // A payload has fewer blocks than bytes, and fewer than 2^32 bytes.
     let block = u32::try_from(block).unwrap_or(u32::MAX);
     batch.push_object(block, hash, identifier);
 }

@@ -117,7 +117,7 @@ impl Decoder {
             false => Ok(payload),
         };
         let decoded = bytes.and_then(|bytes| {
-            // Transcoded bytes may be more than the payload's bytes, which were checked.
+            // The length of the payload was checked. Its transcoded form may be longer.
             let mut reader = Reader::new(bytes, bytes_max.max(transcoded.len()))?;
             let limits = self.limits.for_payload(payload.len());
             self.decode_messagepack(&mut reader, batch, &limits)?;

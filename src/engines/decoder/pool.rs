@@ -5,7 +5,7 @@ use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey};
 
 use crate::reason::Reason;
 
-/// The facts that an event tells about an object, beside the object's name.
+/// The facts that an event tells about an object, other than the object's name.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Object<'a> {
     pub(super) model: Option<&'a str>,

@@ -214,8 +214,8 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
-/// Returns the field at index `slot` of SGLang's array; `None` if it is the same field as vLLM's. The value shows whether the
-/// field is a medium, a component or a list of components.
+/// Returns the field at index `slot` of SGLang's array; `None` if vLLM's array has the same field there. The value
+/// shows whether the field is a medium, a component or a list of components.
 fn sglang_key(slot: usize, value: &Value<'_>) -> Option<EventField> {
     match value {
         Value::Text(_) if is_component(value) => Some(EventField::Component),
@@ -249,8 +249,8 @@ fn read_removed_slots<'a>(
                 }
                 Value::Text(b"mamba") => EventField::GroupKind,
                 Value::Text(_) if OWNER_SLOTS.contains(&slot) => EventField::Ownership,
-                // A text elsewhere is no owner. Taken for an owner, it would make the removal look like another
-                // system's.
+                // A text at another index is no owner. If it were read as one, the removal would seem to be about
+                // blocks of another system.
                 Value::Text(_) => {
                     return Err(DecodeError::Combination("a text in a removal that nobody knows"));
                 }

@@ -222,7 +222,7 @@ struct StoredBlock {
 struct StoredEvent<'a> {
     head: &'a EventHead,
     parent: Option<u64>,
-    /// Tokens in a block, as the first block has them.
+    /// Number of tokens in the first block, which is the block size; `None` before that block is read.
     size: Option<usize>,
     /// The cache level of all blocks of the current change. They also share the adapter and the salt.
     level: u64,

@@ -17,7 +17,8 @@ pub(super) const TEXT_TOKEN: Token = 0;
 pub(super) struct TokenList<'a> {
     pub(super) tokens: Span,
     pub(super) is_bigram: bool,
-    /// The number of tokens, and a reader at the first token. `None` if no token is a text, which stands for an image.
+    /// If there are texts (which stand for images) among the tokens: the number of tokens, and a reader at the first
+    /// token. `None` if there is no text.
     pub(super) with_texts: Option<(usize, Reader<'a>)>,
 }
 

@@ -5,7 +5,7 @@ use rmp::encode;
 
 /// Maximum number of events in a list. vLLM's router takes 4,096 in a batch.
 const EVENTS_MAX: u32 = 4000;
-/// Maximum size of a list before its last event, in bytes. vLLM's router takes 16 MiB in a batch.
+/// Size from which on a list takes no further event, in bytes. vLLM's router takes 16 MiB in a batch.
 const BYTES_MAX: usize = 8 << 20;
 /// Maximum number of blocks in an event.
 const BLOCKS_MAX: usize = 2000;

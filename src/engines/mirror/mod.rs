@@ -81,9 +81,9 @@ pub struct Mirror {
     touched: Vec<Slot>,
     /// True if everything was cleared since the last [`Self::take_changes`].
     has_cleared: bool,
-    /// True if routers have to be given all blocks anew.
+    /// True if routers need all blocks again, because changes alone cannot bring them up to date.
     is_all_due: bool,
-    /// True if some blocks may be [`BlockState::Unseen`]: they were held when the engine was last in sight.
+    /// True if some blocks may be [`BlockState::Unseen`]: held before the engine became silent or events were missing.
     has_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -185,8 +185,9 @@ impl Mirror {
         }
     }
 
-    /// The slot (index in [`Nodes`]) of the block before a stored event's first block, if there is one, and the hash seed of the
-    /// sequence. `None` if the event's blocks are left out.
+    /// The start of a stored event's blocks: the slot (index in [`Nodes`]) of the block before them, and the hash seed
+    /// of their sequence. The slot is `None` at the start of a sequence. The outer `None` means that the event's blocks
+    /// are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -244,9 +245,10 @@ impl Mirror {
         }
     }
 
-    /// Marks each block that the batch stores as held, if the translator holds it. This is needed because the translator
-    /// emits no event for a block that it held before. If [`MirrorSettings::proves_ancestors`] is set, also marks the doubted
-    /// blocks before an event's first block as held.
+    /// Confirms the blocks of the batch's stored events: marks each of them as held, if the translator holds it. The
+    /// translator emits no event for a block that it held before, so [`Self::follow`] does not see such blocks. If
+    /// [`MirrorSettings::proves_ancestors`] is set, also marks the doubted blocks before an event's first block as
+    /// held.
     fn confirm(&mut self, translator: &Translator) {
         for NamedSlot { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);
@@ -279,7 +281,8 @@ impl Mirror {
         self.has_unseen = false;
     }
 
-    /// Notes that the engine has been out of sight for long: the blocks that it holds may be outdated.
+    /// Notes that the engine has been silent for long, or that some of its events are missing. It may no longer hold
+    /// the blocks.
     pub fn lose_sight(&mut self) {
         if self.nodes.has_held() {
             self.nodes.lose_sight();
@@ -287,15 +290,15 @@ impl Mirror {
         }
     }
 
-    /// Notes that the engine is in sight again: it is alive, and all events of the meantime have been applied.
+    /// Notes that the engine is alive, and that all events since [`Self::lose_sight`] have been applied.
     pub fn regain_sight(&mut self) {
         if std::mem::take(&mut self.has_unseen) {
             self.nodes.regain_sight(&mut self.touched);
         }
     }
 
-    /// Returns the changes since the last call, for routers that were given all earlier changes. `None` if routers have to be
-    /// given [`Self::all`] anew.
+    /// Returns the changes since the last call, for routers that were given all earlier changes. `None` if routers need
+    /// [`Self::all`] instead.
     pub fn take_changes(&mut self) -> Option<Vec<EventList>> {
         let is_all_due = std::mem::take(&mut self.is_all_due);
         let has_cleared = std::mem::take(&mut self.has_cleared);

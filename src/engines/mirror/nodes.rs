@@ -17,7 +17,7 @@ const CACHES_MAX: usize = 4096;
 /// Memory that a block takes in the hash table of slots, in bytes. A bucket takes five bytes, and at least seven of sixteen
 /// buckets are in use once the table has grown.
 const TABLE_BYTES: usize = 12;
-/// Bytes of a block beside its tokens: its node, and its place in the table.
+/// Bytes of a block without its tokens: its node, and its entry in the table.
 const OVERHEAD_BYTES: usize = size_of::<MirrorNode>() + TABLE_BYTES;
 
 /// Place of a block in the slab.
@@ -38,7 +38,7 @@ pub(super) enum BlockState {
     No,
     /// The engine holds the block.
     Yes,
-    /// The engine held the block when it was last in sight, that is, alive with all of its events known.
+    /// The engine held the block when it was last known to be alive, with all of its events known.
     Unseen,
     /// Events were lost while the engine held the block, and the engine has not confirmed the block since.
     InDoubt,
@@ -46,7 +46,7 @@ pub(super) enum BlockState {
 
 impl BlockState {
     /// Returns the state to save for the block. A mirror that is restored has not heard from the engine yet. So a held
-    /// block is saved as [`Self::Unseen`]: held when the engine was last in sight.
+    /// block is saved as [`Self::Unseen`].
     pub(super) fn once_kept(self) -> Self {
         match self {
             Self::Yes => Self::Unseen,
@@ -74,7 +74,7 @@ struct MirrorNode {
     is_free: bool,
 }
 
-/// One combination of a salt and an adapter, which some blocks have.
+/// A combination of salt and adapter that blocks share.
 #[derive(Debug)]
 struct Cache {
     seed: HashSeed,
@@ -314,12 +314,13 @@ impl Nodes {
         }
     }
 
-    /// Puts in doubt all blocks that are held, or were held when the engine was last in sight.
+    /// Puts all held and all [`BlockState::Unseen`] blocks in doubt.
     pub(super) fn doubt_held(&mut self) {
         self.change_held(&[BlockState::Yes, BlockState::Unseen], BlockState::InDoubt);
     }
 
-    /// Notes that the engine is out of sight (silent, or with events missing). All held blocks become [`BlockState::Unseen`].
+    /// Notes that the engine is silent, or that some of its events are missing. All held blocks become
+    /// [`BlockState::Unseen`].
     pub(super) fn lose_sight(&mut self) {
         self.change_held(&[BlockState::Yes], BlockState::Unseen);
     }
@@ -331,8 +332,8 @@ impl Nodes {
         }
     }
 
-    /// Notes that the engine is in sight again, with all of its events known. All [`BlockState::Unseen`] blocks become held, and
-    /// are appended to `touched`.
+    /// Notes that the engine is alive, and that all of its events are known. All [`BlockState::Unseen`] blocks become
+    /// held, and are appended to `touched`.
     pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
             if node.held == BlockState::Unseen && !node.is_free {
@@ -400,7 +401,7 @@ impl Nodes {
 
     /// Visits all blocks depth-first, each after its parent.
     pub(super) fn walk(&self, mut visit: impl FnMut(Slot)) {
-        // First children and next siblings are needed here alone.
+        // Only this walk needs the first child and the next sibling of each block, so they are found here.
         let mut first = vec![NONE; self.nodes.len()];
         let mut next = vec![NONE; self.nodes.len()];
         let mut waiting = Vec::new();

@@ -32,7 +32,8 @@ pub struct SavedMirror {
 }
 
 impl Mirror {
-    /// Returns all blocks of the mirror. Call it between the same two batches as [`crate::Translator::save`].
+    /// Returns all blocks of the mirror. Call it together with [`crate::Translator::save`]: no batch may be translated
+    /// between the two calls.
     pub fn save(&self) -> SavedMirror {
         let nodes = &self.nodes;
         let mut saved = SavedMirror {
@@ -116,7 +117,8 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
             return Err(SavedError::Contradiction("a block has other tokens"));
         }
         let Some(slot) = nodes.find_or_insert(sequence, parent, *seed, lora.as_deref(), tokens) else {
-            // There is less room than before. The blocks behind this one would have no parent.
+            // This mirror has less room than the saved one had. Without this block, the blocks after it would have no
+            // parent.
             break;
         };
         nodes.set_held(slot, block.held.once_kept());

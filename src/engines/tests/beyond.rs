@@ -1,5 +1,5 @@
-//! Tiers beyond the device. Their events tell less than the device's: only names, no salts and objects, children before
-//! their parents, or several blocks as one chunk. Some of these events leave one tier in doubt.
+//! Tiers beyond the device. Their events tell less than events of the device: only names, no salts and objects,
+//! children before their parents, or several blocks as one chunk. Some of these events leave one tier in doubt.
 
 use std::collections::BTreeSet;
 
@@ -129,10 +129,10 @@ fn a_block_without_tokens_is_what_its_name_stands_for() {
     );
     assert_eq!(engine.hear(&[removed(&[2], "CPU")]), NONE);
     assert_eq!(engine.blocks(HOST).len(), 2);
-    // The host's event comes after the device's removal, because the copy took some steps.
+    // The event of the host comes after the removal from the device, because the copy took some steps.
     assert_eq!(engine.hear(&[placeholder(2)]), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
-    // The host's event comes before the device's, in one batch.
+    // The event of the host comes before the event of the device, in one batch.
     assert_eq!(
         engine.hear(&[placeholder(4), stored(&[4], Some(3), 12, "GPU")]),
         NONE
@@ -338,7 +338,7 @@ fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
     assert_eq!(engine.blocks(0), set(&chain(2, None)));
     assert_eq!(engine.hear(&[on_device(&[3], Some(2), 8)]), NONE);
     assert_eq!(engine.blocks(0), set(&chain(3, None)));
-    // The pool's blocks go, and the device's stay.
+    // The clear empties the pool, and leaves the blocks on the device.
     assert_eq!(engine.hear(&[pooled(&[1, 2, 3], None, 0)]), NONE);
     assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
     let doubted = [(HOST, Reason::UnclearTier)];
@@ -350,7 +350,7 @@ fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
         (engine.blocks(0), engine.blocks(HOST)),
         (set(&chain(1, None)), set(&[]))
     );
-    // A clear after an event of the pool is the pool's, too.
+    // A clear after an event of the pool empties the pool, too.
     let mut engine = Followed::new(Format::Vllm);
     engine.hear(&[on_device(&[1, 2], None, 0), pooled(&[1, 2], None, 0)]);
     let batch = [removed(&[2], "GPU"), removed(&[2], "CPU"), cleared()];
@@ -360,13 +360,13 @@ fn a_clear_behind_the_devices_is_of_a_connectors_pool() {
         (set(&chain(1, None)), set(&[]))
     );
     assert_eq!(engine.translator.names(), 1);
-    // Both clears are the device's: events of the device follow the last of them.
+    // Both clears empty the device, because events of the device follow the second.
     assert_eq!(
         engine.hear(&[cleared(), cleared(), on_device(&[1], None, 0)]),
         doubted
     );
     assert_eq!(engine.blocks(0), set(&chain(1, None)));
-    // In other formats, each clear is of everything.
+    // In other formats, each clear empties all tiers.
     for format in [Format::Sglang, Format::TokenSpeed] {
         let mut engine = Followed::new(format);
         assert_eq!(engine.hear(&batch_of_two_clears()), NONE);
@@ -397,7 +397,7 @@ fn a_clear_that_may_be_the_pools_leaves_the_device_in_doubt() {
         let behind = on_device(&[4], Some(3), 12);
         assert_eq!(hear(&mut engine, &[behind]), Some(Reason::UnclearTier));
         assert_eq!(engine.blocks(0), set(&chain(4, None)));
-        // Events of the device that follow a clear show that the clear was the device's.
+        // An event of the device after a clear shows that the clear emptied the device.
         assert_eq!(hear(&mut engine, &[cleared(), on_device(&[1], None, 0)]), None);
         assert_eq!(engine.blocks(0), set(&chain(1, None)));
     }

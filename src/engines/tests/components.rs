@@ -47,7 +47,8 @@ impl Followed {
         !self.translator.hides_groups()
     }
 
-    /// Positions in tokens at which blocks on the device end: first of all held blocks, then of only the resumable blocks.
+    /// Token positions at which blocks on the device end. The first set is for all held blocks, the second only for
+    /// resumable blocks.
     fn blocks(&self) -> (BTreeSet<u32>, BTreeSet<u32>) {
         let chain = contract_chain(&tokens(0, 400), SIZE, None, None);
         let held = self.naive.blocks(0);
@@ -183,7 +184,7 @@ fn a_window_is_known_where_its_size_is_stated() {
 #[test]
 fn a_state_is_at_the_end_of_its_page() {
     let mut followed = Followed::new(&[]);
-    // A model may have states that none of its blocks has yet.
+    // The model may have states of which no event has told yet.
     assert!(!followed.hear(&[part("full", 0, 8)]));
     assert_eq!(followed.held(), set([4, 8]));
     assert!(followed.hear(&[part("full", 8, 24), state(24)]));
@@ -237,7 +238,7 @@ fn a_list_says_all_that_holds_the_blocks() {
                 4,
             ),
             (vec![removed(&[16], None)], set([4]), 3),
-            // The block has come again without the window.
+            // The block is stored again, and the window is not in the list.
             (vec![list(&["full"], 12, 16)], set([4]), 4),
             (
                 vec![list(&["full", "swa"], 12, 16), list(&[], 0, 4)],

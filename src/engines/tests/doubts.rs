@@ -357,7 +357,8 @@ fn layer_groups_have_blocks_of_their_own() {
     let removed = json!({"type": "removed", "block_hashes": [name(1)]});
     engine.hear(&[tensorrt(5, &removed, &of(0)), tensorrt(6, &stored, &of(0))]);
     assert!(engine.translator.hides_groups());
-    // A group without the block ends every prefix there, wherever the other group has it.
+    // Now one group has the block in no tier. So no request reuses the block, and the tier of the other group's copy
+    // does not matter.
     engine.hear(&[tensorrt(7, &removed, &of(1))]);
     assert!(!engine.translator.hides_groups());
 }
@@ -451,8 +452,8 @@ fn copies_are_counted_where_the_producer_has_not_counted_them() {
     assert!(!Format::Mooncake.counts_copies());
 }
 
-/// If a request asks for it, vLLM reports the request's prefix as if it were stored again. Once the certain copies are gone, it
-/// is unknown whether a copy is left.
+/// If a request asks for it, vLLM reports the request's prefix as if it were stored again. Such a report counts as a
+/// copy. Once all other copies are removed, it is unknown whether a block is left.
 #[test]
 fn a_prefix_that_is_told_again_may_be_a_report() {
     let of_vllm = || Followed::with(Format::Vllm, of_format(Format::Vllm));
@@ -503,7 +504,7 @@ fn copies_that_are_left_are_what_the_engine_says() {
     let left = |names: &[u64], left: &[u64]| with(removed(names), json!({"remaining_copy_counts": left}));
     let root = || stored(&[1], None, 0, SIZE);
     let mut engine = Followed::new(Format::Vllm);
-    // Two stored events were told for one copy.
+    // There were two stored events, but the block has one copy.
     assert_eq!(engine.hear(&[root(), root(), left(&[1], &[0])]), None);
     assert_eq!(engine.blocks(), 0);
     // The engine has more copies than its events told.

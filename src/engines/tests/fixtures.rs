@@ -133,7 +133,7 @@ fn payloads_decode_to_what_they_mean() {
             stored.len(),
             meant.len()
                 + usize::from(file.contains("sliding_window"))
-                // A placeholder is kept, because its name may be known from the device.
+                // A placeholder is kept, because an event about the device may tell which block has its name.
                 + usize::from(file.contains("placeholder")),
             "{file}"
         );
@@ -290,7 +290,7 @@ fn check_stored(fixture: &Fixture, output: &Translation) {
 
 #[test]
 fn a_seed_for_another_cache_gives_other_hashes() {
-    // An adapter and a salt give different seeds, so the manifest's hashes with one of them are a real check.
+    // If an adapter and a salt gave the same seed, the hashes of the manifest could not show that each is used.
     assert_ne!(
         HashSeed::for_cache(Some("my-lora"), None),
         HashSeed::for_cache(None, Some("tenant-a"))

@@ -175,7 +175,7 @@ fn a_field_that_cannot_be_read_costs_its_event() {
 fn a_key_that_comes_twice_costs_its_event() {
     let once = messagepack(&json!({"type": "BlockRemoved", "block_hashes": [1]}));
     let entry = messagepack(&json!({"block_hashes": [1]}));
-    // The same entry again, and a map head that counts it.
+    // Repeats the entry, and the map head counts both.
     let twice = [&[once[0] + 1], &once[1..], &entry[1..]].concat();
     for (event, malformed) in [(&once, 0), (&twice, 1)] {
         let payload = [&[0x92, 1, 0x91], event.as_slice()].concat();

@@ -75,7 +75,7 @@ enum Operation {
         group: usize,
         block: u32,
     },
-    /// Main attention's blocks are copied to the host, or removed there.
+    /// Blocks of main attention are copied to the host, or removed there.
     Offload {
         prompt: Prompt,
         blocks: u32,
@@ -116,8 +116,8 @@ struct Cache {
     groups: Vec<Group>,
     /// Groups of layers that have had an event.
     known: BTreeSet<usize>,
-    /// Whether a group with blocks smaller than main attention's (small blocks) had its first event after other blocks were
-    /// stored. Then it is unknown which small blocks the earlier blocks consist of.
+    /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which
+    /// small blocks the earlier blocks consist of. Small blocks are smaller than blocks of main attention.
     is_late: bool,
     /// The copies of each block of each group, by its name.
     copies: BTreeMap<(usize, u64), u32>,
@@ -372,8 +372,8 @@ fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     (small(matched), resumable.map_or(0, |place| small(place) + 1))
 }
 
-/// Checks a translator's answers against the cache, for all prompts. If the translator is in doubt, the reusable blocks may be
-/// fewer than the cache's.
+/// Checks a translator's answers against the cache, for all prompts. If the translator is in doubt, it may give fewer
+/// reusable blocks than the cache has.
 fn agrees(translator: &Translator, naive: &Naive, cache: &Cache) -> Result<(), TestCaseError> {
     for prompt in 0..=u8::MAX {
         let chain = contract_chain(&tokens(prompt), SIZE, None, None);
@@ -413,7 +413,8 @@ proptest! {
             translator.translate(&decode(Format::Vllm, &Engine::PLAIN.payload(&changes)), &mut output);
             naive.apply(&output);
             prop_assert_eq!(translator.doubt(), None);
-            // If a state's blocks are smaller than main attention's, hits end within main attention's blocks.
+            // If the blocks of a state are smaller than those of main attention, cache hits end within blocks of main
+            // attention.
             let is_inner = |group: &usize| cache.groups[*group].kind == GroupKind::State && cache.groups[*group].block < SIZE;
             let is_inner = cache.known.iter().any(is_inner);
             let is_told = !is_inner && !cache.is_late && (cache.known.is_empty() || cache.mains().next().is_some());

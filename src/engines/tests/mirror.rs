@@ -161,7 +161,8 @@ struct Cache {
 }
 
 impl Cache {
-    /// The group's number and kind: two of full attention, and a window.
+    /// The number and the kind of a group. Groups 0 and 1 are full attention, and group 2 is a window. `None` if events
+    /// name no groups.
     fn group(&self, group: usize) -> Option<(u32, Option<&'static str>)> {
         let kinds = ["full_attention", "full_attention", "sliding_window"];
         let number = u32::try_from(group).unwrap();
@@ -267,7 +268,7 @@ impl Cache {
     }
 }
 
-/// A translator, and the mirror beside it.
+/// A translator and its mirror.
 struct Sides {
     translator: Translator,
     mirror: Mirror,
@@ -471,7 +472,7 @@ fn an_engine_out_of_sight_is_believed_again_when_it_comes_back() {
         (&router.held, &sides.joined()),
         (&paths(1, 0..3), &paths(1, 0..3))
     );
-    // After lost events, an engine that comes back in sight proves nothing.
+    // If events were lost, `regain_sight` does not make doubted blocks held again.
     sides.mirror.lose_sight();
     sides.mirror.doubt();
     sides.mirror.regain_sight();

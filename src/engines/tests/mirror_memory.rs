@@ -1,4 +1,4 @@
-//! The memory that a mirror gives for its blocks, compared with the memory that an allocator counts.
+//! The memory that a mirror reports for its blocks, compared with the memory that an allocator counts.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -54,7 +54,7 @@ fn saved(prompts: u32) -> SavedMirror {
 
 #[test]
 fn a_mirror_takes_as_much_memory_as_it_says() {
-    // The table has just grown, or is nearly full; so has the room for tokens.
+    // With these numbers, the hash table and the list of tokens have just grown or are nearly full.
     for prompts in [115, 116, 160, 200, 229, 230] {
         let saved = saved(prompts);
         let (mirror, taken) = taken_by(|| Mirror::restore(settings(), &saved).unwrap());

@@ -269,7 +269,8 @@ impl Cache {
         self.is_beyond |= tier > 0;
         match (self.is_placed(&told), tier) {
             (true, _) => self.add(&told),
-            // The place of such blocks cannot be known. Engines send no such event, but it looks so after a lost batch.
+            // The place of such blocks cannot be known. An engine sends no such event, but one arrives if an earlier
+            // batch was lost.
             (false, 0) => self.unknown_parents += 1,
             (false, _) => self.late.push(told),
         }

@@ -1,4 +1,4 @@
-//! Objects of Mooncake Store: the holder to which each object belongs, and the blocks that events about the object store or
+//! Mooncake Store: the holder to which each of its objects belongs, and the blocks that an object's events add or
 //! remove.
 
 use std::collections::BTreeSet;
@@ -150,7 +150,7 @@ fn what_belongs_to_others_is_not_the_holders() {
     ] {
         let mut store = Store::new();
         store.hear(&placed());
-        // Neither their removals nor their clears are about the holder's blocks.
+        // Removals and clears of another owner do not change the holder's blocks.
         let foreign = [
             event("removed", &chain[..2], &fields),
             event("cleared", &[], &fields),

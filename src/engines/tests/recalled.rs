@@ -173,7 +173,7 @@ fn a_name_that_another_engine_has_brings_the_prefix_back() {
         "and nothing else that the other engine has"
     );
     assert_eq!(translator.doubt(), Some(Reason::LostBatches));
-    // Names that were learned from another engine can be passed on, and end with their blocks.
+    // Names that were learned from another engine can be passed on. They are forgotten when their blocks are removed.
     let mut third = Translator::new(of_vllm());
     third.note_doubt(Reason::LostBatches);
     let mut naive = Naive::default();

@@ -61,7 +61,7 @@ fn assert_left_out(change: Change, reason: Reason) {
     naive.apply(&output);
     assert_eq!(naive, before, "{reason:?}");
     assert_eq!((translator.blocks(), translator.names()), (3, 3), "{reason:?}");
-    // The blocks from before are still right.
+    // The earlier blocks are unchanged: they can be removed.
     naive.apply(&feed(&mut translator, &[remove(&[3, 2, 1])]));
     assert_eq!(naive, Naive::default(), "{reason:?}");
     assert_eq!((translator.blocks(), translator.names()), (0, 0), "{reason:?}");

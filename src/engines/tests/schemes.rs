@@ -105,7 +105,8 @@ fn with_extra_keys(extra_keys: &Value) -> (Naive, Option<Reason>) {
 
 #[test]
 fn images_come_in_the_order_of_the_prompt_and_the_salt_behind_them() {
-    // The hash of the second identifier is smaller than the first's, so sorting by hash would swap them.
+    // The hash of the second identifier is smaller than that of the first. Sorted by hash, the identifiers would change
+    // places.
     let (one, two) = ("image-z", "image-a");
     let (naive, doubt) = with_extra_keys(&json!([[[one, 0], [two, 2], "salt"], [[two, 2]]]));
     let chains = chains("llm-d-xxh64");
@@ -130,7 +131,7 @@ fn what_cannot_be_computed_is_a_doubt() {
     let three = Store::new(&[1, 2], None, &tokens(0, 1), SIZE);
     feed(&mut misfit, &[Change::Store(three)]);
     assert_eq!(misfit.doubt(), Some(Reason::TokenCount));
-    // In pairs of tokens, a block's hash also covers the token after the block.
+    // If tokens come in pairs, the hash of a block also covers the token after the block.
     let pairs: Vec<[u32; 2]> = (0..SIZE).map(|token| [token, token + 1]).collect();
     let event = json!(["BlockStored", [1], null, pairs, SIZE, null, "GPU"]);
     let payload = rmp_serde::to_vec(&json!([1.5, [event], 0])).unwrap();
@@ -179,12 +180,13 @@ fn all_vectors_of_llm_d_are_met() {
     assert_eq!(met, 72);
 }
 
-/// Translates events of SGLang, one a batch. Its names are taken as the hashes of SGLang's scheme.
+/// Translates events of SGLang, each in a batch of its own. The names in the events are taken as the hashes of SGLang's
+/// scheme.
 fn translate_sglang(events: &[Value]) -> (Naive, Translator) {
     translate("sglang", Format::Sglang, events)
 }
 
-/// Translates events of an engine, one a batch. The engine's names are taken as the hashes of `scheme`.
+/// Translates events of an engine, each in a batch of its own. The engine's names are taken as the hashes of `scheme`.
 fn translate(scheme: &str, format: Format, events: &[Value]) -> (Naive, Translator) {
     let mut translator = Translator::new(TranslatorSettings {
         block_size: BlockSize::new(SIZE).unwrap(),

@@ -156,8 +156,8 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
 struct Hybrid {
     name: &'static str,
     block_size: u32,
-    /// Whether the server passes on the events about full attention's blocks. Such a server silently leaves out the
-    /// other groups' blocks.
+    /// Whether the server passes on the events about blocks of full attention. Such a server silently leaves out the
+    /// blocks of other groups.
     has_main: bool,
     /// Count of block names, and the XOR of all of them. These are the names that the engine's own block pool held at the end of
     /// the recording, in the group of layers whose events the server passes on.

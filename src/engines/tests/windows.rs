@@ -105,7 +105,8 @@ impl Told {
 #[test]
 fn a_window_decides_where_a_request_resumes() {
     let mut told = Told::new();
-    // The window's event comes before main attention's, which tells the places of its names. It skips blocks.
+    // The window's event skips blocks, and comes before the event of main attention, which tells the places of the
+    // names.
     told.step(&[window(0..24, &[20, 24]), main(0..24)]);
     assert_eq!(told.resumable(), BTreeSet::from([24]));
     assert!(!told.translator.hides_groups());
@@ -143,7 +144,8 @@ fn a_state_is_needed_where_it_ends_only() {
 #[test]
 fn small_blocks_before_a_known_name_are_in_a_row() {
     let mut told = Told::new();
-    // Blocks of one token, of which five are needed: one of them is behind main attention's block before.
+    // A window of six tokens, with blocks of one token: a request needs the last five. To resume after token 8, it
+    // needs one of them from the block of main attention before the last.
     let small = |ends: &[u64]| stored(1, "sliding_window_mla", Some(6), 1, 0..12, ends);
     told.step(&[small(&[4, 5, 6, 7, 8]), main(0..12)]);
     assert_eq!(told.resumable(), BTreeSet::from([8]));
@@ -166,7 +168,8 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
     );
 }
 
-/// Stored blocks of group 1, a window that needs two blocks. Its blocks have two tokens, half as many as main attention's.
+/// Stored blocks of group 1, a window of which a request needs two blocks. Its blocks have two tokens, half as many as
+/// the blocks of main attention.
 fn halves(parent: Option<u64>, tokens: &[u32], names: &[u64]) -> Store {
     let mut store = Store::new(names, parent, tokens, SIZE / 2);
     store.group = Some((1, Some("sliding_window")));
@@ -193,7 +196,7 @@ fn blocks_that_begin_alike_have_the_same_small_blocks() {
     let mut told = Told::new();
     let small = |tokens: &[u32], names: &[u64]| Change::Store(halves(None, tokens, names));
     let main = |name, tokens| Change::Store(block(name, tokens));
-    // Main attention comes first.
+    // The event of main attention comes first.
     told.step(&[main(4, [0, 1, 2, 3]), small(&[0, 1, 2, 3], &[2, 4])]);
     assert_eq!(counts(&told), (1, 1, true));
     // Another block that begins with the same tokens shares the first half.
@@ -310,7 +313,7 @@ fn a_full_table_lists_no_more_small_blocks() {
     }));
     let small = stored(1, "sliding_window", Some(99), 1, 0..8, &[8]);
     told.step(&[main(0..8), small]);
-    // Each block takes three cells.
+    // Each block needs three cells. Eight are allowed, so only two blocks fit.
     assert_eq!(counts(&told), (0, 2, true));
     told.step(&[main(8..12)]);
     assert_eq!(counts(&told), (0, 3, false));
@@ -395,7 +398,7 @@ fn a_model_of_windows_only_is_known_as_far_as_it_is_told() {
     );
     told.step(&[removed(1, &[16])]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 8, 12]));
-    // Main attention comes after all.
+    // The event of main attention, which was missing so far, comes now.
     told.step(&[window(0..8, &[]), main(0..8)]);
     assert_eq!(
         (told.resumable(), told.translator.hides_groups()),
@@ -475,7 +478,7 @@ fn of_vllm() -> Translator {
     Translator::new(settings_of_vllm())
 }
 
-/// A store of all blocks of a group of main attention.
+/// A store of all blocks of one group of main attention in this range of tokens.
 fn of_main(group: u32, medium: &'static str, tokens_of: std::ops::Range<u32>) -> Change {
     let Change::Store(mut store) = main(tokens_of) else {
         unreachable!("it is a store")
@@ -513,7 +516,7 @@ fn a_window_may_be_the_first_group() {
     let first = |ends: &[u64]| stored(0, "sliding_window", Some(9), SIZE, 0..24, ends);
     told.step(&[first(&[]), of_main(1, "GPU", 0..24)]);
     assert!(!told.translator.hides_groups());
-    // Until group 0 has a block, its kind is unknown, and so are the blocks that a request needs of it.
+    // The kind of group 0 is unknown until it has a block. So it is unknown which of its blocks a request needs.
     let mut told = Told::of(of_vllm());
     told.step(&[of_main(1, "GPU", 0..4)]);
     assert!(told.translator.hides_groups());

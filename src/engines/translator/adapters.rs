@@ -31,8 +31,8 @@ impl Adapters {
         self.is_uncertain = true;
     }
 
-    /// Notes an adapter's number. If a name has another number than before, its adapter was loaded anew, perhaps from another
-    /// path. The engine then doesn't use the earlier blocks, so adapters' blocks become uncertain.
+    /// Notes an adapter's number. If a name has another number than before, its adapter was loaded again, perhaps from
+    /// another path. The engine then doesn't use the earlier blocks, so adapters' blocks become uncertain.
     pub(super) fn note(&mut self, adapter: HashSeed, number: u64) {
         let is_full = self.numbers.len() >= ADAPTERS_MAX && !self.numbers.contains_key(&adapter);
         let before = match is_full {

@@ -32,8 +32,8 @@ use super::{HashMode, StoredStart, Translator};
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// For each tier, a multiple of the number of blocks in a chunk (blocks that load only together). The multiple is the
-    /// greatest common divisor of the numbers of blocks that events have shown; 0 before the first chunk.
+    /// For each tier, the greatest common divisor of the sizes of all chunks that events have shown, in blocks. A chunk
+    /// is several blocks that load only together. The chunk size divides this number. 0 before the first chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
@@ -203,7 +203,7 @@ impl Translator {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
 
-    /// Remembers the block that `name` stood for, whose last copy has gone.
+    /// Remembers the block that `name` stood for. The last copy of the block has been removed.
     pub(super) fn remember(&mut self, name: u64, slot: ChainSlot) {
         if self.beyond.is_used
             && let Some(block) = self.chain.get(slot)
@@ -250,8 +250,8 @@ impl Translator {
         late.removed.extend(waiting);
     }
 
-    /// Ends a batch: finds the blocks of the waiting stored events, each once the name that it waits for is known. Then applies
-    /// the postponed removals.
+    /// Ends a batch: finds the blocks of each waiting stored event as soon as the name is known for which the event
+    /// waits. Then applies the postponed removals.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;
@@ -325,8 +325,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk: they load
-    /// only together.
+    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk:
+    /// the contract's blocks in it load only together.
     fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
         let size = u64::from(self.settings.block_size.as_u32());
         let told = match (stored.block_size, stored.content) {
@@ -341,7 +341,7 @@ impl Translator {
             _ if told > size && told.is_multiple_of(size) && has_all => {
                 u32::try_from(told / size).map_err(|_| Reason::BlockSize)
             }
-            // As on the device: an incomplete block ends a sequence.
+            // An incomplete block ends a sequence, as on the device.
             _ if told < size && stored.names.len() == 1 => Err(match stored.parent {
                 Some(parent) if !self.groups.has_name(parent) => Reason::BlockSize,
                 _ => Reason::PartOfBlock,
@@ -419,8 +419,8 @@ impl Translator {
             return Err(UnplacedReason::Until(unknown, Reason::Placeholder));
         }
         if is_trusted || !stored.objects.is_empty() {
-            // In trust mode, all names are taken as hashes. Objects refer to blocks by their number in the event. So
-            // the event is then computed as a whole.
+            // In two cases, the event is computed as a whole. In trust mode, all names are taken as hashes. And objects
+            // refer to blocks by their number in the event.
             named.clear();
         }
         self.check_untold(stored, named.is_empty())?;

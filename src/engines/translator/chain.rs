@@ -85,9 +85,10 @@ pub(super) struct Chain {
     tree: Option<Box<Tree>>,
     /// The block that was inserted last, if there is a tree. The next block usually follows it in its sequence.
     last: Option<ChainSlot>,
-    /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Kept only with a tree.
+    /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Empty if there is no
+    /// `tree`.
     fresh: Vec<ChainSlot>,
-    /// The slots that have become free and were not given by [`Self::take_freed`] yet. Kept only with a tree.
+    /// The slots that have become free and were not given by [`Self::take_freed`] yet. Empty if there is no `tree`.
     freed: Vec<ChainSlot>,
 }
 
@@ -194,7 +195,7 @@ impl Chain {
                     .kept
                     .get(slot.place())
                     .is_some_and(|kept| kept.block() == block);
-                // Two prefixes with one hash: one of them can't be told from the other.
+                // If two prefixes have the same hash, only the first is kept: the other would be taken for the first.
                 return is_same.then_some(slot).ok_or(Reason::NameConflict);
             }
             Entry::Vacant(vacant) => vacant,
@@ -234,7 +235,7 @@ impl Chain {
     pub(super) fn grow_tree(&mut self) {
         self.tree = Some(Box::default());
         let mut slots = self.slots();
-        // A block enters below its parent.
+        // Parents are entered before their children.
         slots.sort_by_cached_key(|slot| self.get(*slot).map(|block| block.position));
         slots.into_iter().for_each(|slot| self.enter(slot));
     }

@@ -1,8 +1,8 @@
-//! Clears. vLLM's clears don't tell their tier. A connector with a pool of blocks (SimpleCPUOffloadConnector) clears the pool by
-//! the same event by which the engine clears the device.
+//! Clears. vLLM's clears don't tell their tier. A connector with a pool of blocks (SimpleCPUOffloadConnector) clears
+//! the pool by the same event by which the engine clears the device.
 //!
-//! In a batch, a connector's events stand after all of the device's. That tells most clears apart. The first row that
-//! fits counts:
+//! In a batch, the events of a connector come after all events of the device. So the place of a clear mostly shows what
+//! the clear empties. The first row that fits counts:
 //!
 //! | place of the clear | it empties |
 //! |---|---|
@@ -58,7 +58,8 @@ impl Translator {
     }
 
     fn part_cleared(&self, events: &[EngineEvent], place: usize) -> ClearedPart {
-        // Where groups of main attention lie in different tiers, the device's events are not the first.
+        // If groups of main attention lie in different tiers, events of the device can come after events of other
+        // tiers.
         if !self.settings.has_pool_clears || self.groups.are_apart() {
             return ClearedPart::Device;
         }

@@ -90,8 +90,9 @@ pub(super) struct SavedChain {
     pub(super) has_tree: bool,
 }
 
-/// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many copies
-/// on the device may be mere reports of a known block.
+/// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many
+/// of the copies on the device are uncertain. A copy is uncertain if its stored event may only have reported a known
+/// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedName(
     pub(super) u64,
@@ -106,13 +107,13 @@ pub(super) struct SavedGroups {
     pub(super) others: Vec<u32>,
 }
 
-/// A name in a group beside main attention. Its block ends where a block of the contract ends. Fields: the name, the slot of the
-/// contract's block, and the number of copies.
+/// A name in a group other than main attention. Its block ends where a block of the contract ends. Fields: the name,
+/// the slot of the contract's block, and the number of copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedEnd(pub(super) u64, pub(super) u32, pub(super) u16);
 
-/// A name of a small block, that is, one smaller than main attention's. Fields: the name, the block's spot (a hash of its
-/// content), the number of copies, and how many small blocks follow in the block of the contract.
+/// The name of a small block, that is, a block smaller than those of main attention. Fields: the name, the block's spot
+/// (a hash of its content), the number of copies, and how many small blocks follow in the block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSmall(
     pub(super) u64,

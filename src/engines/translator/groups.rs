@@ -17,21 +17,22 @@ use super::tiers::TierIndex;
 
 /// Maximum number of groups of layers that are main attention.
 const LANES_MAX: usize = 16;
-/// Maximum number of groups of layers of unknown kinds that are remembered.
+/// Maximum number of groups of unknown kinds that are remembered.
 const OTHERS_MAX: usize = 256;
 
-/// Group number under which a window's blocks count as main attention's, in models that have no main attention.
+/// Group number of a window that stands in for main attention, in a model without main attention: the window's blocks
+/// count as held blocks.
 pub(super) const STAND_IN: u32 = u32::MAX;
 
-/// The index of a lane: the state of a group whose blocks count as main attention's.
+/// The index of a lane: the names and copies of a group that is main attention, or stands in for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupLaneId(usize);
 
 /// All groups of layers of a holder.
 #[derive(Debug, Default)]
 pub(super) struct HolderGroups {
-    /// Each group's number and its lane: the group's block names, with their copies. Events without a group number have a lane of
-    /// their own, which counts for all groups.
+    /// Each group's number and its lane: the group's block names, with their copies. Events without a group number have
+    /// a lane of their own. Its blocks count as held by all groups.
     lanes: Vec<(Option<u32>, GroupLane)>,
     /// Numbers of groups of unknown kinds.
     others: Vec<u32>,
@@ -73,7 +74,8 @@ impl HolderGroups {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
-    /// The lanes (names and copies) of the groups of main attention, without a window's lane that stands in for main attention.
+    /// The lanes (names and copies) of the groups of main attention. The lane of a window that stands in for main
+    /// attention is left out.
     fn main_lanes(&self) -> impl Iterator<Item = &GroupLane> {
         let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
         lanes.map(|(_, lane)| lane)
@@ -111,14 +113,14 @@ impl HolderGroups {
         self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
     }
 
-    /// Number of block names whose every copy on the device may be a mere report of a known block. The device may no longer
-    /// have the blocks of these names.
+    /// Number of block names that have only uncertain copies on the device. The device may no longer have the blocks of
+    /// these names.
     pub(super) fn unclear(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.unclear()).sum()
     }
 
-    /// Notes that the last added copies of `names` on the device may be mere reports of known blocks. The first copy of a
-    /// name is genuine.
+    /// Notes that the last copy of each of the `names` on the device is uncertain: its stored event may only have
+    /// reported a block that the device had already. The first copy of a name is always certain.
     pub(super) fn doubt_copies(&mut self, lane: GroupLaneId, names: &[u64]) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             for name in names {
@@ -132,7 +134,7 @@ impl HolderGroups {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
     }
 
-    /// Whether blocks of the group count as main attention's so far. [`Self::learn`] may change that.
+    /// Whether the group is main attention, as far as events have told. [`Self::learn`] may change the answer.
     pub(super) fn counts(&self, group: Group) -> bool {
         match (group.index, group.kind) {
             (_, Some(kind)) => kind == GroupKind::Main,
@@ -208,8 +210,8 @@ impl HolderGroups {
         (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane (names and copies) of a removed event's group. `None` if the event may be about any group: it tells no
-    /// group, or it tells group 0 while that has no lane.
+    /// The lane (names and copies) of a removed event's group. `None` if the event may be about any group: the event
+    /// gives no group number, or it gives group 0 and there is no lane with that number.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<GroupLaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -248,23 +250,24 @@ impl HolderGroups {
             .map(GroupLaneId)
     }
 
-    /// The block that `name` stands for in the lane, that is, in one group of layers, or else in any lane.
+    /// The block that `name` stands for in `lane` (one group of layers). If it stands for none there, searches the
+    /// other lanes.
     pub(super) fn find(&self, lane: GroupLaneId, name: u64) -> Option<ChainSlot> {
         self.find_in(lane, name).or_else(|| self.find_any(name))
     }
 
-    /// The block that `name` stands for in any group whose blocks count as main attention's.
+    /// The block that `name` stands for in any lane.
     pub(super) fn find_any(&self, name: u64) -> Option<ChainSlot> {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }
 
-    /// Whether a group of main attention has a number.
+    /// Whether events have given the number of a group of main attention.
     pub(super) fn has_numbered_main(&self) -> bool {
         let is_main = |index: &Option<u32>| index.is_some_and(|index| index != STAND_IN);
         self.lanes.iter().any(|(index, _)| is_main(index))
     }
 
-    /// Whether an event has told of the group: as one of main attention, or of an unknown kind.
+    /// Whether an event has told of the group, and the group is main attention or of an unknown kind.
     pub(super) fn knows(&self, index: u32) -> bool {
         self.others.contains(&index) || self.lane_with(Some(index)).is_some()
     }
@@ -316,7 +319,8 @@ impl HolderGroups {
             .is_some_and(|(_, lane)| lane.has_copy(name, tier))
     }
 
-    /// Sets how many copies a tier has of a block, at least one. Does nothing if the tier has no copy.
+    /// Sets the number of copies of the block `name` in `tier` to `count`, but at least to one. Does nothing if the
+    /// tier has no copy.
     pub(super) fn set_copies(&mut self, lane: GroupLaneId, name: u64, tier: TierIndex, count: u16) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             lane.set_copies(name, tier, count);

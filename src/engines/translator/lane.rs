@@ -1,7 +1,8 @@
-//! Lanes. A lane is the state of one group of layers: the engine's names of blocks, and the number of copies that each tier
-//! has of a block.
+//! Lanes. A lane is the state of one group of layers: the engine's names of blocks, and the number of copies that each
+//! tier has of a block.
 //!
-//! A copy on the device is *uncertain* if the event that added it may be a mere report of a block that was held before.
+//! A copy on the device is *uncertain* if the stored event that added it may only have reported a block that the device
+//! had already.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -17,12 +18,13 @@ use super::tiers::{TIERS, TierIndex};
 struct Name {
     slot: ChainSlot,
     copies: [u16; TIERS],
-    /// Number of copies on the device that may be mere reports of a known block.
+    /// Number of uncertain copies on the device: those counted for a stored event that may only have reported a known
+    /// block.
     reported: u16,
 }
 
 impl Name {
-    /// Whether the device has copies, all of which may be mere reports of a known block.
+    /// Whether the device has copies, and all of them are uncertain.
     fn is_unclear(&self) -> bool {
         let [on_device, ..] = self.copies;
         on_device > 0 && self.reported >= on_device
@@ -44,7 +46,7 @@ pub(super) enum Taken {
     Nothing,
     /// A copy of this block was taken. The name has other copies.
     Copy(ChainSlot),
-    /// The last copy of this block under the name was taken, and the name with it.
+    /// The last copy of this block under the name was taken, so the name is gone, too.
     Name(ChainSlot),
 }
 
@@ -69,7 +71,7 @@ pub(super) struct GroupLane {
     device_aliases: usize,
     /// For each tier, the number of names that have a copy there.
     names_in: [usize; TIERS],
-    /// Number of names whose copies on the device may all be mere reports of a known block.
+    /// Number of names that have only uncertain copies on the device.
     unclear: usize,
 }
 
@@ -123,14 +125,14 @@ impl GroupLane {
         self.names_in = [0; TIERS];
     }
 
-    /// Number of block names whose every copy on the device may be a mere report of a known block. The device may no longer
-    /// have the blocks of these names.
+    /// Number of block names that have only uncertain copies on the device. The device may no longer have the blocks of
+    /// these names.
     pub(super) fn unclear(&self) -> usize {
         self.unclear
     }
 
-    /// Notes that the copy of `name` on the device that was added last may be a mere report of a known block. A name's first
-    /// copy is genuine: the name was not known before.
+    /// Notes that the last copy of `name` on the device is uncertain: its stored event may only have reported a block
+    /// that the device had already. The first copy of a name is always certain, because the name was not known before.
     pub(super) fn doubt_copy(&mut self, name: u64) {
         if let Some(name) = self.names.get_mut(&name) {
             let was_unclear = name.is_unclear();
@@ -155,7 +157,8 @@ impl GroupLane {
         self.names_in.get(tier.place()).is_some_and(|names| *names > 0)
     }
 
-    /// Sets how many copies a tier has of a block, at least one. Does nothing if the tier has no copy.
+    /// Sets the number of copies of the block `name` in `tier` to `count`, but at least to one. Does nothing if the
+    /// tier has no copy.
     pub(super) fn set_copies(&mut self, name: u64, tier: TierIndex, count: u16) {
         let Some(name) = self.names.get_mut(&name) else {
             return;
@@ -266,7 +269,7 @@ impl GroupLane {
         }
     }
 
-    /// Takes a copy away, if there is one. The name goes with its last copy.
+    /// Takes a copy away, if there is one. With the last copy of a name, the name is removed, too.
     pub(super) fn take(&mut self, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return Taken::Nothing;

@@ -1,28 +1,28 @@
 //! Translates an [`EngineBatch`] into events of the contract, for one holder.
 //!
-//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events name
-//! blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
+//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events
+//! name blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
 //!
 //! Words of this module:
 //!
-//! - *Name*: the engine's number for a block. *Copy*: an engine can store a block several times under one name, and each time
-//!   adds a copy.
+//! - *Name*: the engine's number for a block. *Copy*: an engine can store a block several times under one name, and
+//!   each time adds a copy.
 //! - *Group*: layers of a model that share a cache.
-//! - *Main attention*: the groups of which a request needs all blocks of a prefix. *Groups beside main attention*: sliding
-//!   windows and recurrent states, of which a request needs only the last blocks.
+//! - *Main attention*: the groups of which a request needs all blocks of a prefix. The other groups are sliding windows
+//!   and recurrent states: a request needs only their last blocks.
 //! - *Lane*: the names and copies of one group of main attention.
 //! - *Report*: a stored event about blocks that the engine held before, which adds no copies.
 //! - *Tiers beyond the device*: host, disk and remote storage.
 //!
 //! The promises of a translator:
 //!
-//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores a block
-//!    when the first copy is added, and removes the block when the last copy goes. Test:
+//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores a
+//!    block when the first copy is added, and removes the block when the last copy goes. Test:
 //!    `oracle::events_add_up_to_the_cache`.
-//! 2. Its events never add a block that the engine's events don't add. An engine's event that contradicts itself or earlier
-//!    events is left out as a whole, and counted. Test: `rules::contradictions_are_left_out`.
-//! 3. The full state that it gives for a resync equals the sum of its events so far, with parents before children. Test:
-//!    `oracle::events_add_up_to_the_cache`.
+//! 2. Its events never add a block that the engine's events don't add. An engine's event that contradicts itself or
+//!    earlier events is left out as a whole, and counted. Test: `rules::contradictions_are_left_out`.
+//! 3. The full state that it gives for a resync equals the sum of its events so far, with parents before children.
+//!    Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
 //! 5. A translator that is saved and restored between any two batches emits the same events as one that is not. Tests:
 //!    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
@@ -125,12 +125,12 @@ impl Translator {
     }
 
     /// The reason why the holder's blocks are in doubt; `None` while they are certain. The first reason stays until the
-    /// engine clears. Four doubts end at other times:
+    /// engine clears. Four doubts are different:
     ///
-    /// - The doubt of [`TranslatorSettings::is_untold`]: never.
-    /// - Block size: with a block of the registered size.
-    /// - Names: when no block on the device has two names.
-    /// - Reports: when each block on the device has a copy that is no mere report.
+    /// - [`TranslatorSettings::is_untold`] is a doubt that never ends.
+    /// - [`Reason::BlockSize`] ends with a block of the registered size.
+    /// - [`Reason::HiddenKey`] ends when no block on the device has two names.
+    /// - [`Reason::Reported`] ends when each block on the device has a copy that is certain.
     pub fn doubt(&self) -> Option<Reason> {
         let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
@@ -153,8 +153,8 @@ impl Translator {
         self.lookahead.is_some_and(|tokens| tokens > 0)
     }
 
-    /// Whether it is unknown how much a request can reuse, though the blocks of main attention are known. The events then
-    /// don't tell enough about the groups of layers beside main attention.
+    /// Whether it is unknown how much a request can reuse, though the blocks of main attention are known. The events
+    /// then don't tell enough about the other groups of layers.
     pub fn hides_groups(&self) -> bool {
         let has_no_main = !self.windows.is_empty() && !self.groups.has_main();
         self.settings.groups.hide_hits()
@@ -169,15 +169,15 @@ impl Translator {
             }
     }
 
-    /// Whether events have told of group 0. Also true while no group of main attention with a number is known. Until an
-    /// engine has told of its first group, nobody knows which blocks of that group a request needs.
+    /// Whether events have told of group 0, or no numbered group of main attention is known yet. Before the first event
+    /// about a group, it is unknown which blocks of that group a request needs.
     fn knows_first_group(&self) -> bool {
         let is_known = || self.groups.knows(0) || self.windows.find(0).is_some();
         !self.groups.has_numbered_main() || is_known()
     }
 
-    /// The kinds of layers beside full attention, as far as events have told: `windows`, `states` or `windows+states`. `None`
-    /// if there are none.
+    /// The kinds of layers other than full attention, as far as events have told: `windows`, `states` or
+    /// `windows+states`. `None` if there are none.
     pub fn layers(&self) -> Option<&'static str> {
         self.windows.layers()
     }
@@ -212,7 +212,7 @@ impl Translator {
         (self.doubt, self.hides_groups) = (None, false);
     }
 
-    /// Translates all events of `batch`, and appends their changes to `output`. For batches about one holder.
+    /// Translates all events of `batch`, which must be about one holder, and appends their changes to `output`.
     pub fn translate(&mut self, batch: &EngineBatch, output: &mut Translation) {
         self.translate_some(batch, |_| true, output);
     }
@@ -305,8 +305,8 @@ impl Translator {
         let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
         let group = self.stated(stored.group);
         if self.groups.counts(group) {
-            // A group counts as needed from its first block on. These checks come first, so that a group whose blocks are all
-            // left out is not needed.
+            // From a group's first block on, each block must be in this group to count as held. These checks come
+            // before the group is learned, so that a group whose blocks are all left out has no such effect.
             self.check_block_size(stored)?;
             self.check_lookahead(stored)?;
             self.check_adapter(batch, stored)?;
@@ -341,9 +341,9 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether the event may be a mere report of blocks that are held already, without new copies. If a request asks for it,
-    /// vLLM reports the request's whole prefix as stored again. New copies of a held prefix are rare, unless another group of
-    /// layers lacks the prefix.
+    /// Whether the event may only report blocks that are held already, without new copies. If a request asks for it,
+    /// vLLM reports the request's whole prefix as stored again. New copies of a held prefix are rare, unless another
+    /// group of layers lacks the prefix.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: GroupLaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);

@@ -34,7 +34,7 @@ impl Translator {
             let was_held = self.remove_one(lane, *name, tiers, left, output);
             self.remove_parts(lane, *name, tiers, output);
             if !was_held {
-                // An event contradicts itself if copies of an unknown block are left.
+                // If the block is unknown, no copy of it can be left: an event that tells of one contradicts itself.
                 let reason = left
                     .filter(|left| *left > 0)
                     .map_or(Reason::NotHeld, |_| Reason::Malformed);

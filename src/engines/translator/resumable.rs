@@ -1,16 +1,17 @@
-//! The end of a step. A *step* is the translation of one batch. At its end, the translator applies the changes of groups
-//! beside main attention, that is, of windows and states. Then it tells after which blocks a request can now resume.
+//! The end of a step. A *step* is the translation of one batch. At its end, the translator applies the changes of
+//! windows and states (the groups other than main attention). Then it tells after which blocks a request can now
+//! resume.
 //!
-//! To apply a change of a window or state, the translator must know the place in a sequence at which each named block ends.
-//! An event of main attention tells the places of the same names. It can come before or after the change, so the change waits
-//! for the end of the batch.
+//! To apply a change of a window or state, the translator must know the place in a sequence at which each named block
+//! ends. An event of main attention tells the places of the same names. It can come before or after the change, so the
+//! change waits for the end of the batch.
 //!
-//! If a group's blocks are smaller than main attention's, the group has names that main attention does not have. Their places
-//! are found in one of two ways:
+//! If the blocks of a group are smaller than those of main attention, the group has names that main attention does not
+//! have. Their places are found in one of two ways:
 //!
 //! - The event skips no block. Then its parent and its tokens show the places.
-//! - The event skips blocks. Then some of its names may be known from main attention. The names just before a known name
-//!   stand for the blocks just before that name's block.
+//! - The event skips blocks. Then some of its names may be known from main attention. The names just before a known
+//!   name stand for the blocks just before the known block.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -37,7 +38,7 @@ use super::{StoredStart, Translator};
 /// The state that the translation of one batch (a step) needs until its end.
 #[derive(Debug, Default)]
 pub(super) struct Step {
-    /// The changes of groups of layers beside main attention.
+    /// The changes of windows and states (the groups other than main attention).
     waiting: Vec<EngineChange>,
     /// The names of main attention that were removed in this batch, in order, each with its block. The blocks are kept until the
     /// end of the batch.
@@ -69,8 +70,8 @@ impl Step {
 }
 
 impl Translator {
-    /// The group of an event, with its kind. The kind is the event's, or else the one that the settings state; `None` if neither
-    /// tells it.
+    /// The group of an event, with its kind: the kind that the event tells, or else the kind that the settings state.
+    /// The kind is `None` if neither tells it.
     pub(super) fn stated(&self, group: Group) -> Group {
         let kinds = &self.settings.groups.kinds;
         let stated = || match Component::of(group) {
@@ -86,7 +87,8 @@ impl Translator {
         }
     }
 
-    /// The number and the kind of the group that a change is about; `None` if the group is not known to be beside main attention.
+    /// The number and the kind of the group that a change is about, if the group is known to be a window or a state;
+    /// otherwise `None`.
     fn beside_main(&self, change: &EngineChange) -> Option<(u32, GroupKind)> {
         let (EngineChange::Stored(EngineStored { group, .. })
         | EngineChange::Removed(EngineRemoved { group, .. })) = change
@@ -99,8 +101,8 @@ impl Translator {
         matches!(kind, GroupKind::Window(_) | GroupKind::State).then_some((index, kind))
     }
 
-    /// Learns of the groups beside main attention (windows and states) that a batch's events name. Call it before the events are
-    /// translated, because a new group changes where a request can resume.
+    /// Learns of the windows and states (the groups other than main attention) that a batch's events name. Call it
+    /// before the events are translated, because a new group changes where a request can resume.
     pub(super) fn learn_windows<'a>(
         &mut self,
         events: impl Iterator<Item = &'a EngineEvent>,
@@ -130,8 +132,8 @@ impl Translator {
         }
     }
 
-    /// Postpones a change of a group beside main attention (a window or a state) to the end of the batch. Returns true if the
-    /// caller has nothing left to do for the change.
+    /// Postpones a change of a window or a state to the end of the batch. Returns true if the caller has nothing left
+    /// to do for the change.
     pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
         let Some((index, kind)) = self.beside_main(change) else {
             return Ok(self.defer_of_all(change));
@@ -144,9 +146,10 @@ impl Translator {
         Ok(true)
     }
 
-    /// Postpones a removal from all of SGLang's components (groups of layers) to the end of the batch. Returns whether
-    /// the caller has nothing left to do. False for such a removal, because the caller applies it to main attention.
-    /// True for a removal that is only from windows that have no known blocks.
+    /// Handles a removal that names no group or an unknown window, from an engine that has SGLang's components (groups
+    /// of layers). A removal from all components is postponed to the end of the batch, and the result is false: the
+    /// caller still has to apply it to main attention. The result is true if the removal is only from windows without
+    /// known blocks, so that nothing is left to do.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -163,8 +166,8 @@ impl Translator {
         }
     }
 
-    /// Forgets the block in `slot`, for which main attention's `name` stood, if the block has no other name. With groups beside
-    /// main attention the block is kept until the end of the batch, because their events may name it.
+    /// Frees the block in `slot` if it has no other name than `name`, a removed name of main attention. If there are
+    /// windows or states, the block is kept until the end of the batch, because their events may name it.
     pub(super) fn free_later(&mut self, name: u64, slot: ChainSlot) {
         match self.chain.has_tree() {
             true => {
@@ -175,9 +178,9 @@ impl Translator {
         }
     }
 
-    /// Lists the small blocks (a window's blocks that are smaller than main attention's) of each of the event's blocks,
-    /// if the event tells their tokens. Leaves out blocks with images, because events don't tell at which token an
-    /// image begins.
+    /// Lists the small blocks of each of the event's blocks, if the event tells their tokens. Small blocks are a
+    /// window's blocks that are smaller than those of main attention. Leaves out blocks with images, because events
+    /// don't tell at which token an image begins.
     pub(super) fn list_small_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -208,7 +211,8 @@ impl Translator {
         }
     }
 
-    /// Ends the translation of a batch, which began at `begun`. Appends to `output` after which blocks a request can now resume.
+    /// Ends the translation of a batch, which began at `begun`. Appends to `output` the changes in which blocks are
+    /// resumable.
     pub(super) fn finish_step(
         &mut self,
         batch: &EngineBatch,
@@ -262,8 +266,9 @@ impl Translator {
         }
     }
 
-    /// Lets a window whose events skip no block stand in for main attention, in a model that has none. How much a request
-    /// reuses is then unknown: blocks that have left the window may be gone, though the request needs none of them.
+    /// Stores a window's blocks as main attention, too, in a model without main attention. The window's event must skip
+    /// no block. How much a request can reuse is then unknown: the engine may have dropped the earlier blocks of the
+    /// window, because no request needs these.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
         let is_first = stored
             .group
@@ -292,7 +297,7 @@ impl Translator {
         let is_component = Component::of(stored.group).is_some();
         if TierIndex::of(stored.tier) != Some(TierIndex::DEVICE) {
             if is_component {
-                // Requests that resume behind such a block load it from that tier.
+                // A request can load such a block from its tier. So it is unknown how much a request can reuse.
                 return self.count(Reason::OtherGroup, output);
             }
             // This group's blocks beyond the device don't decide which blocks are resumable.
@@ -320,8 +325,8 @@ impl Translator {
         self.step.places = places;
     }
 
-    /// The block of the contract that ends where the block `name` ends. Searches main attention, the groups beside it, and the
-    /// names that were removed in this batch.
+    /// The block of the contract that ends where the block `name` ends. Searches main attention, windows and states,
+    /// and the names that were removed in this batch.
     fn end_named(&self, name: u64) -> Option<ChainSlot> {
         self.groups
             .find_any(name)
@@ -437,7 +442,7 @@ impl Translator {
             if let Some(slot) = slot {
                 self.chain.free_unnamed(slot);
             }
-            // Components tell of all blocks that they lack, whether or not they had them.
+            // Events of SGLang's components remove all blocks that a component lacks, even blocks that it never had.
             if !had_copy && !is_component {
                 output.reasons.count(Reason::NotHeld);
             }
@@ -451,7 +456,8 @@ impl Translator {
             std::mem::take(&mut self.step.stack),
             std::mem::take(&mut self.step.changed),
         );
-        // No group has blocks in a new block, unless it is touched, or lies within a wider block of a group that began before it.
+        // A new block is checked only if it is touched. If a group has wider blocks, all new blocks are checked,
+        // because a wider block may span several of these.
         if self.windows.has_wide_blocks() {
             self.chain.touch_entered();
         }
@@ -497,7 +503,7 @@ impl Translator {
         block.is_some_and(|block| self.windows.allow(slot, block.position))
     }
 
-    /// Sets in the stored events of this batch which of their blocks are resumable: a request can go on after them.
+    /// Marks the blocks in this batch's stored events that are resumable: a request can go on after a resumable block.
     fn tell_stored(&mut self, begun: TranslationMark, output: &mut Translation) {
         let fresh = self.chain.take_fresh();
         let mut slots = fresh.iter().copied();
@@ -521,7 +527,9 @@ impl Translator {
     }
 
     /// Emits which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, blocks
-    /// that are no longer resumable are emitted at that place, before all other events.
+    /// Emits the changes of blocks that were held before: which blocks are now resumable, and which are no longer
+    /// resumable. With a `begun`, blocks that are no longer resumable are emitted at that place, before all other
+    /// events.
     fn tell_changed(&mut self, begun: Option<TranslationMark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {

@@ -44,10 +44,10 @@ pub struct TranslatorSettings {
     pub has_reports: bool,
     /// Whether a block is stored on the device only while all blocks before it are held there.
     pub proves_ancestors: bool,
-    /// The farthest tier that a clear is known to empty, with all nearer tiers.
+    /// The farthest tier that a clear is known to empty. The clear also empties all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether a KV connector's clear of its own pool may come among the engine's events, after the device's events of the batch.
-    /// Such a clear does not tell its tier.
+    /// Whether a batch may have clears of a KV connector's own pool, after the batch's events about the device. Such a
+    /// clear does not tell its tier.
     pub has_pool_clears: bool,
     /// Whether the engine numbers its groups of layers from 0 on, and tells of them in that order.
     pub numbers_groups: bool,

@@ -1,4 +1,4 @@
-//! The blocks that a request needs of a group of layers beside main attention.
+//! The blocks that a request needs from a window or a state (a group of layers other than main attention).
 
 use crate::batch::GroupKind;
 
@@ -6,13 +6,13 @@ use super::spots::Spots;
 
 /// Maximum number of a group's blocks in a block of the contract: as many as a mask has bits.
 const FAN_MAX: u64 = 64;
-/// Maximum length of a window, in the group's own blocks.
+/// Maximum length of a window, in blocks of the group.
 const NEED_MAX: u64 = 1 << 24;
 
-/// The needs of a group of layers beside main attention, and the size of its blocks.
+/// The number of blocks that a request needs from a window or a state, and the size of these blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Number of the group's own blocks in a row that a request needs.
+    /// Number of consecutive blocks of the group that a request needs.
     pub(super) need: u32,
     /// Number of the group's blocks in a block of the contract, at least one.
     pub(super) fan: u32,
@@ -46,7 +46,7 @@ impl Shape {
         })
     }
 
-    /// A table for the group's blocks of `block` tokens, if these are smaller than the contract's.
+    /// A table for the group's blocks of `block` tokens, if they are smaller than the blocks of the contract.
     pub(super) fn spots(self, block: u64) -> Option<Spots> {
         let block = usize::try_from(block).ok().filter(|_| self.fan > 1)?;
         Some(Spots::new(block, self.fan, self.need))

@@ -11,7 +11,8 @@ use crate::reason::Reason;
 pub(super) struct Sizes {
     /// Whether an event has shown a block of the size that the engine was registered with.
     is_proven: bool,
-    /// Whether smaller blocks may follow each other. They may then be the engine's whole blocks.
+    /// Whether a smaller block may have followed another smaller block. If so, the engine's blocks may be smaller than
+    /// registered.
     is_doubted: bool,
 }
 

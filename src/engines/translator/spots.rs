@@ -1,18 +1,18 @@
-//! Small blocks: blocks of a window that are smaller than main attention's. A block of main attention is a block of the
-//! contract, and consists of several small blocks. The table in this file tells which small blocks are held, and in which
-//! blocks of the contract they lie.
+//! Small blocks: blocks of a window that are smaller than those of main attention. A block of main attention is a block
+//! of the contract, and consists of several small blocks. The table in this file tells which small blocks are held, and
+//! in which blocks of the contract they lie.
 //!
-//! The engine's name of a small block is a hash of the prefix up to the small block's end. Several blocks of the contract can
-//! contain the end of this prefix. Events may tell of these blocks before or after the small block. So the table identifies a
-//! small block by its *spot*. A spot is a hash of the last whole block of the contract in the prefix, and of the tokens after
-//! that block. Each block of the contract lists its spots that matter. Each spot lists the blocks of the contract that have
-//! the spot.
+//! The engine's name of a small block is a hash of the prefix up to the small block's end. Several blocks of the
+//! contract can contain the end of this prefix. Events may tell of these blocks before or after the small block. So the
+//! table identifies a small block by its *spot*. A spot is a hash of the last whole block of the contract in the
+//! prefix, and of the tokens after that block. Each block of the contract lists its spots that matter. Each spot lists
+//! the blocks of the contract that have the spot.
 //!
-//! To continue after a block of the contract, a request needs the last `need` small blocks up to that block's end. A block of
-//! the contract consists of `fan` small blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very
-//! last one needs no spot, because it ends where the block ends. Each other small block that matters takes 16 bytes here and
-//! about 30 in the table of spots. With the windows of DeepSeek-V4, a block of 256 tokens has 18 such small blocks: about
-//! three bytes a token.
+//! To continue after a block of the contract, a request needs the last `need` small blocks up to that block's end. A
+//! block of the contract consists of `fan` small blocks. So the last min(`need`, `fan`) small blocks of each block
+//! matter. The very last one needs no spot, because it ends where the block ends. Each other small block that matters
+//! takes 16 bytes here and about 30 in the table of spots. With the windows of DeepSeek-V4, a block of 256 tokens has
+//! 18 such small blocks: about three bytes a token.
 
 use std::num::NonZeroU64;
 
@@ -71,13 +71,13 @@ impl Reach {
     }
 }
 
-/// The place of a small block (smaller than main attention's) that doesn't end with a block of the contract.
+/// The place of a small block (smaller than those of main attention) that doesn't end with a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
     /// Hash of the small block's content; `None` if it is not known. A small block that a request may need must have a
     /// known hash: see [`Spots::knows`].
     pub(super) spot: Option<PrefixSpot>,
-    /// Number of small blocks that follow this one in the block of the contract, at least one.
+    /// Number of small blocks that come after this one in the same block of the contract, at least one.
     pub(super) before: u8,
 }
 
@@ -130,10 +130,10 @@ impl Users {
     };
 }
 
-/// The small blocks of one group of layers, that is, blocks smaller than main attention's.
+/// The small blocks of one group of layers, that is, blocks smaller than those of main attention.
 #[derive(Debug)]
 pub(super) struct Spots {
-    /// Number of tokens in a small block, that is, one smaller than main attention's.
+    /// Number of tokens in a small block, that is, one smaller than those of main attention.
     block: usize,
     /// Small blocks in a block of the contract.
     fan: u32,
@@ -452,7 +452,7 @@ mod tests {
         let (first, third) = (start.next(&[1]), start.next(&[1]).next(&[2]).next(&[3]));
         let at = |spots: &Spots, reach| spots.within(reach).unwrap();
         assert_eq!(at(&spots, third), spots.at(ChainSlot::new(1), 1));
-        // The other small blocks have no cell. Their number in the block is enough.
+        // A request needs only the last two small blocks. The first has no cell: its number in the block is enough.
         let first = at(&spots, first);
         assert_eq!(spots.add(7, first), Ok(None));
         assert!(

@@ -82,7 +82,8 @@ impl Translator {
         };
         let start = match (known, self.settings.mode, stored.position) {
             (Some(block), _, _) => StoredStart::behind(&block),
-            // The parent's name is a hash of the contract, which stands for the prefix whether or not the holder has it.
+            // The name is the contract's hash of the parent. It stands for the whole prefix, even if the holder lacks
+            // the parent.
             (None, HashMode::Trust { .. }, Some(position @ 1..)) => StoredStart {
                 parent: Some(SequenceHash::from(parent)),
                 position: u32::try_from(position).map_err(|_| Reason::OutOfRange)?,

@@ -51,7 +51,7 @@ fn in_order(blocks: &[(Block, bool)]) -> impl Iterator<Item = &(Block, bool)> {
                     *next = before;
                 }
             }
-            // Its parent is not held in this tier.
+            // The parent of this block is not held in this tier.
             None => ready.push(place),
         }
     }

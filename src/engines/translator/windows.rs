@@ -1,14 +1,14 @@
-//! Groups of layers beside main attention: sliding windows and recurrent states.
+//! Groups of layers other than main attention: sliding windows and recurrent states.
 //!
-//! Such a group keeps few blocks of a prefix: only the last ones, which a request needs to continue after the prefix. For a
-//! window of W tokens, a request needs the last ⌈(W − 1) / b⌉ blocks, where b is the size of the group's own blocks. A state
-//! is treated as a window of one block.
+//! Such a group keeps few blocks of a prefix: only the last ones, which a request needs to continue after the prefix.
+//! For a window of W tokens, a request needs the last ⌈(W − 1) / b⌉ blocks, where b is the size of the group's own
+//! blocks. A state is treated as a window of one block.
 //!
-//! For each group, a block of the contract has a *run*: the number of the group's blocks that are held without a gap up to
-//! the end of that block. A request can continue after the block if the run is long enough.
+//! For each group, a block of the contract has a *run*: the number of the group's blocks that are held without a gap up
+//! to the end of that block. A request can continue after the block if the run is long enough.
 //!
-//! The sizes differ: a group's block may span several blocks of the contract (`step` of them). Or a block of the contract has
-//! several of the group's blocks (`fan` of them): these are called small blocks.
+//! The sizes differ: a group's block may span several blocks of the contract (`step` of them). Or a block of the
+//! contract has several of the group's blocks (`fan` of them): these are called small blocks.
 
 use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
@@ -24,13 +24,13 @@ use super::forms::{SavedEnd, SavedError, SavedWindow, SavedWindows};
 use super::shape::{Shape, lcm};
 use super::spots::{Reach, Spots, Within};
 
-/// Maximum number of groups of layers beside main attention.
+/// Maximum number of windows and states (groups of layers other than main attention).
 const WINDOWS_MAX: usize = 32;
 /// Bit in a run (number of blocks held without a gap): the group's block that ends with this block of the contract is
 /// held. Only groups whose blocks are not smaller than the contract's use the bit.
 const HELD: u32 = 1 << 31;
 
-/// The index of a group of layers beside main attention.
+/// The index of a window or a state (a group of layers other than main attention).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowId(usize);
 
@@ -77,7 +77,7 @@ pub(super) struct Learned {
     pub(super) is_new: bool,
 }
 
-/// All groups beside main attention.
+/// All groups other than main attention.
 #[derive(Debug)]
 pub(super) struct Windows {
     /// Tokens in a block of the contract.
@@ -133,7 +133,7 @@ impl Windows {
         }
     }
 
-    /// Notes that the groups are SGLang's components, of which at least `count` are beside main attention.
+    /// Notes that the groups are SGLang's components, of which at least `count` are windows or states.
     pub(super) fn expect(&mut self, count: usize) {
         self.expected = Some(count);
     }
@@ -160,7 +160,7 @@ impl Windows {
         }
     }
 
-    /// Whether there is no group beside main attention.
+    /// Whether there is no window and no state.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -170,7 +170,7 @@ impl Windows {
         self.stride > 1
     }
 
-    /// Whether a group has blocks smaller than main attention's.
+    /// Whether a group has blocks smaller than those of main attention.
     pub(super) fn has_small_blocks(&self) -> bool {
         self.all.iter().any(|window| window.spots.is_some())
     }
@@ -181,8 +181,8 @@ impl Windows {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
 
-    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. Cache hits then end
-    /// within main attention's blocks, where no block of the contract ends.
+    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. Cache hits
+    /// then end within blocks of main attention, where no block of the contract ends.
     pub(super) fn has_inner_states(&self) -> bool {
         let is_inner = |window: &WindowGroup| window.kind == GroupKind::State && window.shape.fan > 1;
         self.all.iter().any(is_inner)
@@ -197,7 +197,7 @@ impl Windows {
         }
     }
 
-    /// Number of block names in all groups of layers beside main attention.
+    /// Number of block names in all windows and states.
     pub(super) fn names(&self) -> usize {
         self.all.iter().map(WindowGroup::names).sum()
     }
@@ -343,7 +343,7 @@ impl Windows {
                 .as_mut()
                 .and_then(|spots| spots.list(slot, reach, tokens));
             if let Some(mask) = listed {
-                // Whether the last small block is held is known already.
+                // The bit of the last small block is known already, and is kept.
                 let last = window.mask(slot) & 1;
                 window.set_mask(slot, mask | last);
                 chain.touch(slot);
@@ -394,9 +394,8 @@ impl Windows {
         }
     }
 
-    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot has the block of
-    /// the contract that ends where the block `name` ends. The slot is `None` if copies are left, or if the block
-    /// `name` ends inside a block of the contract.
+    /// Takes a copy of the block `name` away. Returns whether there was a copy. If that was the last copy, and the
+    /// block ends with a block of the contract, also returns the slot of that block of the contract.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
@@ -554,7 +553,8 @@ impl WindowGroup {
         self.runs.get(slot.place()).map_or(0, |run| run & !HELD)
     }
 
-    /// Number of the group's blocks within the contract's block in `slot` that are held without a gap up to its end.
+    /// Number of the group's held blocks in the block in `slot`, counted back from the end of that block to the first
+    /// gap.
     fn own(&self, slot: ChainSlot) -> u32 {
         if self.shape.fan == 1 {
             let run = self.runs.get(slot.place()).copied().unwrap_or_default();

@@ -11,8 +11,9 @@
 //! A digest is all 32 bytes of SHA-256. The CBOR is canonical.
 //!
 //! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and
-//! on the model name in a request. For a request with an adapter, the adapter's name stands in place of the model's.
-//! The extra texts of a block are the identifiers of its images, in order. For the first block, the salt is appended.
+//! on the model name in a request. For a request with an adapter, the name of the adapter replaces the name of the
+//! model. The extra texts of a block are the identifiers of its images, in order. For the first block, the salt is
+//! appended.
 //!
 //! The last two are the block names in engines' events. SGLang's events name pages, and its router asks by the same
 //! names. vLLM's events name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event

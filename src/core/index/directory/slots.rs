@@ -221,7 +221,8 @@ impl Slots {
             return;
         };
         next.taken.remove(slot);
-        // Before the slot can be given out again: a search that still has the old version drops the holder.
+        // The mark is set before the slot can be given to another holder. So a search that still uses the old version
+        // of the directory leaves this holder out.
         record.retired.store(true, Ordering::Release);
         next.departures = next.departures_now.fetch_add(1, Ordering::AcqRel) + 1;
         let worker = &record.id.worker;

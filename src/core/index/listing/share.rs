@@ -39,7 +39,7 @@ pub struct WalkedHolder {
 
 impl WalkedHolder {
     /// Returns the form in which a walk over `index` can look for a regular holder, whose blocks are all in `tier`.
-    /// `reshaped` is the holder's change counter, which leaves out blocks that are added or removed at the ends of the
+    /// `reshaped` is the holder's change counter. It does not count blocks that are added or removed at the ends of the
     /// holder's chains. [`Self::is_same_as`] later compares this counter.
     pub(crate) fn new(
         index: PositionalIndexer,
@@ -62,8 +62,8 @@ impl WalkedHolder {
         self.tier
     }
 
-    /// Whether this is the holder `earlier`, changed only by stored and removed blocks and by eviction, and regular all
-    /// the time (described by how many leading blocks of each run it has).
+    /// Whether this is the holder `earlier`, has been regular all the time since, and was changed only by stored and
+    /// removed blocks and by eviction. A regular holder is described by how many leading blocks of each run it has.
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
@@ -75,7 +75,7 @@ impl WalkedHolder {
     }
 }
 
-/// Part of a run (consecutive blocks in the index) that one holder has: the run's first blocks, given as a number.
+/// Part of a run (consecutive blocks in the index) that one holder has: the run's first blocks, given by their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderPart {
     /// Number that the caller of [`HolderWalk::new`] gave the holder.

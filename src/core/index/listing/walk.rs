@@ -77,7 +77,7 @@ impl ListedRun {
 }
 
 /// Lists all runs, ordered by parent run. Of two children of one run, the child that branches off a later block comes
-/// first. The lock is released in between, so runs that are made or removed meanwhile may be missing.
+/// first. The lock is released from time to time, so runs that are made or removed during the call may be missing.
 fn list(shared: &IndexShared) -> Vec<ListedRun> {
     let mut runs = Vec::new();
     let mut next = 1;
@@ -126,13 +126,13 @@ pub struct Walk {
     runs: Vec<ListedRun>,
     /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
-    /// Runs on the path to the run met last whose children are still to be met. The first entry stands for the roots,
-    /// with which the walk begins.
+    /// Runs on the path to the run met last that have children the walk has not met. The first entry stands for the
+    /// roots, with which the walk begins.
     path: Vec<Open>,
     met: WalkedRun,
 }
 
-/// A run whose children are still to be met.
+/// A run that has children the walk has not met.
 #[derive(Debug)]
 struct Open {
     /// Places of the children in the list; children of later blocks come first.

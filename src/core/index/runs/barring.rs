@@ -45,7 +45,7 @@ impl RunWriter<'_> {
         }
         let doubts = &self.store.doubts;
         if array.is_empty() {
-            // Before a reader can see the end of the step.
+            // The count is raised before any reader can see the end of the step.
             doubts.barred.fetch_add(1, Ordering::Relaxed);
         }
         let fill = |words: &[AtomicU64]| {

@@ -33,8 +33,8 @@ const ENTRIES_SHIFT: u32 = 48;
 /// give the offset of its first block.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
-/// Number of entries (stored sets of barred holders) that are compared with a row's sets before the row gets a new
-/// entry. The last entries are compared.
+/// Number of the last entries that are compared with a row's sets, before the row gets a new entry. An entry is stored
+/// sets of barred holders.
 const ENTRIES_LIKE: usize = 4;
 
 /// Number of rows on each side of the guessed row that the search for a block's row checks first.
@@ -351,7 +351,7 @@ mod tests {
                 let is_free = model.iter().flatten().flatten().all(|is_barred| !is_barred);
                 assert_eq!(bars.is_empty(), is_free);
                 for offset in 0..if is_free { 0 } else { BLOCKS } {
-                    // The length can be another one by now.
+                    // The length of the run may have changed, so the first guess of the row can be far off.
                     let blocks = [0, 1, 40, 1024][random.below(4)];
                     let row = bars.row_of(u32::try_from(offset).unwrap(), blocks);
                     for step in 0..STEPS {

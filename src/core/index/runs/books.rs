@@ -38,11 +38,11 @@ pub(super) struct RunBooks {
     /// Number of bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
-    /// Queue of runs that eviction has passed over, because some workers have much more than their share of the
-    /// capacity and these runs are not theirs.
+    /// Queue of runs that eviction has passed over: some workers have much more than their share of the capacity, and
+    /// eviction takes blocks of those workers first.
     pub(super) spared: Queue,
-    /// Whether eviction has found blocks of workers with much more than their share of the capacity, since it last put
-    /// the `spared` runs back into the main queue.
+    /// Whether eviction has found blocks of workers with much more than their share of the capacity since the `spared`
+    /// runs were last put back into the main queue.
     pub(super) has_found_greedy: bool,
     /// Number of coming turns (holdings of the lock) in which eviction ignores workers' shares of the capacity.
     pub(super) unfair_turns: usize,

@@ -70,7 +70,7 @@ impl RosterEntry {
     /// Whether [`Self::reach`] is at least `blocks`.
     #[inline]
     pub(crate) fn reaches(self, step: u32, blocks: usize) -> bool {
-        // In a loop over many entries with the same bound, only the word changes.
+        // Both sides are shifted, so that a loop over many entries shifts the bound only once, and no entry.
         let shift = step * COUNT_BITS;
         self.0 & COUNT_MASK << shift >= (blocks as u64) << shift
     }

@@ -5,9 +5,9 @@
 //! that grow separately, so that no growth takes long. Entries never move within an array. So a search finds every
 //! run that is in the table during the whole search.
 //!
-//! Beside the table there is a Bloom filter for runs at position 0. It has 131,072 bits and one hash function. If the
-//! bit of a hash is not set, no run at position 0 begins with that hash. The bits usually stay in the processor's
-//! caches. If no holder has a query's first block, the search usually ends at this filter.
+//! In addition to the table, there is a Bloom filter for runs at position 0. It has 131,072 bits and one hash function.
+//! If the bit of a hash is not set, no run at position 0 begins with that hash. The bits usually stay in the
+//! processor's caches. If no holder has a query's first block, the search usually ends at this filter.
 
 use crate::epoch::Guard;
 
@@ -27,8 +27,8 @@ const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 /// Number of words of Bloom filter bits for each part of the table.
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
-/// Divisor of the number of slots of a part of the table. If the number of removed runs at position 0 exceeds the
-/// quotient, the part's Bloom filter bits are recomputed. That reads every slot of the part.
+/// The Bloom filter bits of a part of the table are recomputed when the number of removed runs at position 0 exceeds
+/// one Nth of the part's slots. This is N. To recompute the bits, every slot of the part is read.
 const SLOTS_PER_GONE: usize = 32;
 /// Bit of a key's hash that tells whether the run begins at position 0. The tag and the slot contain this bit too.
 const IS_FIRST: u64 = 1 << 63;
@@ -44,7 +44,7 @@ pub(super) struct Heads {
     keys: [u64; 3],
 }
 
-/// Numbers of slots of one part of the table, which only the writer uses.
+/// Counts of the slots of one part of the table, which only the writer uses.
 #[derive(Debug, Clone, Copy, Default)]
 struct PartCounts {
     /// Number of slots with a run.
@@ -55,7 +55,7 @@ struct PartCounts {
     gone: u32,
 }
 
-/// Numbers of slots of all parts, which only the writer uses.
+/// Counts of the slots of all parts, which only the writer uses.
 #[derive(Debug)]
 pub(super) struct HeadCounts(Vec<PartCounts>);
 
@@ -78,7 +78,7 @@ fn home(tag: u64, slots: usize) -> usize {
 }
 
 fn part_of(hash: u64) -> usize {
-    // These bits are not in the tag.
+    // The part is chosen by the lowest bits of the hash, which the tag does not contain.
     home(hash, PARTS)
 }
 
@@ -285,7 +285,8 @@ mod tests {
             }
         }
         let others = (0..10_000).filter(|other| heads.may_have_first(heads.hash(None, *other)));
-        // There are 2,000 of 131,072, and not many more bits: 60,000 there have been.
+        // 2,000 of the runs at position 0 are left, out of 60,000. So about 2,000 of the 131,072 bits are set, and not
+        // many more: the bits of removed runs are cleared from time to time.
         assert!((200..1500).contains(&others.count()));
         for (hash, run) in there.into_iter().chain(elsewhere) {
             heads.remove(&mut counts, hash, run, &guard);

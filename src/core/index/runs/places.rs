@@ -46,8 +46,8 @@ impl RunWriter<'_> {
                 equal < EQUAL_MAX
             };
             let names = (from..blocks.end).map(|offset| column.hash(offset) & COMMON_MASK);
-            // The run insertion stops at a block whose hash has the maximum number of places already. This block is
-            // passed over.
+            // `insert_run` stops at a block whose hash has the maximum number of places already. The loop goes on after
+            // this block.
             from += places.insert_run(names, place(id, from), is_equal, is_new) + 1;
         }
         self.account_places(doubles);

@@ -24,7 +24,7 @@ const VICTIM_BLOCKS_MAX: u64 = 256;
 /// workers, some later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
-/// Number of ticks of the recency clock during which as many blocks are stored as the capacity allows in all.
+/// Number of ticks that the recency clock makes while as many blocks are stored as fit into the capacity.
 const TICKS: u64 = 256;
 
 /// Blocks to evict: the blocks of `run` from the offset `cutoff` on. The holders are all holders that have any of
@@ -65,7 +65,8 @@ impl RunWriter<'_> {
 
     /// Returns the leaves (ends of runs) that were used longest ago: about `blocks_max` blocks at most, and no more
     /// leaves than are evicted at one time. `greedy` are the holders of workers with much more than their share of the
-    /// capacity. If `greedy` is given and leaves that only these holders have are found, returns no other leaves.
+    /// capacity. If `greedy` is given and the call finds leaves that only these holders have, it returns no other
+    /// leaves.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();
@@ -82,7 +83,7 @@ impl RunWriter<'_> {
         }
         if self.state.queue.is_empty() {
             self.recall_spared();
-            // If all leaves have been looked at in vain, the next turns do not look at them again.
+            // A whole pass over all leaves has found no blocks of greedy workers. So the next turns ignore the shares.
             if !std::mem::take(&mut self.state.has_found_greedy) {
                 self.state.unfair_turns = self.state.queue.len() / SPARED_PER_TURN;
             }
@@ -135,7 +136,7 @@ impl RunWriter<'_> {
                 self.use_run(id, used);
                 continue;
             }
-            // No longer than the leaf.
+            // The evicted blocks are the end of the leaf, or the whole leaf.
             let blocks = u16::try_from(blocks_max).unwrap_or(u16::MAX);
             let cutoff = len.saturating_sub(blocks).max(attached_end);
             let holding = self.entries(id).filter(|entry| entry.end() > cutoff);

@@ -24,11 +24,11 @@ use crate::words::copy;
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;
-/// Maximum number of entries with which a roster recomputes `least`, its lower bound on leading blocks, after its
-/// shortest entry has changed.
+/// Maximum number of entries of a roster that recomputes `least`, its lower bound on leading blocks, when its shortest
+/// entry has changed.
 const FEW: usize = 256;
-/// Minimum number of listed entries for each word of the summary's bits; a list with fewer entries has no bits. It is
-/// also the minimum length of a list.
+/// Minimum number of listed entries for each word of bits in the summary. With fewer entries, a list has no bits. A
+/// list has room for at least this many entries.
 const ENTRIES_OF_WORD: usize = 4;
 
 /// Holders of one run, with the number of blocks that each has: entries stored in the run itself, and entries in a

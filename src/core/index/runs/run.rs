@@ -53,7 +53,7 @@ pub(crate) struct Run {
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
     /// Entries beyond those stored in the run itself: the list of a [`Roster`].
     pub(super) more: Words,
-    /// Tick of the recency clock in which the run was last used. Kept only if the index has a capacity.
+    /// Tick of the recency clock in which the run was last used. Valid only if the index has a capacity.
     pub(crate) used: AtomicU32,
     /// Bars: which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all blocks are
     /// resumable.
@@ -74,7 +74,7 @@ pub(crate) struct Run {
     /// Whether the run is in a queue of runs to evict.
     pub(crate) queued: AtomicU32,
     /// Marks: the lowest byte of every 64th hash. There are as many as fit in the run's two cache lines. A query
-    /// compares the marks first, to find where its blocks begin to differ from the run's.
+    /// compares the marks first, to find where its blocks begin to differ from the blocks of the run.
     marks: [AtomicU8; MARKS],
 }
 
@@ -132,7 +132,7 @@ impl<'g> Column<'g> {
         if self.run.is_short(offset, guard) {
             return is_same_at(position, self.hash(offset), whole);
         }
-        // The hash may have been completed since the comparison, and in a newer array than this one.
+        // The hash may have been completed after the caller's comparison, perhaps in a newer array than this one.
         self.run.column(guard).hash(offset) == whole
     }
 
@@ -270,7 +270,7 @@ impl Run {
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
         let marks = self.marks.iter().enumerate().take(len / MARKED);
-        // All are compared: none waits for another one's memory.
+        // All marks are compared, without a branch, so that the reads of the query's hashes overlap.
         let differing = marks.fold(1 << (len / MARKED).min(MARKS), |differing, (number, mark)| {
             let is_other = mark.load(Ordering::Relaxed) != wanted(number * MARKED + MARKED - 1) as u8;
             differing | u32::from(is_other) << number
@@ -344,7 +344,7 @@ impl Run {
     /// Records that the run was used in `tick` of the recency clock.
     #[inline]
     pub(crate) fn touch(&self, tick: u32) {
-        // Only once a tick, so that readers don't all write to a hot run.
+        // The tick is written once only, so that the readers of a much-used run don't all write to the run.
         if self.used.load(Ordering::Relaxed) != tick {
             self.used.store(tick, Ordering::Relaxed);
         }

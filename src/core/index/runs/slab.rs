@@ -51,8 +51,8 @@ impl Slab {
             unsafe_code,
             reason = "the one way to read what a pointer leads to without a lock"
         )]
-        // SAFETY: a chunk comes from `Owned` in `make` and is freed only by `clear`, deferred until every guard held then is
-        // dropped; ours is held and lives as long as the reference. All guards are of one collector.
+        // SAFETY: a chunk comes from `Owned` in `make`. Only `clear` frees it, after every guard that was held during
+        // `clear` is dropped. `guard` is held, and lives as long as the reference. All guards are of one collector.
         let chunk = unsafe { chunk.as_ref() }?;
         chunk.get(id.index() % CHUNK_RUNS)
     }
@@ -82,8 +82,8 @@ impl Slab {
             }
             bytes += CHUNK_RUNS * size_of::<Run>();
             #[allow(unsafe_code, reason = "frees what `make` allocated")]
-            // SAFETY: the swap has taken `before` out of the one place that led to it; new readers cannot find it any more,
-            // present ones hold a guard.
+            // SAFETY: the swap has taken `before` out of the only place that led to it. So new readers cannot find it
+            // any more, and present readers hold a guard.
             unsafe {
                 guard.defer_destroy(before);
             }

@@ -302,7 +302,7 @@ mod tests {
             branch.run
         });
         assert_eq!(state(&runs), (0, true, 2));
-        // Nobody holds its blocks: it would go with the last branch.
+        // No holder has the run's blocks, so the run would be removed with its last branch. The pin keeps it.
         runs.run(first.run).unwrap().pins.store(1, Ordering::Relaxed);
         runs.trim(branches[1]);
         assert_eq!(state(&runs), (0, true, 1));

@@ -42,7 +42,8 @@ pub(crate) fn split_by_usable<'g, S: SlotBits>(
             let Some(before) = row.checked_sub(1) else { break };
             row = before;
         }
-        // If the number is another run's by now, `start` is nonsense; the loop must end all the same.
+        // If another run has this number by now, `start` is meaningless. The bound makes sure that the loop ends even
+        // then.
         end = end.min(start);
     }
     found(0, slots);

@@ -260,7 +260,7 @@ impl<'s> RunWriter<'s> {
             if is_whole {
                 self.refine(spot, &hashes[..count]);
             }
-            // More of `hashes` may fit at the end of this run: the next call finds out.
+            // If more of `hashes` can be appended to this run, the next call does that.
             self.use_run(spot.run, self.store.tick().unwrap_or_default());
             return Some((spot, count));
         }
@@ -331,7 +331,7 @@ impl<'s> RunWriter<'s> {
         run.header.begin_at(position);
         run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
         if is_twin {
-            // Before any holder has a block of the run.
+            // The count is raised before any holder has a block of the run.
             self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
         }
         run.birth.store(state.births, Ordering::Release);
@@ -358,10 +358,10 @@ impl<'s> RunWriter<'s> {
         let end = len + count;
         let capacity = run.column(&self.guard).capacity();
         if capacity < end {
-            // What grows once mostly grows again.
+            // A run that grows a second time will mostly grow again, so it gets more room than needed.
             let room = match end {
                 end if capacity == 0 => end,
-                // Chats append little each time.
+                // A chat adds only a few blocks each time.
                 ..512 => end + end / 2,
                 end => end + end / 4,
             };
@@ -397,7 +397,7 @@ impl<'s> RunWriter<'s> {
     fn count_step(&self, id: RunId) {
         if let Some(run) = self.run(id) {
             if run.header.is_last_step() {
-                // Before the counter wraps around.
+                // The wrap-around is counted before it happens.
                 self.store.doubts.wraps.fetch_add(1, Ordering::Release);
             }
             run.header.count_step();

@@ -42,7 +42,7 @@ impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
                 }
             }
         }
-        // The deepest paths have come last.
+        // Later paths are at least as deep as earlier ones, so each holder is counted at its greatest depth.
         let mut seen = S::default();
         for (depth, last, slots) in paths.into_iter().rev() {
             let mut slots = slots.unwrap_or_default();

@@ -39,8 +39,8 @@ fn prefetch_ends<T>(hashes: &[T]) {
 }
 
 impl<'a> QueryChain<'a> {
-    /// Makes the chain of the query `key`. `block_size` is the number of tokens in a block. Fails if the chain is
-    /// longer than a [`PositionError`] allows.
+    /// Makes the chain of the query `key`. `block_size` is the number of tokens in a block. Fails if the last block's
+    /// position is above [`Position::MAX`].
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
         Self::with_ahead(key, block_size, 0)
     }
@@ -87,12 +87,12 @@ impl<'a> QueryChain<'a> {
         if let Hashes::Lineage(hashes) = self.hashes {
             return hashes[index];
         }
-        // The first block has no parent; `at` does not look at the value there.
+        // At position 0, `PositionalLineageHash::at` ignores the parent.
         let parent = index
             .checked_sub(1)
             .map_or(SequenceHash(0), |before| SequenceHash(self.hash(before)));
         let current = SequenceHash(self.hash(index));
-        // `new` has checked the largest.
+        // `new` has checked that the last position of the query is in range.
         let position = Position::new(index as u64).unwrap_or(Position::MAX);
         PositionalLineageHash::at(position, parent, current)
     }

@@ -49,7 +49,7 @@ pub(crate) fn finish<S: SlotBits>(
         group.slots.intersect(&taken);
         !group.slots.is_empty()
     });
-    // Both in one number: it is compared more quickly.
+    // Both counts are put into one number, so that one comparison is enough.
     let blocks =
         |group: &MatchGroup<S>| u64::from(group.usable_blocks) << 32 | u64::from(group.matched_blocks);
     groups.sort_unstable_by_key(|group| std::cmp::Reverse(blocks(group)));
@@ -151,7 +151,8 @@ impl<S: SlotBits> Depths<S> {
     #[cold]
     fn group_others(&mut self) {
         self.others.sort_unstable();
-        // Groups added from here on are of other depths: only the groups known now need be looked at.
+        // The loop adds groups, each with a depth that no later holder has. So only the earlier groups need be
+        // searched.
         let known = self.groups.len();
         for group in self.others.chunk_by(|one, other| one.0 == other.0) {
             let (depth, slots) = (group[0].0, group.iter().map(|(_, slot)| *slot));

@@ -98,7 +98,7 @@ impl Search<'_> {
 
 /// Returns, for each holder, the length of the prefix of `chain` that it holds.
 pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
-    // Read before any run, so that a state that is replaced from now on is noticed.
+    // The count is read before any run, so that the search notices each state that is replaced from now on.
     let replacements = shared.replacements.load();
     if chain.is_empty() {
         return Matches(None);
@@ -112,11 +112,11 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
-        // One look is enough: no holder had the block all the time.
+        // The search need not be repeated: at some instant of the look-up, no holder had the block.
         return Matches(None);
     };
     chain.prefetch();
-    // Holders that join later were not there when the query came, and their slots may have been other holders'.
+    // A holder that joins later was not there when the query came, and its slot may have belonged to another holder.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let usable_max = search.usable_max();
@@ -196,7 +196,8 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
 ) -> [Depths<S>; STEPS] {
     let (mut head, mut attempts) = (Some(start.head), 0..ATTEMPTS_MAX);
     loop {
-        // After the last attempt, this thread takes the turn. In its turn no writer makes a step.
+        // After the last attempt, this thread takes the lock of the writers. While it has the lock, no writer makes a
+        // step.
         let turn = attempts.next().is_none().then(|| shared.runs.write());
         let mut finder = Finder {
             store: &shared.runs,
@@ -308,7 +309,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             point();
             let is_last = end >= self.chain.len() || !run.is_followed();
             if !is_last {
-                // The next hash decides which run goes on, if any does.
+                // The query's next hash decides which child run the search goes on to.
                 let next = self.chain.hash(end);
                 let spot = spot(id, agreed - 1);
                 self.store.prefetch_head(spot, position(end), next, self.guard);
@@ -332,7 +333,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
 
     /// Returns the holders that have the first `agreed` blocks of a run, which begins at position `start`. Records
     /// the depth of holders that have fewer of these blocks. Holders for which `is_asked` is false are left out.
-    // Not inlined: in the caller's long loop, its few words would not stay in registers.
+    // Not inlined: within the long loop of its caller, the compiler would not keep the values of this function in
+    // registers.
     #[inline(never)]
     fn look_at(
         &mut self,
@@ -348,7 +350,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             for entry in list {
                 point();
                 let slot = entry.slot();
-                // Mostly a holder has all of them. The empty entry has nothing.
+                // Most holders have all `agreed` blocks. The empty entry never has them.
                 if entry.reaches(step, agreed) {
                     if is_asked(slot) {
                         through.insert(slot);
@@ -490,7 +492,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
         if len > 0 && self.chain.hash(start + len - 1) != run.last() {
-            // The hashes that are compared last are prefetched first.
+            // Prefetches first the hashes that are compared last.
             let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
             prefetch_pivots(column, unknown.start, unknown.end);
         }
@@ -498,7 +500,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         while agreed < len {
             point();
             let at = start + agreed;
-            // Fingerprints are of blocks from a multiple of 32 on.
+            // Each fingerprint covers 32 blocks, from a position on that is a multiple of 32.
             if at.is_multiple_of(CHUNK)
                 && agreed + CHUNK <= len
                 && self.chain.print(at, &self.store.prints) == Some(column.print(agreed / CHUNK))

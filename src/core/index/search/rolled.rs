@@ -1,9 +1,9 @@
 //! Sequence hashes of a query that gives tokens or block hashes. They are computed only for the blocks that a search
 //! needs.
 //!
-//! A block's sequence hash is computed from the previous block's, so each computation depends on the one before. A
-//! run that agrees with the query up to some block already has that block's hash. So a search takes the previous hash
-//! of each block from the run, and the computations of a chunk are independent of each other.
+//! The sequence hash of a block is computed from that of the previous block, so each computation depends on the one
+//! before. A run that agrees with the query up to some block already has that block's hash. So a search takes the
+//! previous hash of each block from the run, and the computations of a chunk are independent of each other.
 //!
 //! When 32 blocks of a query agree with a run for the first time, the run keeps a fingerprint of their block hashes
 //! ([`Column::content`]). For the next query with these blocks, the search computes this fingerprint instead of 32
@@ -133,7 +133,8 @@ impl<'a> Rolled<'a> {
         while agreed < len {
             point();
             let at = start + agreed;
-            // Fingerprints are of blocks from a multiple of 32 on.
+            // Each fingerprint covers 32 blocks, from a position on that is a multiple of 32. `count` ends with such a
+            // chunk, or with the query.
             let count = (CHUNK - at % CHUNK).min(len - agreed);
             let blocks = content.blocks(at, at + count, &mut buffer);
             let chunk = agreed / CHUNK;
@@ -199,7 +200,7 @@ impl<'a> Rolled<'a> {
         blocks: &[BlockHash],
     ) -> (usize, [SequenceHash; CHUNK]) {
         let own: [_; CHUNK] = std::array::from_fn(|index| SequenceHash(column.hash(offset + index)));
-        // The hash before each block is the run's, so no computation waits for the one before.
+        // The run has the hash before each block, so no computation waits for the one before.
         let is_same = |index: &usize| {
             let before = index.checked_sub(1).map_or(self.last, |before| Some(own[before]));
             next_sequence_hash(before, blocks[*index]) == own[*index]

@@ -88,7 +88,7 @@ impl<'a> SparseChain<'a> {
                 let parent = before.and_then(|before| hashes.get(before));
                 (Wanted::whole(hashes.get(index)?.0), parent.map(|hash| hash.0))
             }
-            // `new` takes neither.
+            // `new` refuses queries by tokens and by block hashes.
             QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => return None,
         };
         Some(Chosen {
@@ -101,7 +101,7 @@ impl<'a> SparseChain<'a> {
 
 /// Returns, for each holder, bounds on the length of the prefix of `chain` that it holds.
 pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
-    // Read before any run, so that a state that is replaced from now on is noticed.
+    // The count is read before any run, so that the search notices each state that is replaced from now on.
     let replacements = shared.replacements.load();
     let runs = shared.runs.write();
     let directory = shared.slots.load();
@@ -226,7 +226,7 @@ impl SparseSearch<'_> {
         }
         let mut found = Groups::new();
         let mut rest = slots;
-        // If the hashes are no chain, the query's hashes do not tell the blocks between its chosen blocks.
+        // If the hashes are no chain, the query does not tell which blocks lie between the chosen blocks.
         if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {

@@ -15,7 +15,7 @@ use crate::wire::Tier;
 
 pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
-/// Minimum number of blocks that a holder works on for which it releases the lock on the runs meanwhile.
+/// Minimum number of blocks in a piece of work for which a holder releases the lock on the runs.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
 /// Maximum number of runs that one holder protects from being cut while it has released the lock on the runs.
 const KEPT_RUNS: usize = 8;
@@ -38,7 +38,7 @@ pub(crate) struct Share {
     touched: Vec<RunId>,
     /// Tiers in which the holder had blocks when readers were last shown its changes.
     tiers: u8,
-    /// Change counter. It leaves out blocks that are added or removed at the ends of the holder's chains; see
+    /// Change counter. It does not count blocks that are added or removed at the ends of the holder's chains; see
     /// [`Self::regular`].
     reshaped: u64,
 }
@@ -167,7 +167,7 @@ impl Share {
             touched.dedup();
         }
         runs.step(&touched, |runs| self.show(&touched, runs));
-        // Only now, because cutting off all of one run goes on with another run.
+        // Runs are trimmed only after the step, because trimming a whole run goes on with its parent run.
         for run in &touched {
             runs.trim(*run);
         }
@@ -210,8 +210,9 @@ impl Share {
     }
 
     /// Returns the holder's tier and a change counter, if the share is regular. A share is regular if the holder has
-    /// each block together with all blocks before it, all in one tier and without a note. The counter leaves out blocks
-    /// that are added or removed at the ends of the holder's chains. `None` if the share is not regular or is empty.
+    /// each block together with all blocks before it, all in one tier and without a note. The counter does not count
+    /// blocks that are added or removed at the ends of the holder's chains. `None` if the share is not regular or is
+    /// empty.
     pub(crate) fn regular(&self, runs: &RunWriter<'_>) -> Option<(Tier, u64)> {
         let mut tiers = 0;
         for (run, part) in self.parts() {

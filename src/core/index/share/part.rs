@@ -72,8 +72,8 @@ impl Attributes {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Returns, for each step of tiers, whether the blocks are not resumable at that step. That is true if the step has
-    /// tiers with the blocks, and the blocks are barred (not resumable) in the classes of all these tiers.
+    /// Returns, for each step of tiers, whether the blocks are not resumable at that step: they lie in tiers of the
+    /// step, and are barred (not resumable) in the classes of all these tiers.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
@@ -168,7 +168,8 @@ impl Part {
             }
             return;
         }
-        // The window has one more interval on each side, which may be joined to the new one.
+        // The window is the intervals that the change may touch, and one more on each side, which may be merged with
+        // the new interval.
         let low = self.index_of(from).saturating_sub(1);
         let high = (self.index_of(to) + 1).min(self.intervals.len());
         let mut pieces: SmallVec<[Interval; 6]> = SmallVec::new();
@@ -182,7 +183,8 @@ impl Part {
         for old in window {
             push(&mut pieces, old.from.max(to), old.to, old.attributes);
         }
-        // Both ends of the window stay what they are, so nothing beyond it can become one with them.
+        // The outer ends of the window are unchanged, so the pieces cannot be merged with intervals outside of the
+        // window.
         self.intervals.drain(low..high);
         self.intervals.insert_from_slice(low, &pieces);
     }

@@ -123,7 +123,7 @@ fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
 }
 
 /// Clears a long chain. The table of hashes shrinks in many parts at nearly the same time, and other writers can still
-/// take the lock in between.
+/// take the lock during that time.
 #[test]
 fn a_chain_that_is_cleared_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);

@@ -150,7 +150,7 @@ impl Run {
                 .find(|(_, held)| held.0 == path[before])
                 .map(|(name, _)| *name)
         });
-        // Without its parent an event would wait, which other tests are about.
+        // If the holder lacks the parent, the event stores from the root on: other tests are about events that wait.
         let (from, parent) = match parent {
             Some(Some(parent)) => (from, Some(SequenceHash(parent))),
             _ => (0, None),

@@ -118,7 +118,7 @@ fn random_event(random: &mut Random, path: &Path) -> Event {
     let mut hashes: Vec<SequenceHash> = path.chain[from..to].iter().copied().map(SequenceHash).collect();
     match random.below(100) {
         0 => Event::Cleared,
-        // The whole prompt, so that it is deep most of the time.
+        // The whole prompt is stored often, so that the holder mostly has many of its blocks.
         1..45 => {
             let whole = path.chain.iter().copied().map(SequenceHash).collect();
             Event::Stored(StoredBlocks::by_sequence(None, None, whole))
@@ -127,7 +127,7 @@ fn random_event(random: &mut Random, path: &Path) -> Event {
             let parent = from.checked_sub(1).map(|before| SequenceHash(path.chain[before]));
             Event::Stored(StoredBlocks::by_sequence(parent, None, hashes))
         }
-        // A hole in the middle, in any order.
+        // The removal makes a hole in the middle. Its hashes come in any order.
         _ => {
             random.shuffle(&mut hashes);
             Event::Removed(RemovedBlocks::by_sequence(hashes))
@@ -258,7 +258,7 @@ fn answers_are_exact_at_some_point_while_they_are_made() {
         }
     });
     assert!(!setting.has_failed.load(Ordering::SeqCst));
-    // The test has looked at something. How often the depth changes meanwhile is up to the scheduler.
+    // The test has checked enough answers. How many of them came while the depth changed depends on the scheduler.
     assert!(setting.exact.load(Ordering::Relaxed) > 100);
     let bounded = setting.bounded.load(Ordering::Relaxed);
     eprintln!("{bounded} answers were given while the depth changed");

@@ -125,7 +125,7 @@ fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
             hashes([number << 51 | 0x77, (number + 1) << 32]),
         );
     }
-    // The same hash at many positions.
+    // Each hash comes at many positions.
     store(
         &mut writer,
         None,
@@ -250,7 +250,7 @@ fn holders_with_names_of_their_own_share_blocks() {
     }
     assert_eq!(index.sizes().distinct_blocks, 500);
     remove(&mut writers[0], hashes(1_000_101..=1_000_500));
-    // Another one's names.
+    // Holder 1 removes names that only holder 0 uses.
     remove(&mut writers[1], hashes(1_000_001..=1_000_500));
     let matches = index
         .find_matches(&QueryKey::SequenceHashes(hashes(1..=500)), Search::default())

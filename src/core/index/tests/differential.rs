@@ -157,8 +157,8 @@ impl Run {
             assert_eq!(rebuilt.contents(), holder.oracle.contents(), "{}", holder.id);
             assert_eq!(writer.blocks(), holder.oracle.len());
             holder.writer = writer;
-            // The old oracle also knows which events wait for a parent, and which blocks have had theirs. A dump does
-            // not tell.
+            // The old oracle has facts that a dump does not tell: which events wait for a parent, and which blocks have
+            // had all blocks before them.
             holder.oracle = rebuilt;
         }
         self.index = fresh;
@@ -186,7 +186,8 @@ impl Run {
         check_bounds(random, &self.index, &depths, &path, workers.as_deref());
     }
 
-    /// Compares the answer to a query with the oracle's. At most `most` leading blocks count as usable.
+    /// Compares the index's answer to a query with the answer of the oracle. At most `most` leading blocks count as
+    /// usable.
     fn check_query(
         &self,
         query: &QueryKey,

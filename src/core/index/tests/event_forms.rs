@@ -81,7 +81,7 @@ fn what_waits_and_is_removed_by_its_lineage_hash_stays_away() {
     apply(&mut writer, removed_keys(&[1, 2, 3, 4], 2));
     apply(&mut writer, stored(None, None, &[1], None));
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 2);
-    // What waits from now on was stored after the removal.
+    // The removal does not affect events that begin to wait only now.
     apply(&mut writer, stored(Some(77), None, &[78], None));
     apply(&mut writer, stored(Some(2), None, &[3], None));
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 4);
@@ -196,7 +196,8 @@ fn a_position_with_an_absent_parent_is_taken_at_its_word_until_that_is_contradic
     let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
     assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 0);
     assert_eq!(matched(&index, &[1, 2, 3]), 3);
-    // The parent is given by the engine's name. This is noticed as soon as a block of that name arrives.
+    // The event gives its parent by the engine's name, where the sequence hash is expected. That is noticed as soon as
+    // a block of that name arrives.
     apply(&mut writer, stored(Some(50), Some(2), &[6], Some(&[60])));
     let applied = apply(&mut writer, stored(None, None, &[4, 5], Some(&[40, 50])));
     assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
@@ -204,7 +205,8 @@ fn a_position_with_an_absent_parent_is_taken_at_its_word_until_that_is_contradic
 
 #[test]
 fn a_child_without_names_may_have_meant_its_parents_name() {
-    // The name is noticed after a dump and restore, too: an orphan itself tells which parent its event gave.
+    // After a dump and restore, the name is noticed, too, because an orphan itself contains the parent that its event
+    // gave.
     for is_restored in [false, true] {
         let (index, mut writer) = holder(Hashing::Engine);
         apply(&mut writer, stored(Some(20), Some(2), &[3], None));
@@ -218,7 +220,7 @@ fn a_child_without_names_may_have_meant_its_parents_name() {
         };
         let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
         assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
-        // The orphan follows another block than the one of that name.
+        // The orphan follows another block than the new block with that name.
         assert_eq!(matched(&index, &[1, 2, 3]), 2);
         assert!(RejectReason::AmbiguousParent.doubt().is_some());
     }

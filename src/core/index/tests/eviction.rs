@@ -84,7 +84,7 @@ fn the_chain_that_was_used_longest_ago_goes_first_and_from_its_end() {
     assert!(writer.status().own_reasons().is_empty());
     store(&mut writer, None, hashes(10, 0, 10));
     let depths: Vec<u32> = (0..11).map(|chain| depth(&index, hashes(chain, 0, 10))).collect();
-    // Ten must go, and one more goes.
+    // Ten blocks must be evicted. One more is evicted as slack.
     assert_eq!(depths, [10, 0, 9, 10, 10, 10, 10, 10, 10, 10, 10]);
     assert_eq!(
         (index.sizes().evicted_blocks, index.sizes().distinct_blocks),
@@ -111,7 +111,7 @@ fn a_shared_prefix_goes_only_after_what_follows_it() {
             .iter()
             .map(|branch| depth(&index, whole(branch)))
             .collect();
-        // Whatever is left of a branch, the whole prefix is there with it.
+        // If a branch has any block left, it has the whole prefix before that block.
         assert!(rest.iter().all(|depth| *depth >= 20) || rest.iter().all(|depth| depth == &rest[0]));
         lost_prefix |= rest[0] < 20;
         assert!(index.sizes().distinct_blocks <= 200);
@@ -136,7 +136,7 @@ fn what_follows_a_forgotten_block_is_not_taken_and_nobody_is_asked_for_it() {
     let applied = writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
     assert_eq!((applied.rejected(RejectReason::Capacity), applied.parked), (4, 0));
     assert!(!DegradedReason::Capacity.is_worth_a_resync());
-    // Its start comes again, and with it what follows.
+    // The chain is stored again from its start, so the blocks after the start are taken, too.
     store(&mut writer, None, hashes(1, 0, 12));
     assert_eq!(depth(&index, hashes(1, 0, 14)), 12);
 }
@@ -257,7 +257,7 @@ const PARKING: ParkingLimits = ParkingLimits {
 impl Churn {
     fn new(shape: Shape, blocks_max: u64, random: &mut Random) -> Self {
         let world = World::new(random, shape.paths, shape.depth_max, shape.alphabet);
-        // Whatever the world is, it is larger than the bound.
+        // The bound is at most half of the blocks of the random prompts.
         let distinct: HashSet<PlainKey> = world.paths.iter().flat_map(|path| path.keys.clone()).collect();
         let blocks_max = blocks_max.min(distinct.len() as u64 / 2);
         let index = Self::index(&shape, blocks_max);
@@ -312,7 +312,7 @@ impl Churn {
     }
 
     fn restore(&mut self, blocks_per_event_max: usize) {
-        // A dump makes up for what has been evicted, so the depths are those behind it.
+        // A dump first applies the effects of evictions, so the depths are read after the dump.
         let dump = |holder: &mut Holder| holder.writer.dump_events(blocks_per_event_max).collect();
         let dumps: Vec<Vec<_>> = self.holders.iter_mut().map(dump).collect();
         let before: Vec<Vec<u32>> = self.world.paths.iter().map(|path| self.depths(path)).collect();
@@ -536,7 +536,7 @@ fn writers_at_once_in_a_small_index_never_credit_more_than_the_oracle() {
 fn whoever_floods_forgets_its_own_blocks_and_leaves_others_their_share() {
     const SHARE: u64 = 100;
     let index = index_of(blocks(SHARE * 11));
-    // The flooder was first, and alone.
+    // The flooder fills the index before any other worker comes.
     let mut flooder = register(&index, "flooder");
     for chain in 0..200 {
         store(&mut flooder, None, hashes(chain, 0, 10));
@@ -548,7 +548,7 @@ fn whoever_floods_forgets_its_own_blocks_and_leaves_others_their_share() {
     for chain in 0..9 {
         for (worker, writer) in (0..).zip(&mut honest) {
             store(writer, None, chain_of(worker, chain));
-            // However much it stores meanwhile, and asks for to keep it in use.
+            // Meanwhile, the flooder stores many more blocks, and queries for them so that they count as used.
             for _ in 0..3 {
                 let own = fastrand::u64(200..100_000);
                 store(&mut flooder, None, hashes(own, 0, 10));
@@ -570,7 +570,8 @@ fn whoever_floods_forgets_its_own_blocks_and_leaves_others_their_share() {
     let late = register(&index, "late");
     assert!(index.has_room_for(late.record()));
     assert!(!index.has_room_for(flooder.record()));
-    // Blocks that others have, too, do not count as the greedy worker's own. If there are no others, the oldest go.
+    // A greedy worker's blocks that another worker has, too, are not evicted first. If there are no other blocks, the
+    // oldest are evicted.
     for writer in &mut honest {
         writer.clear();
     }

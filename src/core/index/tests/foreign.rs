@@ -67,7 +67,7 @@ fn the_contracts_own_chain_is_not_foreign() {
         let (index, mut writer) = new_holder(Hashing::Engine);
         let applied = store(&mut writer, None, &chain, Some(content));
         assert_eq!(applied.rejected(RejectReason::ForeignChain), 0);
-        // Continued block by block, the parent is known from before.
+        // The next block comes in an event of its own. Its parent is known from the first event.
         let next = next_hash(Some(chain[3]), 5);
         let content = BlockContent::BlockHashes(vec![BlockHash(5)]);
         let applied = store(&mut writer, Some(chain[3]), &[next], Some(content));
@@ -91,7 +91,7 @@ fn a_foreign_chain_is_reported_until_the_holder_is_cleared() {
         );
         assert_eq!((index.foreign_holders(), index.sizes().foreign_holders), (1, 1));
         assert!(writer.status().has_foreign_chain.load());
-        // Found by the engine's own hashes, not by content.
+        // The blocks are found by the engine's own hashes, but not by their content.
         let own = QueryKey::SequenceHashes(foreign.map(SequenceHash).to_vec());
         assert_eq!(matched(&index, &own), 4);
         assert_eq!(matched(&index, &QueryKey::BlockHashes(block_hashes())), 0);
@@ -133,7 +133,7 @@ fn what_cannot_be_recomputed_is_refused() {
         (applied.stored, applied.rejected(RejectReason::MissingContent)),
         (0, 2)
     );
-    // Tokens and block hashes for another number of blocks.
+    // The content is for another number of blocks than the event has.
     for content in [tokens(), BlockContent::BlockHashes(block_hashes())] {
         let applied = store(&mut writer, None, &[11, 22], Some(content));
         assert_eq!(

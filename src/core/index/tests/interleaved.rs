@@ -208,8 +208,8 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     } = Run::begin(8, 12, SHAPE.hashing);
     let mut several = 0_u64;
     for _ in 0..operations {
-        // As many steps as tries, so that no step is left when the search takes its turn. A step in that turn is
-        // impossible.
+        // There are as many steps as tries, so no step is left when the search takes the lock. While it has the lock,
+        // no step is possible.
         let steps = (0..ATTEMPTS_MAX).filter_map(|_| match Operation::random(&mut random, &SHAPE, &world) {
             Operation::Apply { holder, tier, event } => Some((holder, tier, event)),
             _ => None,
@@ -273,8 +273,8 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     }
 }
 
-/// Applies one event of each holder. If an event releases the lock on the runs in between, the next event is applied in
-/// the middle of it. Counts the nested events in `depth`.
+/// Applies one event of each holder. If an event releases the lock on the runs before its end, the next event is
+/// applied at that point. Counts the nested events in `depth`.
 fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
     let Some((holder, tier, event)) = holders.pop() else {
         return;

@@ -81,7 +81,7 @@ proptest! {
         for _ in 0..120 {
             let path = &world.paths[random.below(paths)];
             change(&mut writers[random.below(3)], path, &mut random);
-            // Known to its end, in parts, or from a branch on not at all.
+            // The prompt is known as a whole, or in part, or only up to the block where it branches off.
             let asked = if random.chance(70) { path.clone() } else { world.branch(&mut random, DEPTH_MAX) };
             let [tokens, blocks, sequence, _] = asked.queries();
             let expected = found(&index, &sequence);
@@ -120,7 +120,7 @@ fn what_was_kept_of_a_run_says_nothing_of_other_blocks() {
             for key in keys.iter().chain(&keys) {
                 assert_eq!(found(&index, key), [(0, expected)], "{agreed}");
             }
-            // Position 0 alone is the same in both.
+            // The swapped prompt agrees with the run at position 0 only, where the sequence hash equals the block hash.
             assert!(found(&index, &swapped).iter().all(|found| found.1 <= 1));
             // The run stays, with the blocks that both have.
             let removed = RemovedBlocks::by_sequence(hashes(&chain[agreed..]));

@@ -25,7 +25,7 @@ fn a_query_is_followed_to_where_it_leaves_a_run() {
     let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
     let worker = WorkerName::new("w").unwrap();
     let mut writer = index.register(&HolderId { worker, rank: 0 }).unwrap();
-    // It grows as a chat does.
+    // The run grows in steps, as the prompt of a chat does.
     let (mut held, chain_held) = (0_usize, chain(DEPTH, 0));
     for grown in (1..).map(|turn: usize| (turn * turn * 7).min(DEPTH)) {
         let parent = held.checked_sub(1).map(|last: usize| chain_held[last]);

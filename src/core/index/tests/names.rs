@@ -70,7 +70,7 @@ fn each_name_has_its_own_tiers() {
     writer.apply(stored(&[1], &[10]), Tier::DEVICE, 0);
     writer.apply(stored(&[1], &[10]), tier(HOST), 0);
     writer.apply(stored(&[1], &[11]), Tier::DEVICE, 0);
-    // Not in this tier under this name.
+    // The name 11 does not hold the block on the host.
     assert_eq!(unknown(writer.apply(removed(&[11]), tier(HOST), 0)), 1);
     for (name, from) in [(10, HOST), (11, 0)] {
         assert_eq!(writer.apply(removed(&[name]), tier(from), 0).removed, 1);
@@ -138,7 +138,7 @@ fn names_of_one_block_are_bounded() {
     }
     let applied = writer.apply(stored(&[1], &[99]), Tier::DEVICE, 0);
     assert_eq!((applied.stored, applied.rejected(RejectReason::Capacity)), (0, 1));
-    // A known name is no further name.
+    // A name that the block has already does not count as one more name.
     assert_eq!(writer.apply(stored(&[1], &[100]), tier(HOST), 0).stored, 1);
     for name in 0..names_max {
         assert_eq!(matched(&index, &[1]), 1);
@@ -173,7 +173,7 @@ fn two_opaque_names_of_one_content_are_one_block() {
     };
     writer.apply(store(&[1001, 1002], None, &[5, 6]), Tier::DEVICE, 0);
     writer.apply(store(&[2001, 2002], None, &[5, 6]), Tier::DEVICE, 0);
-    // A child can follow either.
+    // A child can give either name as its parent.
     writer.apply(store(&[2003], Some(2002), &[7]), Tier::DEVICE, 0);
     assert_eq!((writer.blocks(), depth(&index)), (3, 3));
     writer.apply(removed(&[2001, 2002]), Tier::DEVICE, 0);

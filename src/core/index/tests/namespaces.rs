@@ -39,7 +39,7 @@ fn an_empty_namespace_gives_its_place_back_after_a_while() {
     let refused = namespaces.get_or_create(&name("other"), None).unwrap_err();
     assert_eq!(refused, NamespaceRefused::LimitReached { namespaces: 3 });
     assert!(namespaces.forget_empty(0, 10).is_empty(), "not long enough");
-    // Somebody is about to use it.
+    // A reference is held, as by a thread that is about to use the namespace.
     let used = namespaces.get(&empty).unwrap();
     assert!(namespaces.forget_empty(11, 10).is_empty());
     assert!(namespaces.get(&empty).is_some());
@@ -153,7 +153,7 @@ fn who_was_refused_is_remembered_until_there_is_room() {
     let refused = namespaces.get_or_create(&wanted, None).unwrap_err();
     assert_eq!(namespaces.refusal(&wanted), Some(refused));
     assert_eq!(namespaces.refusal(&name("other")), None);
-    // Not all of so many refused names are remembered. So any name may be one of them.
+    // There are too many refused names to remember all. So any name may be one of the refused names.
     for number in 0..2000 {
         namespaces
             .get_or_create(&name(&format!("n{number}")), None)
@@ -236,7 +236,7 @@ fn of_two_who_tell_block_sizes_at_once_one_wins() {
             std::thread::spawn(move || {
                 barrier.wait();
                 let namespace = namespaces.get_or_create(&name("a"), tokens(count)).unwrap();
-                // Both have it at the same time.
+                // Both threads have the namespace at the same time.
                 barrier.wait();
                 (
                     size(&namespace),

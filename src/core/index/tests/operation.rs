@@ -61,7 +61,7 @@ impl Operation {
             }
             _ => {}
         }
-        // The first path of each holder's liking comes up often, so that long chains build up.
+        // Half of the time, each holder takes a path of its own, so that long chains build up.
         let path = if random.chance(50) {
             holder % shape.paths
         } else {
@@ -164,7 +164,7 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
     let chain: Vec<u64> = path.chain[from..to].to_vec();
     let (hashes, engine_hashes, content) = match hashing {
         Hashing::Engine => (chain, (variant != 0).then_some(names), None),
-        // The true chain beside the names needs no content.
+        // If the event gives the contract's hashes in addition to the names, it needs no content.
         Hashing::Recompute if random.chance(10) => (chain, Some(names), None),
         Hashing::Recompute => (names, None, content(random, path, from, to)),
     };
@@ -200,7 +200,8 @@ fn content(random: &mut Random, path: &Path, from: usize, to: usize) -> Option<B
 fn remove(random: &mut Random, hashing: Hashing, path: &Path) -> RemovedBlocks {
     let depth = path.len();
     let range = match random.below(5) {
-        // The tail, as engines evict; the head; a stretch in the middle; one block; all.
+        // The removed blocks are the tail, as engines evict; or the head; a stretch in the middle; one block; or all
+        // blocks.
         0 | 1 => random.below(depth)..depth,
         2 => 0..1 + random.below(depth),
         3 => {

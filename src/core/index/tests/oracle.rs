@@ -400,7 +400,7 @@ impl Oracle {
             Some(name) => {
                 self.names.insert(name, key);
                 if block.names.is_empty() {
-                    // The first name takes over what was stored without one.
+                    // Tiers that held the block without a name now hold it under its first name.
                     block
                         .names
                         .push((name, std::mem::take(&mut block.nameless) | bit));
@@ -502,7 +502,7 @@ impl Oracle {
                 hashes.push(name);
             }
         }
-        // What was no name is a sequence hash.
+        // A hash that is not the name of a block counts as a sequence hash.
         for hash in hashes {
             for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
                 parked.removed.hashes.insert(hash);

@@ -77,7 +77,7 @@ fn what_was_removed_while_it_waited_stays_away() {
     );
     assert_eq!(apply(&mut writer, stored(0, &[1])).stored, 3);
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 2);
-    // Block 4 is behind the hole.
+    // The third held block is block 4, after the hole.
     assert_eq!(writer.blocks(), 3);
     apply(&mut writer, stored(2, &[3]));
     assert_eq!(matched(&index, &[1, 2, 3, 4]), 4);
@@ -158,7 +158,7 @@ fn blocks_that_wait_are_bounded_in_all() {
         1
     );
     assert_eq!(index.sizes().parked_events, 2);
-    // Too large for any room: the others stay.
+    // The event alone is larger than the limit, so no other event is dropped to make room for it.
     let applied = apply(&mut writer, stored(1, &[41, 42, 43, 44, 45]));
     assert_eq!(applied.rejected(RejectReason::ParkingFull), 5);
     assert_eq!(index.sizes().parked_events, 2);
@@ -202,7 +202,7 @@ fn events_wait_no_longer_than_they_may() {
 #[test]
 fn content_that_waits_is_no_more_than_the_blocks_need() {
     use crate::wire::BlockContent;
-    // One block with the tokens of a thousand: it would count as one block while it waits.
+    // The event has one block, but tokens for a thousand blocks. While it waits, it would count as one block.
     let tokens = vec![7; 16_000];
     let content = || {
         Some(BlockContent::Tokens {
@@ -276,7 +276,7 @@ fn tokens_wait_as_their_hashes_and_all_holders_within_one_bound() {
         let mut parked = 0;
         for number in 0..100 {
             let applied = apply(writer, event((number + 1) * 1_000_000));
-            // What does not fit is counted, and leaves doubt.
+            // Blocks for which there is no room are counted as dropped.
             let dropped = applied.rejected(RejectReason::ParkingFull);
             assert_eq!(dropped, if applied.parked == 1 { 0 } else { u64::from(blocks) });
             parked += applied.parked;
@@ -285,10 +285,10 @@ fn tokens_wait_as_their_hashes_and_all_holders_within_one_bound() {
     };
     let (mut greedy, mut other) = (holder("greedy"), holder("other"));
     let first = flood(&mut greedy);
-    // The tokens alone would be 64,000 bytes an event.
+    // The tokens of one event would take 64,000 bytes.
     assert!((4..=12).contains(&first), "{first}");
     assert!(index.sizes().bytes <= 1 << 18, "a fourth at most");
-    // Something is left for others, and it comes back.
+    // The first holder leaves room for others, and its own room is free again after a clear.
     let second = flood(&mut other);
     assert!((3..first).contains(&second), "{second}");
     assert!(index.sizes().bytes <= 1 << 19);

@@ -45,7 +45,7 @@ fn positions_end_below_two_to_the_24() {
     let last = Position::MAX.as_u64();
     let applied = writer.apply(run_at(last - 1, 7, &[8, 9]), Tier::DEVICE, 0);
     assert_eq!(applied.stored, 2);
-    // A child of the last block, and a run that would cross the end.
+    // The two events: a child of the last block, and a sequence that would extend beyond the last position.
     let child = StoredBlocks::by_sequence(Some(SequenceHash(9)), None, hashes(&[10]));
     for event in [Event::Stored(child), run_at(last, 7, &[8, 9])] {
         let applied = writer.apply(event, Tier::DEVICE, 0);
@@ -65,7 +65,7 @@ fn a_full_holder_keeps_what_it_has() {
     let store = |chain: &[u64]| Event::Stored(StoredBlocks::by_sequence(None, None, hashes(chain)));
     let applied = writer.apply(store(&[1, 2, 3, 4, 5]), Tier::DEVICE, 0);
     assert_eq!((applied.stored, applied.rejected(RejectReason::Capacity)), (3, 2));
-    // What is held can be stored again, and another holder has room of its own.
+    // Blocks that the holder has can be stored again. Another holder has room of its own.
     assert_eq!(writer.apply(store(&[1, 2, 3]), Tier::DEVICE, 0).stored, 3);
     let mut other = index.register(&id("w", 1)).unwrap();
     assert_eq!(other.apply(store(&[1, 2, 3]), Tier::DEVICE, 0).stored, 3);
@@ -134,7 +134,7 @@ impl Paths {
         let mut path = parent.map(|parent| self.0[&parent].clone()).unwrap_or_default();
         for hash in chain {
             path.push(*hash);
-            // Whatever had the name before has lost it, and is gone.
+            // A block that had this name before loses the name, and is removed.
             self.0.insert(*hash, path.clone());
         }
     }

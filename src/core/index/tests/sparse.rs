@@ -244,7 +244,7 @@ fn a_query_leaves_nothing_behind() {
     assert_eq!(ask(), Found::new());
     assert_eq!(index.sizes().bytes, 0);
     writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
-    // The tables of events have keys drawn anew, by which they grow a little differently.
+    // Each table hashes with new random keys, so its size differs a little.
     assert!(index.sizes().bytes.abs_diff(before) < before / 100);
     assert_eq!(ask(), expected);
 }

@@ -274,13 +274,13 @@ fn what_a_walk_cannot_tell_is_noticed() {
         store(holder, &path_hashes([0, 1, 1]));
         store(holder, &path);
     }));
-    // A hole makes the holder another one, even if the hole is filled again.
+    // After a hole, the holder does not count as the same, even if the hole is filled again.
     assert!(!is_same_after(&|holder| remove(holder, &path[2..3])));
     assert!(!is_same_after(&|holder| {
         remove(holder, &path[2..3]);
         store(holder, &path);
     }));
-    // So do blocks in another tier, even if they are removed again.
+    // So do blocks in another tier, even if these blocks are removed again.
     let in_host = |event, holder: &mut HolderWriter| holder.apply(event, Tier::new(1).unwrap(), 0);
     assert!(!is_same_after(&|holder| {
         remove(holder, &path);
@@ -306,7 +306,7 @@ fn what_a_walk_cannot_tell_is_noticed() {
     let mut before = holder.as_walked().unwrap();
     before.give_up();
     assert!(!holder.as_walked().unwrap().is_same_as(&before));
-    // Another holder of the same name.
+    // A new holder gets the same name.
     let before = holder.as_walked().unwrap();
     holder.retire();
     let mut holder = register(&index, 0);

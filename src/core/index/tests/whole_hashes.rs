@@ -119,7 +119,7 @@ fn holders_of_hashes_with_other_top_bits_are_told_apart() {
         found(&index, &QueryKey::LineageHashes(lineage)),
         [is("one", 200), is("other", 200)]
     );
-    // A removal by the other's name removes nothing.
+    // A removal by names that only the other holder uses removes nothing.
     let foreign = RemovedBlocks::by_sequence(sequence(&other_from(3)[250..]));
     let applied = one.apply(Event::Removed(foreign), Tier::DEVICE, 0);
     assert_eq!(applied.rejected(RejectReason::UnknownBlock), 50);

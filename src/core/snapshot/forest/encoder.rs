@@ -181,7 +181,7 @@ impl ForestEncoder {
         let mut consider = |number: u32| {
             while parts.next_if(|part| part.holder < number).is_some() {}
             if let Some(part) = parts.next_if(|part| part.holder == number) {
-                // At most the length of the run, and at most the length that a frame can express.
+                // A part is not longer than its run, and not longer than a frame can express.
                 let most = u16::try_from(len.min(RUN_BLOCKS_MAX)).unwrap_or(u16::MAX);
                 let blocks = part.blocks.min(most);
                 if blocks > 0 {

@@ -30,8 +30,8 @@ pub enum ForestError {
         /// The frame's first byte, which has the flags.
         flags: u8,
     },
-    /// The number of levels to pop after a run does not fit the runs before it, or the forest ends too early. This
-    /// number gives the depth of the next run.
+    /// The number of levels to pop after a run gives the depth of the next run. It does not fit the runs before it, or
+    /// the forest ends too early.
     #[error(transparent)]
     Outline(#[from] OutlineError),
     /// No holder has the whole run. A writer cuts each run after the last block that a holder has.

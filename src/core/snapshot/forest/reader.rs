@@ -148,7 +148,7 @@ impl Forest {
                     most,
                 });
             }
-            // Below `known`, which is a u32.
+            // The number is below `known`, so it fits.
             holders.push(u32::try_from(number).unwrap_or(u32::MAX));
             next = number + 1;
         }
@@ -212,7 +212,7 @@ impl Forest {
             position,
             parent: None,
             first,
-            // At most `RUN_BLOCKS_MAX`.
+            // The length is at most `RUN_BLOCKS_MAX`, so it fits.
             len: u16::try_from(len).unwrap_or(u16::MAX),
         });
         chunk.parts.extend(parts.iter().map(|part| RunPart {

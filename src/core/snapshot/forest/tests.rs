@@ -110,11 +110,12 @@ fn what_has_no_parent_or_no_holder_is_left_out() {
     // Number 7 is none of the holders.
     assert_eq!(push(1, 0, "ab", &[(7, 2)]), Pushed::Unheld);
     assert_eq!(push(1, 0, "abc", &[(0, 2), (1, 1)]), Pushed::Taken);
-    // Holder 1 has no b, and nobody has c.
+    // Holder 1 lacks the block b, and no holder has the block c.
     assert_eq!(push(2, 2, "x", &[(1, 1)]), Pushed::Unheld);
     assert_eq!(push(2, 3, "y", &[(0, 1)]), Pushed::Unheld);
     assert_eq!(push(2, 2, "z", &[(0, 1), (1, 1)]), Pushed::Taken);
-    // Siblings come in the wrong order, from nowhere, or out of the blue.
+    // The first run is a sibling in the wrong order. The second run has no parent on the path. The third run is a root
+    // that is not at position 0.
     assert_eq!(push(2, 3, "y", &[(0, 1)]), Pushed::Unheld);
     assert_eq!(push(4, 4, "y", &[(0, 1)]), Pushed::Unheld);
     assert_eq!(push(1, 1, "y", &[(0, 1)]), Pushed::Unheld);
@@ -143,28 +144,29 @@ fn frames_that_lie_are_refused() {
     for flags in [0, 2, 4, 7] {
         assert_eq!(refused(flags, &[0, 0]), ForestError::Flags { flags });
     }
-    // More holders than there are, or one beyond them.
+    // The frame has more holders than the file has listed, or a holder with a number that the file has not listed.
     assert!(out_of_range(refused(3, &[4])));
     assert!(out_of_range(refused(3, &[1, 3, 0])));
     assert!(out_of_range(refused(3, &[2, 2, 0, 0])));
-    // More runs than there are bytes, and a number that never ends.
+    // The frame has more runs than bytes. Then a number does not end.
     assert_eq!(refused(3, &[1, 0, 0xff, 0xff, 0x03]), ForestError::Cut);
     assert_eq!(
         refused(3, &[&[1, 0][..], &[0xff; 11]].concat()),
         ForestError::NumberTooLarge
     );
-    // A run of one block. More changes than candidates, twice the same; a change beyond them; more lacking than there are.
+    // Faults of a run with one block: more changes than candidates; a change of a candidate that does not exist; a
+    // listed candidate that has no block. With two holders, again a change of a candidate that does not exist.
     let run = |columns: &[u8]| refused(3, &[&[1, 0, 1, 0][..], columns].concat());
     assert!(out_of_range(run(&[4])));
     assert!(out_of_range(run(&[3, 1, 0])));
     assert!(out_of_range(run(&[3, 0, 1])));
     assert!(out_of_range(refused(3, &[2, 0, 0, 1, 0, 5, 1, 0, 0, 0])));
-    // Nobody has it.
+    // No holder has the run.
     assert_eq!(run(&[1, 1]), ForestError::Unheld);
     assert_eq!(run(&[2, 0, 0, 1]), ForestError::Unheld);
-    // A run of two blocks that nobody has the second of.
+    // No holder has the second block of the run.
     assert_eq!(refused(3, &[1, 0, 1, 1, 2, 0, 0, 1]), ForestError::Unheld);
-    // Pops beyond the roots, none at the end, and hashes that are missing or too many.
+    // The pops lead beyond the roots; the last pops leave a level open; hashes are missing, or are too many.
     let pops_too_far = OutlineError::PopsTooFar {
         record: 0,
         pops: 2,
@@ -179,7 +181,7 @@ fn frames_that_lie_are_refused() {
         let short = run(&[&[0, 1][..], &vec![9; bytes]].concat());
         assert_eq!(short, ForestError::Hashes { blocks: 1, bytes });
     }
-    // A branch off before the parent's first block.
+    // The run branches off before the first block of its parent.
     assert!(out_of_range(refused(3, &[1, 0, 2, 0, 0, 0, 1, 0, 0, 1])));
 }
 
@@ -221,7 +223,7 @@ fn a_path_that_no_reader_takes_is_not_written() {
     frames.extend(encoder.finish());
     assert!(frames.len() > 1, "parts of holders are bounded in a frame");
     read(&frames, 60_000).unwrap();
-    // Another such run would be too much.
+    // With one more run of the same kind, the path would have too many entries.
     let last = frames.len() - 1;
     frames[last].payload[0] &= !ENDS;
     let mut reader = ForestReader::default();
@@ -373,7 +375,7 @@ proptest! {
     fn no_bytes_make_the_reader_panic(payloads in vec(vec(prop_oneof![0..8_u8, any::<u8>()], 0..60), 0..3)) {
         let mut reader = ForestReader::default();
         for payload in payloads {
-            // Only that it returns.
+            // The read must return. Its result does not matter.
             let _ = reader.read(&payload, 4);
         }
     }

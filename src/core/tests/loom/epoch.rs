@@ -22,7 +22,7 @@ struct State {
 }
 
 #[allow(unsafe_code, reason = "what the product frees may be freed on any thread")]
-// SAFETY: callers of `Guard::defer` promise it.
+// SAFETY: callers of `Guard::defer` promise that the work may run on any thread.
 unsafe impl Send for PutOff {}
 
 /// Guard of a reader, identified by a number.

@@ -320,7 +320,8 @@ struct World {
 }
 
 impl World {
-    /// Makes a step (a change that readers see as a whole) after which the holder has `value` of both runs.
+    /// Makes a step (a change that readers see as a whole) after which the holder's share of each of the two runs is
+    /// `value`.
     fn step(&self, holder: usize, value: u64) {
         let _turn = self.turn.lock().unwrap();
         self.runs.iter().for_each(Header::count_step);

@@ -1,5 +1,5 @@
-//! The fast path for batches in the usual form, which [`EventBatch::encode`] writes: keys in its order, numbers in
-//! their usual forms.
+//! The fast path for batches in the usual form, which [`EventBatch::encode`] writes: the keys in a fixed order, and the
+//! numbers in common encodings.
 //!
 //! Each key is compared at the place where it is expected, without any look-up. If a batch or an event has another
 //! form, or a mistake, the decoder for all forms reads that batch or event again from its beginning. So the result

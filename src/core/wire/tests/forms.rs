@@ -164,7 +164,7 @@ fn disguise(mut entries: Entries, rotation: usize, depth: usize) -> Vec<u8> {
         "big",
         value(|bytes| drop(encode::write_bin(bytes, &[9; 3000]))),
     ));
-    // A key that nobody knows may even come twice.
+    // An unknown key may even come twice.
     entries.push(entry("big", vec![0xc2]));
     let rotation = rotation % entries.len();
     entries.rotate_left(rotation);

@@ -27,8 +27,8 @@ fn note_given_back(bytes: usize) {
     HELD.set(HELD.get().saturating_sub(bytes));
 }
 
-// SAFETY: every call goes to the system's allocator with the same arguments. The counters are constants of the thread that neither allocate
-// nor have a destructor.
+// SAFETY: every call goes to the system's allocator with the same arguments. The counters are thread-local cells with
+// constant initial values: they neither allocate nor have a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note_taken(layout.size());

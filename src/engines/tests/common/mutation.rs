@@ -139,7 +139,7 @@ pub(crate) fn pool_events() -> Value {
     ], 0])
 }
 
-/// Damages `payload` in one to three places. Most often, each place is one value.
+/// Damages `payload` in one to three places. Most often, it changes one byte at a place.
 pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random: &mut Rng) {
     for _ in 0..=random.usize(..3) {
         let at = random.usize(..payload.len().max(1));
@@ -148,7 +148,7 @@ pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random
             1 => payload.insert(at, random.u8(..)),
             2 if at < payload.len() => drop(payload.remove(at)),
             3 => {
-                // A piece of another payload.
+                // Inserts a piece of another payload.
                 let (_, other) = &others[random.usize(..others.len())];
                 let from = random.usize(..other.len().max(1));
                 let until = (from + random.usize(..32)).min(other.len());
@@ -158,19 +158,19 @@ pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random
                 );
             }
             4 => {
-                // The head of something long.
+                // Inserts the head of a long value.
                 const HEADS: [u8; 8] = [0xdd, 0xdf, 0xdc, 0xde, 0xc6, 0xdb, 0xc9, 0x9f];
                 let head = [HEADS[random.usize(..HEADS.len())], 0xff, 0xff, 0xff, 0xff];
                 payload.splice(at.min(payload.len())..at.min(payload.len()), head);
             }
             5 => {
-                // One piece twice.
+                // Repeats a piece.
                 let until = (at + random.usize(..64)).min(payload.len());
                 let piece = payload[at.min(until)..until].to_vec();
                 payload.splice(until..until, piece);
             }
             kind => {
-                // A value for another of its size, or anything.
+                // Changes one byte: one of its low three bits, or a small number for another, or any bit.
                 if let Some(byte) = payload.get_mut(at) {
                     *byte = match kind {
                         6..12 => *byte ^ 1 << random.usize(..3),

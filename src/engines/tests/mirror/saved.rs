@@ -81,7 +81,7 @@ fn what_is_kept_and_damaged_is_refused_or_harmless() {
 /// Function that changes a part of a saved form.
 type Part<'a> = &'a dyn Fn(&Value) -> Value;
 
-/// Returns a saved form with something at `place` of its JSON changed.
+/// Returns the saved form of `mirror`, with the value at the JSON pointer `place` changed.
 fn changed(mirror: &Mirror, place: &str, change: impl Fn(&Value) -> Value) -> SavedMirror {
     let mut saved = serde_json::to_value(mirror.save()).unwrap();
     let part = saved.pointer_mut(place).unwrap();
