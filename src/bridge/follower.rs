@@ -1,9 +1,10 @@
-//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when to
-//! give up.
+//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and
+//! when to give up.
 //!
 //! - An engine is *in sight* while it shows signs of life and no batch is known to be missing.
-//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it. An engine that has never been in sight
-//!   is an exception: it has heartbeats for ten minutes, so that daemons learn of it.
+//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it. An engine that has
+//!   never been in sight is an exception: for ten minutes, the bridge sends heartbeats, so that daemons learn of the
+//!   engine.
 //! - A *look* is a check whether the engine lives and no batch is missing.
 
 use std::time::{Duration, Instant};
@@ -65,7 +66,7 @@ impl Default for FollowOptions {
                 pause_max: Duration::from_secs(5),
             },
             blocks_max: 1 << 22,
-            // Daemons keep a holder of which nothing is heard for the same time.
+            // Daemons, too, keep a holder for this time after its last message.
             give_up_after: Duration::from_secs(600),
             answer_ports: AnswerPorts::default(),
         }
@@ -79,9 +80,10 @@ impl FollowOptions {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the minimum pause of this process that counts as a stall. A daemon considers a holder stale after three seconds
-    /// without a heartbeat, and one heartbeat may have been missed before the pause. After a stall, the engine is out of sight
-    /// until a check of it (a look) succeeds.
+    /// Returns the minimum pause of this process that counts as a stall. The pause is short enough that daemons do not
+    /// yet consider the holder stale, even if the bridge missed one heartbeat before the pause. (They do after three
+    /// seconds without a heartbeat.) After a stall, the engine is out of sight until a check of the engine (a look)
+    /// succeeds.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
@@ -186,8 +188,8 @@ impl Follower {
         }
     }
 
-    /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has their blocks.
-    /// The engine has to show that it is still the same process.
+    /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has the
+    /// blocks of these batches. The engine has to show that it is still the same process.
     pub(super) fn go_on(&mut self, before: HeardBefore) {
         self.continuity = before.continuity;
         self.topics.remember(before.topic);
@@ -385,7 +387,8 @@ impl Follower {
         match self.ask().await? {
             Verified::Whole | Verified::Torn => self.empty_answers = 0,
             Verified::Empty => return self.note_empty_answer().await,
-            // The bridge is so far behind that only the connection can give the missing batches. Another look shows when it has.
+            // The replay socket no longer has the missing batches, and they are still unread on the connection. The
+            // next look shows whether they have been read.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,
             behind @ (Verified::Stranger | Verified::Beyond) => {
@@ -414,7 +417,8 @@ impl Follower {
         }
         self.known_at = Instant::now();
         if was_verified && self.continuity.last() > before {
-            // A batch that was the last before a silence may be lost, and a batch that was just published may still be on its way.
+            // If the replay socket alone has a batch, the batch may be lost on the connection, or may still be on its
+            // way.
             let unheard_max = self.options.silent_after / 2;
             self.hearing = self
                 .hearing

@@ -169,7 +169,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
+    /// Subscribes to the events of the server at `endpoint`, from the first event on. Returns once the server has
+    /// confirmed the subscription.
     pub(super) async fn subscribe(
         endpoint: &str,
         format: Format,

@@ -1,4 +1,4 @@
-//! Event plane as a source: its subscription over NATS or ZeroMQ, beside the questions to its workers.
+//! Event plane as a source: subscribes over NATS or ZeroMQ, and asks the plane's workers for missing events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ impl PlaneEvents {
             self.lost().await?;
         }
         match heard {
-            // Messages may still be those that waited during a stall.
+            // If messages waited unread during a stall, this message may be one of them.
             PlaneEvent::Message(payload) => self.apply(&payload, quiet.is_behind()).await,
             PlaneEvent::News(news) => healing.take(news, self, &quiet.stalls).await,
             PlaneEvent::Nothing => Ok(()),
@@ -192,7 +192,7 @@ async fn connect(
                     Event::Disconnected | Event::SlowConsumer(_) | Event::Closed
                 );
                 if is_loss {
-                    // One event is enough to end the connection.
+                    // The channel holds one event, which is enough to end the connection.
                     let _ = broke.try_send(event.to_string());
                 }
             }

@@ -38,8 +38,8 @@ const RECORDS_MAX: usize = 8192;
 const RECORD_BYTES_MAX: usize = 64 << 10;
 /// Maximum size of an answer of etcd, in bytes.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Age after which an untouched file counts as that of a process that is gone. Living processes touch their files every few
-/// seconds.
+/// Age above which an untouched file no longer counts, because its process must have ended. A living process touches
+/// its files every few seconds.
 const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Place where a worker is asked for its whole state.
@@ -188,7 +188,8 @@ fn files(folder: &Path, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
     let bucket = folder.join(prefix);
     let entries = match std::fs::read_dir(&bucket) {
         Ok(entries) => entries,
-        // No worker has begun yet. A missing folder, in contrast, is a mistake.
+        // Before the first worker starts, discovery's folder exists without the subfolder. If discovery's own folder is
+        // missing, it was configured wrongly.
         Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_dir() => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };

@@ -20,7 +20,7 @@ use super::{FollowError, Follower};
 pub(super) enum Identity {
     /// The engine itself, or another process that counts as the engine.
     Known,
-    /// The engine was silent for this long, so that another process would not count as the engine.
+    /// The engine was out of sight for this time. That is so long that another process would not count as the engine.
     LongSilent(Duration),
     /// Another process answers, after a silence of this length.
     Stranger(Duration),

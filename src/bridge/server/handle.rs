@@ -50,7 +50,7 @@ pub(crate) struct ServerHandle {
     pub(super) shared: Arc<SharedServerState>,
 }
 
-/// Server that reported a publisher, in the form that the publisher's task has.
+/// Server that reported a publisher, as the task that follows the publisher knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct OriginServer {
     pub(crate) handle: ServerHandle,

@@ -129,7 +129,8 @@ async fn change_shared(
             .map(|entry| &entry.value)
             .filter(|value| !value.is_empty());
         let before = value.and_then(|value| places_in(bucket, value));
-        // The key is new, was deleted, is damaged, or is lost with JetStream's store: the engines that have ports keep them.
+        // The table may be missing or damaged, for example after a loss of JetStream's store. The engines that have
+        // ports then keep them.
         let mut places = before.as_ref().unwrap_or(&known).clone();
         change(&mut places);
         if before.as_ref() == Some(&places) {

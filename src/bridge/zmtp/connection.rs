@@ -25,7 +25,7 @@ pub(in super::super) struct PeerConnection {
 }
 
 impl PeerConnection {
-    /// Shakes hands with the peer of a new stream, whichever side has made it.
+    /// Shakes hands with the peer of a new stream, whether this side or the peer has made the connection.
     pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
         stream.set_nodelay(true)?;
         let (source, mut writer) = stream.into_split();
