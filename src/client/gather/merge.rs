@@ -195,7 +195,7 @@ mod tests {
 
     fn holder(name: u8, rank: u32, matched_blocks: u32) -> HolderMatch {
         HolderMatch {
-            // Some are doubtful, whatever else is asked of them.
+            // A third of the holders are doubtful.
             exact: !name.is_multiple_of(3),
             ..HolderMatch::new(
                 WorkerName::new(&format!("gpu-{name}")).unwrap(),

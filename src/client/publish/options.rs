@@ -38,8 +38,8 @@ pub enum Beginning {
     /// microseconds.
     #[default]
     NewEpoch,
-    /// Begins a new epoch of this number, in which the holder has no blocks yet. The number must be above every earlier
-    /// epoch's.
+    /// Begins a new epoch of this number, in which the holder has no blocks yet. The number must be above the numbers
+    /// of all earlier epochs.
     Epoch(u64),
     /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first
     /// batch number is skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already
