@@ -21,9 +21,9 @@
 //!    messages that wait for a client, and their waiting time. Each connection that is ended for such a bound is counted
 //!    (`door`).
 //! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse
-//!    connections, and end those that they have when another bridge begins to speak. A bridge that has just started does
-//!    not listen yet. A router may take the stream of one bridge and the replays of another, but only while both believe
-//!    that they speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
+//!    connections, and end those that they have when another bridge begins to speak. A bridge that has just started
+//!    does not listen yet. A router may take the stream of one bridge and the replays of another, but only while both
+//!    believe that they speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
 //!
 //! An engine gets its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`,
 //! `places`).
