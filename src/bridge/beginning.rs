@@ -23,8 +23,8 @@ use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_ma
 use super::subscribed::SubscribedEvents;
 use super::tensorrt::ServerEvents;
 
-/// Number of blocks of which the bridge checks one, for sources that use the contract's hashes. The check compares the
-/// block's hash with its tokens.
+/// Sampling interval, in blocks, for sources that use the contract's hashes. Of so many blocks, the bridge checks one:
+/// whether its hash fits its tokens.
 const TRUSTED_SAMPLE: u32 = 64;
 
 /// Parts with which the bridge begins to follow an engine.

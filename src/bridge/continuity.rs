@@ -92,8 +92,8 @@ pub(super) struct Continuity {
 }
 
 impl Continuity {
-    /// Makes the state of a publisher of which no batch is known. The publisher's first batch has a number of `first_max` at
-    /// most.
+    /// Makes the state of a publisher that has no known batch yet. The number of the publisher's first batch is
+    /// `first_max` at most.
     pub(super) fn from(first_max: u64) -> Self {
         Self {
             first_max,
@@ -166,7 +166,7 @@ impl Continuity {
         self.published = None;
     }
 
-    /// Starts over for another process, of which no batch has been applied.
+    /// Starts over for another process. No batch of that process has been applied yet.
     pub(super) fn restart(&mut self) {
         *self = Self {
             published: self.published,

@@ -80,17 +80,16 @@ impl FollowOptions {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the minimum pause of this process that counts as a stall. The pause is short enough that daemons do not
-    /// yet consider the holder stale, even if the bridge missed one heartbeat before the pause. (They do after three
-    /// seconds without a heartbeat.) After a stall, the engine is out of sight until a check of the engine (a look)
-    /// succeeds.
+    /// Returns the minimum pause of this process that counts as a stall. Daemons consider a holder stale after three
+    /// seconds without a heartbeat. A stall is noticed before that, even if the bridge missed one heartbeat before its
+    /// pause. After a stall, the engine is out of sight until a check of the engine (a look) succeeds.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
     }
 }
 
-/// Error that keeps a publisher from being followed just now.
+/// Error because of which a publisher cannot be followed at the moment.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FollowError {
     /// A socket of the engine failed.
@@ -248,7 +247,7 @@ impl Follower {
         self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
-    /// Whether a look (a check of the engine) is due immediately, even while the engine publishes. It is due in three cases:
+    /// Whether the engine is to be checked (a look) immediately, even while it publishes. It is in three cases:
     ///
     /// - a replay socket that was silent is to be asked again;
     /// - the socket has answered again, after batches may have been lost;
@@ -291,7 +290,8 @@ impl Follower {
         // The engine is out of sight until now.
         self.stalls.begin();
         match &mut self.replay_state {
-            // Published batches have contradicted the socket. The next batch may show that the socket agrees by now.
+            // Published batches have contradicted the socket. The next batch may show that the socket no longer
+            // contradicts them.
             ReplayState::Contradicting(useless) if self.continuity.last().is_some() => {
                 useless.ask_at = Instant::now();
                 Ok(())
@@ -403,7 +403,8 @@ impl Follower {
                 }
                 self.continuity.restart();
                 if !self.ask_all().await? {
-                    // The socket has forgotten some batches meanwhile. Another look finds the rest.
+                    // The socket has dropped some of the batches since it was asked. The next look fetches those that
+                    // are still missing.
                     return self.lost().await;
                 }
             }
@@ -473,7 +474,7 @@ impl Follower {
                 self.relay.lose(Reason::LostBatches).await?;
                 self.apply(numbered, false).await
             }
-            // Either another process is behind the same connection, or the replay socket is another engine's.
+            // Either another process is behind the same connection, or the replay socket belongs to another engine.
             Published::Other if self.can_ask() => self.distrust(Some(numbered)).await,
             Published::Other => self.begin_with(numbered).await,
         }

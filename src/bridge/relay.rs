@@ -510,8 +510,8 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time`. Each further
-    /// call prolongs that.
+    /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time` from
+    /// now on. The next call sets a new end.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Daemons first get the events that were applied while the engine was out of sight. Only then does the doubt
         // about the engine end.

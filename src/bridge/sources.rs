@@ -26,7 +26,7 @@ use super::server::OriginServer;
 use super::sockets::SocketError;
 use super::stalls::{BridgeClock, StallWatch};
 
-/// Error that keeps a source from being followed just now.
+/// Error because of which a source cannot be followed at the moment.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FollowedSourceError {
     /// The source cannot be reached, or its connection has broken.

@@ -225,7 +225,8 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
     Ok(engine)
 }
 
-/// Reads the engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and those of the flag.
+/// Reads the engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and the keys of
+/// the flag `--engine`.
 ///
 /// # Errors
 ///

@@ -90,8 +90,8 @@ impl EngineTask {
         }
     }
 
-    /// Ends the reports about the engine: tells daemons that it is no longer watched (out of sight), or to forget it. Saves the
-    /// known state.
+    /// Ends the reports about the engine. Tells daemons to forget the holder, or that the engine is no longer watched
+    /// (out of sight). Saves the known state.
     async fn end(mut self) -> Result<(), FollowError> {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if !says_goodbye {
@@ -129,7 +129,7 @@ impl EngineTask {
         Ok(())
     }
 
-    /// Saves the engine's known state, if the next save is due.
+    /// Saves the engine's known state, if it is time for the next save.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {

@@ -235,7 +235,8 @@ impl ServerEvents {
         }
     }
 
-    /// Asks for the next answer and waits for it. The holders stay in sight meanwhile, unless this process stands still.
+    /// Asks for the next answer, and waits for it. During the wait, the holders stay in sight, unless this process
+    /// stands still.
     async fn answer(
         &mut self,
         poller: &mut Poller,

@@ -372,7 +372,8 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
                 subject, words
             );
         }
-        // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
+        // A bridge needs the right to subscribe for resyncs and the right to publish events. Without either right it is
+        // of no use.
         ConnectionNotice::Refused(refusal) => {
             log_gated!(error "the NATS server refuses what the bridge needs"; %refusal);
             if !bridge.note_refusal(refusal) {

@@ -21,8 +21,8 @@ use super::connect::parse_time;
 use super::failure::Failure;
 use super::serve::{Hangups, expect_regular};
 
-/// Shortest time between two writes of one engine's state. A state that old is of use, because the engine's replay
-/// socket can repeat the events of a far longer time.
+/// Shortest time between two writes of one engine's state. A saved state of this age can be brought up to date, because
+/// the engine's replay socket can repeat the events of a far longer time.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Name under which a bridge lists the engines from flags and from `--engines-file`.
 const SOURCE: &str = "flags";

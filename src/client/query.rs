@@ -27,7 +27,7 @@ const CONNECTIONS_MAX: usize = 8;
 /// The patience is the longest time that the request waits.
 const NOBODY_PARTS: u32 = 20;
 
-/// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.
+/// Asks the daemons of one subject prefix. Cheap to clone; several requests can run at the same time.
 ///
 /// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request
 /// is sent again on each new connection, and a second time after half of its patience. This is safe, because asking changes

@@ -1,4 +1,4 @@
-//! Reports of sources: the engines that each source knows, or the error because of which it cannot look for engines.
+//! Reports of sources. A source reports the engines that it knows, or the error that keeps it from looking for engines.
 
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
@@ -25,8 +25,8 @@ pub struct SourceState {
     pub last_error: Option<String>,
 }
 
-/// Error because of which the bridge does not believe an engine: the source does not confirm that the engine is the one
-/// that it found.
+/// Error because of which the bridge does not believe an engine: the source that found the engine does not confirm the
+/// engine.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(
     not(feature = "kubernetes"),
@@ -96,7 +96,7 @@ impl Reports {
         });
     }
 
-    /// Reports that the source cannot look for engines just now. The engines that it has known stay.
+    /// Reports that the source cannot look for engines at the moment. The engines that it has known stay.
     pub(super) fn fail(&self, error: &dyn Display) {
         self.metrics.discovery_failures.get(self.kind).increment(1);
         self.set_trouble(Some(format!("{error}")));

@@ -117,7 +117,7 @@ pub(super) async fn catch_up(
     Err(AnswerError::TooFast)
 }
 
-/// Decodes events, and refuses them if one is of another worker or rank than `record`'s.
+/// Decodes events. Refuses them if one of them names another worker or rank than `record` does.
 async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<DecodedEvents, AnswerError> {
     let decoding = spawn_blocking(move || {
         let limits = DecodeLimits {

@@ -92,7 +92,7 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Makes the course of a worker, none of whose events are known yet.
+    /// Makes the course of a worker whose events are not known yet.
     pub(super) fn new(record: SourceRecord) -> Self {
         let now = Instant::now();
         Self {

@@ -27,8 +27,8 @@ use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
 use super::{MessageOrder, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
-/// Maximum size of the messages of an event plane's workers that wait for earlier events, in bytes. Further messages are dropped,
-/// and asked for again.
+/// Maximum size of the workers' messages that wait for earlier events, in bytes. If there is no room, a message is
+/// dropped, and its events are asked for later.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of publishers that are remembered as gone. Messages that still come from them are left out.
 const GONE_MAX: usize = 4096;
@@ -112,8 +112,8 @@ impl Courses {
         failed.or_else(|| self.records.trouble.clone())
     }
 
-    /// Returns the records that concern this plane: those of its own publishers, and those of publishers for which `heard`
-    /// holds. A worker that two publishers report is left out, as nobody knows which of them to believe.
+    /// Returns the records that concern this plane: the records of its own publishers, and of the publishers for which
+    /// `heard` holds. A worker that two publishers report is left out, because nobody knows which publisher is right.
     fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
         let records = &self.records;
         let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
@@ -222,7 +222,7 @@ impl PlaneEvents {
         self.holders.forget(&worker, rank).await
     }
 
-    /// Returns the next question that is due; `None` if none is.
+    /// Returns the next question to a worker for which the time has come; `None` if there is none.
     pub(in super::super) fn question(&mut self, look: PendingLook) -> Option<WorkerQuestion> {
         let number = self.courses.questions.wrapping_add(1);
         let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {

@@ -20,7 +20,8 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// News for an event plane that does not come over its subscription: changed records, or an answer of a worker.
+/// Event for an event plane's task that does not come over the plane's subscription: changed records, or an answer of a
+/// worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.
     Records(Arc<Records>),

@@ -59,7 +59,7 @@ pub(super) use courses::PlaneAddress;
 pub use ports::AnswerPorts;
 pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, look_at};
 
-/// Maximum number of publishers that are told apart. Workers that further publishers report are in doubt.
+/// Maximum number of publishers that are followed. Workers of other publishers are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
 /// Bytes in front of an envelope on ZeroMQ: a version, and the length of the envelope.
 const FRAME_HEAD_BYTES: usize = 5;
@@ -273,7 +273,8 @@ impl PlaneEvents {
     }
 
     /// Puts the holders that `named` lists in doubt, because a publisher that is not followed reports them. If another
-    /// publisher reported such a holder before, the holder is another process by now, and the earlier reports are outdated.
+    /// publisher reported such a holder before, a new process has taken over the holder, and the earlier reports are
+    /// outdated.
     async fn doubt(
         &mut self,
         publisher: u64,
@@ -293,8 +294,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes a holder away from all other publishers. If another publisher has reported it before, the holder is another
-    /// process now, and begins anew.
+    /// Takes a holder away from all other publishers. If another publisher has reported the holder before, a new
+    /// process has taken over the holder, so the holder begins anew.
     async fn leave_others(
         &mut self,
         publisher: u64,

@@ -230,7 +230,7 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
         Ok(record) => record,
         Err(error) => {
             log_gated!(warn "a record of Dynamo's discovery cannot be read"; key, error);
-            // A record that cannot be read may be half written just now.
+            // A record that cannot be read may be half written at this moment.
             let publisher = u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()?;
             Some((publisher, before.sources.get(&publisher)?.clone()))
         }

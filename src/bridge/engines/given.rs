@@ -68,7 +68,8 @@ impl Given {
 }
 
 impl Bridge {
-    /// Asks the sources that have found a server whether it is still there, and still the same.
+    /// Asks the sources that have found `server` whether that server is still there, and still belongs to the same
+    /// engine.
     pub(crate) async fn confirm_found(&self, server: &NewServer) -> Result<(), LookError> {
         let finders: Vec<Reports> = {
             let state = self.inner.state.lock();

@@ -147,9 +147,9 @@ impl Follower {
         Ok(replay)
     }
 
-    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be silent, the
-    /// engine is put out of sight: batches may be missing. Published batches wait unread meanwhile, and nobody knows whether any
-    /// are missing.
+    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be
+    /// silent, the engine goes out of sight: batches may be missing, because published batches are not read during the
+    /// wait.
     async fn next_of(&mut self, replay: &mut ReplaySocket) -> Result<Option<Numbered>, FollowError> {
         let overdue_at = self.known_at.checked_add(self.options.silent_after);
         let message = {

@@ -43,8 +43,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Starts over for another process, of which nothing is known. Its content is in doubt for the reason `doubt`, or for
-    /// [`Reason::OtherEngine`] after a long silence.
+    /// Starts over for another process, whose blocks are not known yet. They are in doubt for the reason `doubt`, or
+    /// for [`Reason::OtherEngine`] after a long silence.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {
             Identity::Known => doubt,

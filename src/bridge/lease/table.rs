@@ -45,8 +45,8 @@ pub struct Times {
     pub listen: Duration,
     /// Extra time that a bridge waits for each bridge that comes before it in the order in which bridges may take over a holder.
     pub step: Duration,
-    /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder gives way
-    /// to it.
+    /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder
+    /// gives way to that bridge.
     pub worse: Duration,
 }
 
@@ -293,7 +293,7 @@ impl LeaseTable {
     }
 }
 
-/// Beats of the other living bridges, reduced to what they say of one holder.
+/// Facts about one holder, from the beats of the other living bridges.
 #[derive(Debug, Default)]
 struct Others {
     /// Highest epoch in which another bridge reports the holder, and that bridge's number; `None` if no other bridge reports it.

@@ -13,7 +13,7 @@ pub(super) struct AddedLabels {
 }
 
 impl AddedLabels {
-    /// Returns `profile` with these labels added. A label for which there is no room is left out.
+    /// Returns `profile` with these labels added. Leaves out the labels that would exceed the limits on labels.
     pub(super) fn to(&self, profile: &Profile) -> Profile {
         let added = [
             (LAYERS_LABEL, self.layers),

@@ -71,7 +71,7 @@ impl ConnectionEnd {
 }
 
 /// Serves both sockets of an engine during each turn of the bridge, that is, while the bridge speaks for the engine.
-/// Connections end with the turn, so that no router mistakes one bridge's numbers for another's.
+/// Connections end with the turn, so that no router mistakes the numbers of one bridge for the numbers of another.
 pub(super) async fn serve_in_turns(
     engine: &str,
     sockets: &SocketPair,

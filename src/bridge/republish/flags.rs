@@ -84,7 +84,7 @@ pub(in super::super) fn router_flags(
     flags.join(" ") + "\n"
 }
 
-/// Returns the URL of a worker: an address without a scheme is of HTTP.
+/// Returns the URL of a worker. An address without a scheme becomes an HTTP URL.
 fn url_of(address: &Address) -> String {
     let address = address.as_str();
     match address.contains("://") {

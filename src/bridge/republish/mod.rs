@@ -176,9 +176,9 @@ impl Republisher {
         None
     }
 
-    /// Begins to republish the events of an engine, during the given turns. The stream begins with the `kept` blocks, and
-    /// `settings` are those of the engine's translator. Returns the tap for the relay; `None` if the engine is not
-    /// republished.
+    /// Begins to republish the events of an engine, during the given turns. The stream begins with the `kept` blocks.
+    /// `settings` must be the settings of the engine's translator. Returns the tap for the relay; `None` if the engine
+    /// is not republished.
     pub(super) async fn tap(
         &self,
         engine: &NewEngine,
@@ -255,8 +255,8 @@ async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<Sa
     }
 }
 
-/// Whether an engine can be republished, that is, whether its events tell tokens, come from sockets of its own, and are of
-/// the contract's scheme.
+/// Whether an engine can be republished: its events must tell tokens, come from the engine's own sockets, and use the
+/// contract's hashes.
 fn is_republished(engine: &NewEngine) -> bool {
     !engine.is_source() && engine.format != Format::Mooncake && engine.key.model.chains().is_none()
 }

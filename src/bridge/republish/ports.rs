@@ -20,8 +20,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// An engine that is followed and has its ports from the range.
 #[derive(Debug, Default)]
 struct PortUserState {
-    /// Number of taps, each of which passes the engine's events to routers. An engine that begins anew may have two taps for a
-    /// moment.
+    /// Number of the engine's taps, which pass its events to routers. An engine that begins anew may have two taps for
+    /// a moment.
     taps: usize,
     /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
     trouble: Option<String>,
@@ -86,8 +86,8 @@ impl Ports {
         }
     }
 
-    /// Returns the sockets of an engine that is followed, or a text that says why it has none; `None` for other
-    /// engines.
+    /// Returns the sockets of an engine that is followed, or a text that says why the engine has no sockets. `None` for
+    /// an engine that is not followed.
     pub(super) fn of(&self, engine: &str) -> Option<Result<SocketPair, String>> {
         let trouble = self.known.lock().get(engine)?.trouble.clone();
         let place = self.places.borrow().1.of(engine);

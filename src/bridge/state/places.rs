@@ -74,9 +74,9 @@ impl KeptPlaces {
         read.ok().flatten().unwrap_or_default()
     }
 
-    /// Applies `change` to the table, and writes the table. The table is `known`, with its revision, or a newer one if other
-    /// bridges have written since. Returns the new revision, and the table. If a file cannot be written, the failure is counted,
-    /// but the change still applies.
+    /// Applies `change` to the table of ports, and writes the table. `known` is the table as this bridge knows it. If
+    /// other bridges have written a newer table, the change is applied to that. Returns the table and its revision. If
+    /// a file cannot be written, the failure is counted, but the change still applies.
     pub(in super::super) async fn change(
         &self,
         (revision, known): (u64, PortPlaces),

@@ -142,7 +142,8 @@ impl SharedRegistrations {
                 entry = watch.next() => {
                     let entry = entry.ok_or_else(ended)?.map_err(io::Error::other)?;
                     if entry.key == self.bucket.owner_key() {
-                        // Only a written key changes the owner. If somebody empties the bucket, the owner stays.
+                        // The owner changes only if the key is written. If the bucket is emptied, which deletes the
+                        // key, the owner stays the same.
                         if entry.operation == Operation::Put && !self.bucket.is_own(&entry.value) {
                             return Ok(entry.value);
                         }

@@ -11,8 +11,8 @@ use super::decoder::MessageOrCommand;
 use super::reader::{ReadError, ZmtpReader};
 use super::{Role, greeting, pong, ready};
 
-/// Maximum size of unsent answers to heartbeats, in bytes. Further answers are left out: a peer that reads no answer has no
-/// use for them.
+/// Maximum size of the answers to heartbeats that wait to be sent, in bytes. Answers beyond that are dropped, because a
+/// peer that does not read them does not need them.
 const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A connection, until it breaks.

@@ -17,8 +17,8 @@ pub enum Transport {
     JetStream {
         /// Longest wait for an acknowledgement before the batch is sent again. The stream drops a batch that it has already.
         acknowledgement_timeout: Duration,
-        /// Maximum number of times that a batch is sent. If the stream has acknowledged none of them, the batch is given up.
-        /// Daemons then notice a gap in the batch numbers and ask for the batch.
+        /// Maximum number of times that a batch is sent. After that many sends without an acknowledgement, the batch is
+        /// given up. Daemons then notice a gap in the batch numbers and ask for the batch.
         attempts: u32,
     },
 }

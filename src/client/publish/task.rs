@@ -264,7 +264,7 @@ impl Task {
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
                 let sent = failed.map_err(PublisherError::from).map(|()| self.outbox.cursor);
-                // The server may take its time. Daemons are answered meanwhile.
+                // The server may take long to answer. Another task waits for it, so that this task can answer daemons.
                 tokio::spawn(finish_flush(
                     self.nats.clone(),
                     Arc::clone(&self.shared),

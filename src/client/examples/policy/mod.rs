@@ -37,11 +37,11 @@ fn home_score(engine: &str, key: &[u8; 32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns the engine for a prompt of `blocks` blocks, and the number of blocks that the engine has to compute. `None` if there
-/// are no engines.
+/// Returns the engine for a prompt of `blocks` blocks, and the number of blocks that the engine has to compute. `None`
+/// if there are no engines.
 ///
-/// `usable` has the number of the prompt's blocks that each engine can reuse, for the engines of which it is known. `under_way`
-/// has the number of blocks that each engine has to compute for other prompts.
+/// `usable` has the number of the prompt's blocks that an engine can reuse; an engine that is not in the map counts as
+/// 0. `under_way` has the number of blocks that each engine has to compute for other prompts.
 pub(crate) fn choose<'e>(
     engines: &'e [String],
     tokens: &[u32],
