@@ -316,8 +316,8 @@ impl Bridge {
         }
     }
 
-    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it after the
-    /// engines of flags and files were given, which come first, and before discovery begins.
+    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it
+    /// before discovery begins, and after the engines of flags and files were given, because these have priority.
     pub fn take_up_registered(&self) {
         let kept = std::mem::take(&mut self.inner.state.lock().kept);
         for engine in kept {

@@ -129,12 +129,12 @@ pub(super) struct Follower {
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
     /// Number of consecutive failures of the replay socket. While the socket is believed, only failures at a new
-    /// connection count. Afterwards, each failed question counts.
+    /// connection count. Once it is no longer believed, each failed question counts.
     replay_failures: u32,
     /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
-    /// Whether batches may have been lost while the replay socket was silent. They are fetched when the socket answers
-    /// again.
+    /// Whether batches may have been lost while the replay socket was silent. If so, the lost batches are fetched when
+    /// the socket answers again.
     has_missed: bool,
     /// Verdict on this connection so far: whether its batches continue the applied batches.
     connection: ConnectionState,

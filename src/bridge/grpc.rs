@@ -14,7 +14,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Maximum size of a frame, in bytes. A snapshot's chunk has 2,048 blocks, which may then have thousands of tokens each.
+/// Maximum size of a frame, in bytes. A chunk of a snapshot has 2,048 blocks, and a block can have thousands of tokens.
 const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Maximum size of an engine's description, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;

@@ -525,8 +525,8 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// Begins a new epoch without any block, because the engine is another process. `doubt` is the reason if batches of the
-    /// new process are missing already; else `None`.
+    /// Begins a new epoch without any block, because the engine is another process. If batches of the new process are
+    /// already missing, `doubt` is the reason to report.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         if let Some(tap) = &self.tap {

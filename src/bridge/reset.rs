@@ -172,8 +172,8 @@ struct ResetAnswer {
 }
 
 impl Bridge {
-    /// Listens to commands of operators for ever. Without the right to subscribe, the bridge answers no command, which
-    /// `kvatlas admin` reports.
+    /// Listens to commands of operators for ever. If the bridge has no right to subscribe to them, it answers no
+    /// command. `kvatlas admin` then reports that no bridge has carried out the command.
     pub(super) async fn carry_out_commands(self, nats: Client) {
         let subject = self.subjects().admin(AdminCommand::Reset);
         let mut commands = match nats.subscribe(subject).await {

@@ -171,8 +171,8 @@ impl SubscribedEvents {
         ))
     }
 
-    /// Returns a text that says that fewer ranks have sent frames than the engine has; `None` if all of the `count` ranks
-    /// have. An idle rank sends nothing, so the ranks that have sent frames are not in doubt.
+    /// Returns a text that says that some of the engine's `count` ranks have not sent a frame yet; `None` if all have.
+    /// An idle rank sends nothing, so its silence does not put the other ranks in doubt.
     fn unheard(&self, count: u32) -> Option<String> {
         let heard = self.ranks.len();
         (heard < count as usize).then(|| {

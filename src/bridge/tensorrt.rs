@@ -179,8 +179,8 @@ pub(super) struct ServerEvents {
     batch: EngineBatch,
     /// Number of the last event of each rank.
     last: BTreeMap<Rank, u64>,
-    /// Ranks whose events may be missing, because an answer was lost or went to an earlier bridge, or whose process may be another
-    /// one. They stay out of sight (not known for certain) until the numbers of their next events have come.
+    /// Ranks that are out of sight (not known for certain) until the numbers of their next events have come. An answer
+    /// with their events may have been lost or may have gone to an earlier bridge, or the process may be another one.
     unproven: BTreeSet<Rank>,
 }
 

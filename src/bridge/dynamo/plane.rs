@@ -122,8 +122,8 @@ impl PlaneEvents {
             is_confirmed |= matches!(heard, PlaneEvent::Message(_));
             self.hear(heard, &mut quiet, &healing).await?;
             if is_confirmed {
-                // If a worker were asked before, the bridge would miss the events that the worker publishes after its
-                // answer.
+                // No worker is asked before the subscription is confirmed: the bridge could miss events that the worker
+                // publishes after its answer.
                 healing.ask(self, &quiet.stalls);
                 self.note_followed(task);
             }

@@ -89,7 +89,8 @@ pub(in super::super) enum RecordsError {
 /// Key of a record, and the record's value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
-/// Readers of discovery's records: one task for each place. All that need the records of a place share its task.
+/// Readers of discovery's records: one task for each place. Everything that needs the records of a place shares the
+/// task.
 #[derive(Default)]
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 

@@ -85,8 +85,8 @@ impl RepublishOptions {
         addresses::check(&self.addresses)
     }
 
-    /// Whether engines get their ports from a range. Bridges that share a lease then have to share the table of ports, too:
-    /// a state in JetStream.
+    /// Whether engines get their ports from a range. Bridges that share a lease then have to share the table of ports,
+    /// too, so their state has to be in JetStream.
     pub fn has_range(&self) -> bool {
         self.addresses.iter().any(RepublishAddress::is_range)
     }

@@ -32,8 +32,8 @@ impl PeerConnection {
         let mut reader = ZmtpReader::new(source, role.limits());
         writer.write_all(&greeting()).await?;
         reader.greeting().await?;
-        // `READY` is sent after the peer's greeting. A peer of another kind tells what it is only to a side that waits
-        // for it.
+        // `READY` is sent only after the peer's greeting has come. A peer of another kind shows what it is only to a
+        // side that waits for its greeting.
         writer.write_all(&ready(role)).await?;
         reader.ready(role).await?;
         Ok(Self {

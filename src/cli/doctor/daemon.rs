@@ -132,7 +132,8 @@ fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check 
              server refuses; else start one with the same nats.url and subjects.prefix",
         ),
         LackingAnswer::Incomplete(gathered) => missing_shards(gathered),
-        // The words name the shard that is missing, the bound that is reached, or what a daemon that has just started waits for.
+        // The error text names the missing shard, the bound that is reached, or the condition that a daemon at its
+        // start waits for.
         LackingAnswer::Refused(refusal) if refusal.code == ErrorCode::Unavailable => Check::failed(
             ROUND_TRIP,
             format!("{unknown}: {}", refusal.text),

@@ -395,7 +395,8 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
-/// Returns the check of a replica whose admin listener does not answer. It failed only if somebody named the replica.
+/// Returns the check of a replica whose admin listener does not answer. The check fails only if `is_expected`, that is,
+/// if the replica must be there.
 fn check_absent(name: &str, is_expected: bool, failure: &Failure) -> Check {
     if is_expected {
         let mend = "start it, or see whether its admin.listen is there and this machine reaches it";

@@ -337,8 +337,8 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten together
-    /// with its batch numbers, or are to forget.
+    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten, with
+    /// its batch numbers, and for a holder whose blocks daemons are to forget.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
