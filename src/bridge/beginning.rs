@@ -1,4 +1,4 @@
-//! Start of following an engine: without any knowledge of it, or from the state that an earlier bridge saved.
+//! Starts to follow an engine: either nothing is known of the engine, or an earlier bridge has saved its state.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_ma
 use super::subscribed::SubscribedEvents;
 use super::tensorrt::ServerEvents;
 
-/// Sampling interval for sources that use the contract's hashes. The hash of one block in this many is compared with the
-/// block's tokens.
+/// Sampling interval, in blocks, for sources that use the contract's hashes. Of so many blocks, the bridge checks one:
+/// whether its hash fits its tokens.
 const TRUSTED_SAMPLE: u32 = 64;
 
 /// Parts with which the bridge begins to follow an engine.
@@ -234,7 +234,8 @@ impl Inner {
     }
 }
 
-/// Whether the engine's events leave out its groups of layers and its moves between tiers, as TensorRT-LLM's frames over gRPC do.
+/// Whether the engine's events leave out facts about groups of layers and about moves of blocks between tiers, as
+/// TensorRT-LLM's frames over gRPC do.
 fn leaves_out_groups(engine: &NewEngine) -> bool {
     engine.format == Format::TensorRt && matches!(engine.connection(), Connection::Stream)
 }

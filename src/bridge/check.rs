@@ -41,9 +41,9 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
     }
 }
 
-/// Refuses an engine whose block size differs from the namespace's: queries by tokens would not find such an engine's
-/// blocks. A namespace that is not configured has the block size of its present holders. The engine's own holders do
-/// not count, because they belong to a process that has ended.
+/// Refuses an engine whose block size differs from the namespace's block size, because queries by tokens would not find
+/// the engine's blocks. A namespace that is not configured has the block size of its present holders. Holders of the
+/// same engine do not count: they belong to a process of the engine that has ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
@@ -99,7 +99,7 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
         ));
     }
     let scheme = engine.key.model.scheme.as_ref().map(|scheme| scheme.algorithm);
-    // Each of these schemes takes the block names of one kind of engine.
+    // Only one kind of engine gives blocks the names that each of these schemes requires.
     let whose = match scheme {
         Some(SchemeAlgorithm::Sglang) => Some(Format::Sglang),
         Some(SchemeAlgorithm::VllmSha256Cbor) => Some(Format::Vllm),
@@ -148,8 +148,8 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// Checks that several bridges that share a lease can follow an engine at the same time, each with all of the engine's
-/// events.
+/// Checks that several bridges can follow an engine at the same time, so that each bridge gets all of the engine's
+/// events. A server that removes its events when it answers is refused.
 pub(super) fn check_shared(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     match engine.connection() {
         Connection::Drain => Err(RegisterRefusal::Drained {
@@ -179,7 +179,8 @@ fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// Checks the NATS server of an event plane, whose URL may not hold credentials, and the subject of its events.
+/// Checks two settings of an event plane: the URL of its NATS server, which may not hold credentials, and the subject
+/// of its events.
 fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if engine.endpoint.contains('@') || engine.endpoint.parse::<async_nats::ServerAddr>().is_err() {

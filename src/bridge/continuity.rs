@@ -25,7 +25,7 @@ struct RecentBatch {
     digest: u64,
 }
 
-/// Record of a batch that was published: its number and a digest of its bytes.
+/// Record of a batch that the publisher has sent on the connection: the batch's number and a digest of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HeardBatch {
     pub(super) seq: u64,
@@ -51,8 +51,8 @@ pub(super) enum Published {
     Forgotten,
     /// Batches between the last applied one and this one are missing.
     Gap,
-    /// An applied batch of this number had other bytes, or the numbers run backwards. Either the process is another one, or
-    /// the replay socket is another engine's.
+    /// An applied batch of this number had other bytes, or the numbers run backwards. Either another process sends the
+    /// batches, or the replay socket belongs to another engine.
     Other,
 }
 
@@ -92,8 +92,8 @@ pub(super) struct Continuity {
 }
 
 impl Continuity {
-    /// Makes the state of a publisher of which no batch is known. The publisher's first batch has a number of `first_max` at
-    /// most.
+    /// Makes the state of a publisher that has no known batch yet. The number of the publisher's first batch is
+    /// `first_max` at most.
     pub(super) fn from(first_max: u64) -> Self {
         Self {
             first_max,
@@ -166,7 +166,7 @@ impl Continuity {
         self.published = None;
     }
 
-    /// Starts over for another process, of which no batch has been applied.
+    /// Starts over for another process. No batch of that process has been applied yet.
     pub(super) fn restart(&mut self) {
         *self = Self {
             published: self.published,
@@ -268,7 +268,8 @@ mod tests {
         assert_eq!(continuity.published(0, b"a"), Published::Next);
         continuity.applied(0, b"a", false);
         assert_eq!(continuity.published(2, b"x"), Published::Gap);
-        // The replay gives back what was missing, and more than has been published here yet.
+        // The replay gives the missing batch 1, and batches 3 and 4, which have not been published on this connection
+        // yet.
         for seq in 1..=4 {
             continuity.applied(seq, b"x", true);
         }
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(continuity.published(4, b"x"), Published::Duplicate);
         assert_eq!(continuity.published(5, b"y"), Published::Next);
         continuity.applied(5, b"y", false);
-        // The last batch may come twice. That is no count that begins anew.
+        // The last batch may come twice. Its number alone does not show that the count begins anew.
         assert_eq!(continuity.published(5, b"y"), Published::Duplicate);
         assert_eq!(continuity.published(5, b"z"), Published::Other);
         assert_eq!(continuity.published(0, b"z"), Published::Other);

@@ -57,9 +57,9 @@ pub struct BridgeOptions {
     pub follow: FollowOptions,
     /// Settings of the publishers to daemons. The settings of a namespace come from its engine.
     pub publisher: PublisherOptions,
-    /// Namespaces of the daemon in this process; `None` if there is no daemon. With them, the bridge refuses an engine whose
-    /// block size differs from its namespace's. Without them, the engine is followed, and a daemon elsewhere refuses its
-    /// batches.
+    /// Namespaces of the daemon in this process; `None` if there is no daemon. If they are given, the bridge refuses an
+    /// engine whose block size differs from the block size of its namespace. Otherwise the bridge follows the engine,
+    /// and a daemon elsewhere refuses its batches.
     pub namespaces: Option<Arc<Namespaces>>,
     /// Maximum number of engines that are followed.
     pub engines_max: usize,
@@ -316,8 +316,8 @@ impl Bridge {
         }
     }
 
-    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it after the
-    /// engines of flags and files were given, which come first, and before discovery begins.
+    /// Follows the engines that were registered with an earlier bridge, as the state directory lists them. Call it
+    /// before discovery begins, and after the engines of flags and files were given, because these have priority.
     pub fn take_up_registered(&self) {
         let kept = std::mem::take(&mut self.inner.state.lock().kept);
         for engine in kept {
@@ -476,7 +476,7 @@ impl Bridge {
             .collect()
     }
 
-    /// Returns the total number of engines of the sources for which `is_meant` holds.
+    /// Counts the engines that are known to the sources for which `is_meant` holds.
     pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
         let state = self.inner.state.lock();
         let sources = state.sources.iter().filter(|reports| is_meant(reports));
@@ -559,15 +559,15 @@ impl Inner {
     pub(super) fn profiles_of(&self, engine: &NewEngine) -> watch::Receiver<Profile> {
         let state = self.state.lock();
         let followed = state.engines.get(&engine.key);
-        // An engine that was unregistered meanwhile is about to end.
+        // If the engine is not in the list, it was just unregistered, and the task that follows it is about to end.
         followed.map_or_else(
             || watch::channel(engine.profile.clone()).1,
             |followed| followed.profiles.subscribe(),
         )
     }
 
-    /// Returns the records of Dynamo's discovery that say how the workers of an engine are asked; `None` if no place of
-    /// discovery is configured for the engine.
+    /// Returns the records of Dynamo's discovery, which say how to reach the engine's workers; `None` if the engine's
+    /// settings name no place of such records.
     fn records_of(&self, engine: &NewEngine) -> Option<watch::Receiver<Arc<Records>>> {
         let discovery = engine.discovery.as_ref()?;
         Some(self.record_readers.of(discovery, |looking| self.spawn(looking)))

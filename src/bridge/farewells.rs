@@ -1,5 +1,8 @@
-//! Epochs in which the bridge has said goodbye. Daemons drop batches of a lower epoch for a minute after a goodbye. If the
-//! clock was ahead when the epoch began, the holder's next epoch would be lower. So that one begins above the old one.
+//! Remembers the epochs that the bridge has ended with a goodbye, if these epochs are ahead of the clock.
+//!
+//! After a goodbye, daemons drop batches of the holder's lower epochs for a minute. An epoch's number is usually the
+//! time of its start. If the clock was ahead at that time, and has been set back since, the holder's next epoch would
+//! be lower. So the next epoch begins above the remembered one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +18,7 @@ const HOLDERS_MAX: usize = 4096;
 
 type FarewellKey = (NamespaceName, WorkerName, Rank);
 
-/// Epochs ahead of the clock in which holders were said goodbye. Clones share them.
+/// Epochs that ended with a goodbye, by holder, if they are ahead of the clock. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Farewells(Arc<Mutex<HashMap<FarewellKey, u64>>>);
 
@@ -42,7 +45,8 @@ impl Farewells {
 }
 
 impl Farewell {
-    /// Notes that the holder was said goodbye in `epoch`. An epoch of the past needs no note.
+    /// Notes that the holder's `epoch` ended with a goodbye. Does nothing if `epoch` is not ahead of the clock, or
+    /// [`HOLDERS_MAX`] holders have a note.
     pub(super) fn note(&self, epoch: u64) {
         self.note_at(epoch, unix_time_us());
     }
@@ -55,7 +59,8 @@ impl Farewell {
         }
     }
 
-    /// Returns the epoch of the holder's last goodbye; `None` if that lay in the past.
+    /// Returns the epoch that the holder's last goodbye ended; `None` if no such epoch was noted, because it was not
+    /// ahead of the clock.
     pub(super) fn epoch(&self) -> Option<u64> {
         self.farewells.0.lock().get(&self.holder).copied()
     }

@@ -1,9 +1,10 @@
-//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when to
-//! give up.
+//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and
+//! when to give up.
 //!
 //! - An engine is *in sight* while it shows signs of life and no batch is known to be missing.
-//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it. An engine that has never been in sight
-//!   is an exception: it has heartbeats for ten minutes, so that daemons learn of it.
+//! - Otherwise the engine is *out of sight*, and the bridge sends daemons no heartbeats for it. An engine that has
+//!   never been in sight is an exception: for ten minutes, the bridge sends heartbeats, so that daemons learn of the
+//!   engine.
 //! - A *look* is a check whether the engine lives and no batch is missing.
 
 use std::time::{Duration, Instant};
@@ -65,7 +66,7 @@ impl Default for FollowOptions {
                 pause_max: Duration::from_secs(5),
             },
             blocks_max: 1 << 22,
-            // Daemons keep a holder of which nothing is heard for the same time.
+            // Daemons, too, keep a holder for this time after its last message.
             give_up_after: Duration::from_secs(600),
             answer_ports: AnswerPorts::default(),
         }
@@ -79,16 +80,16 @@ impl FollowOptions {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the minimum pause of this process that counts as a stall. A daemon considers a holder stale after three seconds
-    /// without a heartbeat, and one heartbeat may have been missed before the pause. After a stall, the engine is out of sight
-    /// until a check of it (a look) succeeds.
+    /// Returns the minimum pause of this process that counts as a stall. Daemons consider a holder stale after three
+    /// seconds without a heartbeat. A stall is noticed before that, even if the bridge missed one heartbeat before its
+    /// pause. After a stall, the engine is out of sight until a check of the engine (a look) succeeds.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
     }
 }
 
-/// Error that keeps a publisher from being followed just now.
+/// Error because of which a publisher cannot be followed at the moment.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FollowError {
     /// A socket of the engine failed.
@@ -128,12 +129,12 @@ pub(super) struct Follower {
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
     /// Number of consecutive failures of the replay socket. While the socket is believed, only failures at a new
-    /// connection count. Afterwards, each failed question counts.
+    /// connection count. Once it is no longer believed, each failed question counts.
     replay_failures: u32,
     /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
-    /// Whether batches may have been lost while the replay socket was silent. They are fetched when the socket answers
-    /// again.
+    /// Whether batches may have been lost while the replay socket was silent. If so, the lost batches are fetched when
+    /// the socket answers again.
     has_missed: bool,
     /// Verdict on this connection so far: whether its batches continue the applied batches.
     connection: ConnectionState,
@@ -186,8 +187,8 @@ impl Follower {
         }
     }
 
-    /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has their blocks.
-    /// The engine has to show that it is still the same process.
+    /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has the
+    /// blocks of these batches. The engine has to show that it is still the same process.
     pub(super) fn go_on(&mut self, before: HeardBefore) {
         self.continuity = before.continuity;
         self.topics.remember(before.topic);
@@ -246,7 +247,7 @@ impl Follower {
         self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
-    /// Whether a look (a check of the engine) is due immediately, even while the engine publishes. It is due in three cases:
+    /// Whether the engine is to be checked (a look) immediately, even while it publishes. It is in three cases:
     ///
     /// - a replay socket that was silent is to be asked again;
     /// - the socket has answered again, after batches may have been lost;
@@ -289,7 +290,8 @@ impl Follower {
         // The engine is out of sight until now.
         self.stalls.begin();
         match &mut self.replay_state {
-            // Published batches have contradicted the socket. The next batch may show that the socket agrees by now.
+            // Published batches have contradicted the socket. The next batch may show that the socket no longer
+            // contradicts them.
             ReplayState::Contradicting(useless) if self.continuity.last().is_some() => {
                 useless.ask_at = Instant::now();
                 Ok(())
@@ -385,7 +387,8 @@ impl Follower {
         match self.ask().await? {
             Verified::Whole | Verified::Torn => self.empty_answers = 0,
             Verified::Empty => return self.note_empty_answer().await,
-            // The bridge is so far behind that only the connection can give the missing batches. Another look shows when it has.
+            // The replay socket no longer has the missing batches, and they are still unread on the connection. The
+            // next look shows whether they have been read.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,
             behind @ (Verified::Stranger | Verified::Beyond) => {
@@ -400,7 +403,8 @@ impl Follower {
                 }
                 self.continuity.restart();
                 if !self.ask_all().await? {
-                    // The socket has forgotten some batches meanwhile. Another look finds the rest.
+                    // The socket has dropped some of the batches since it was asked. The next look fetches those that
+                    // are still missing.
                     return self.lost().await;
                 }
             }
@@ -414,7 +418,8 @@ impl Follower {
         }
         self.known_at = Instant::now();
         if was_verified && self.continuity.last() > before {
-            // A batch that was the last before a silence may be lost, and a batch that was just published may still be on its way.
+            // If the replay socket alone has a batch, the batch may be lost on the connection, or may still be on its
+            // way.
             let unheard_max = self.options.silent_after / 2;
             self.hearing = self
                 .hearing
@@ -469,7 +474,7 @@ impl Follower {
                 self.relay.lose(Reason::LostBatches).await?;
                 self.apply(numbered, false).await
             }
-            // Either another process is behind the same connection, or the replay socket is another engine's.
+            // Either another process is behind the same connection, or the replay socket belongs to another engine.
             Published::Other if self.can_ask() => self.distrust(Some(numbered)).await,
             Published::Other => self.begin_with(numbered).await,
         }

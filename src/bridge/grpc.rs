@@ -14,7 +14,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Maximum size of a frame, in bytes. A snapshot's chunk has 2,048 blocks, which may then have thousands of tokens each.
+/// Maximum size of a frame, in bytes. A chunk of a snapshot has 2,048 blocks, and a block can have thousands of tokens.
 const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Maximum size of an engine's description, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -48,7 +48,7 @@ pub(super) enum GrpcError {
         "the server has no KV events to hand on: start the engine with --kv-events-config, or --enable-kv-cache-events ({0})"
     )]
     Off(String),
-    /// The server has lost events, or is another process than the one whose batches were counted so far.
+    /// The server has lost events. Or it is another process than before, which counts its batches anew.
     #[error("the server has lost events, and is asked from the start: {0}")]
     Lost(String),
     /// The server answered with any other status.
@@ -169,7 +169,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
+    /// Subscribes to the events of the server at `endpoint`, from the first event on. Returns once the server has
+    /// confirmed the subscription.
     pub(super) async fn subscribe(
         endpoint: &str,
         format: Format,
@@ -199,9 +200,9 @@ impl Frames {
 
 /// Asks the server again and again for a sign of life. Returns the error once an answer takes longer than `patience`.
 ///
-/// HTTP/2 pings are not enough. Servers in Python end a connection that has more than two pings without a frame between them,
-/// counted over ten seconds or over five minutes. If such a server sends live events only, later events are then lost. The
-/// answer to a question is a frame between two pings.
+/// HTTP/2 pings are not enough. A server in Python ends a connection if more than two pings come without a frame
+/// between them (counted over ten seconds or over five minutes). If the server sends live events only, the events until
+/// the next connection are then lost. A question avoids that, because its answer is a frame between two pings.
 async fn silence(channel: Channel, patience: Duration) -> GrpcError {
     loop {
         tokio::time::sleep(LIFE_AFTER).await;

@@ -77,8 +77,9 @@ impl ServerAddress {
     }
 }
 
-/// Returns the address for requests to the engine whose server has this URL: `HOST:PORT`, or with TLS a URL. `None` if the URL
-/// names this machine by a loopback or unspecified address: a router elsewhere would take it for its own machine.
+/// Returns the address to which requests for an engine go, from the `url` of the engine's server: `HOST:PORT`, or with
+/// TLS a URL. `None` if the URL names this machine by a loopback or unspecified address, which on a router's machine
+/// would mean that machine.
 pub(super) fn address_of(url: &str) -> Option<Address> {
     let server = ServerAddress::of_server(url)?;
     let is_unspecified = |address: IpAddr| address.to_canonical().is_unspecified();

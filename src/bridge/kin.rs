@@ -1,9 +1,9 @@
-//! Kin: engines of one bridge that give equal blocks equal names. They tell each other the meaning of names that they have
-//! lost.
+//! Kin: engines of one bridge that give equal blocks equal names. They tell each other the meaning of names that they
+//! have lost.
 //!
-//! vLLM and SGLang name a block by a hash of its whole prefix: its tokens, and everything else that distinguishes it from other
-//! blocks. Engines with another hash seed use other names, so they cannot help each other. Only the meaning of a name is learnt
-//! from another engine, never whether the engine holds the block.
+//! vLLM and SGLang name a block by a hash of its whole prefix: its tokens, and everything else that distinguishes it
+//! from other blocks. Engines with another hash seed use other names, so they cannot help each other. From another
+//! engine, the bridge learns only what a name means. It never learns from one engine which blocks another engine holds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -49,7 +49,8 @@ mod tests {
             decoder.decode(payload.as_bytes(), &mut batch).unwrap();
             assert_eq!(partial_doubts(&blocks), DegradedReasons::default());
             blocks.translate(&batch, &mut Translation::default());
-            // The device's event has told which block the name stands for, so the other tiers' events can be placed.
+            // The event of the device tier has told which block name 1 stands for, so the events of the other tiers are
+            // understood.
             assert_eq!(
                 partial_doubts(&blocks).contains(reason),
                 medium == "STORAGE",

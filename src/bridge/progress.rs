@@ -43,8 +43,8 @@ impl SharedProgress {
         };
         let mut progress = self.0.lock();
         if progress.status != status {
-            // At a start, each engine gets a line. The limit keeps a client that registers engines without end from
-            // filling the log.
+            // At a start, each engine gets a log line. A client could register engines without end, so the number of
+            // lines is limited.
             log_gated!(info "engine followed" up to 64; engine = %engine.key, ?status);
         }
         if progress.status != status || progress.last_error.as_deref() != trouble {

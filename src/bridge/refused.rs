@@ -9,8 +9,8 @@ use kvatlas_client::publish::Refusals;
 use kvatlas_client::{Refusal, Refused};
 use kvatlas_core::wire::{AdminCommand, Subjects};
 
-/// Time for which a refusal counts. Publishers repeat what was refused with each heartbeat, so a refusal that is not repeated
-/// is over: the bridge has got the right.
+/// Time for which a refusal counts. With each heartbeat, publishers try again what was refused. So a refusal that does
+/// not come again is over: the bridge has got the right.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 /// Maximum number of refused subjects that are remembered.
@@ -24,13 +24,13 @@ const ALL_SUBSCRIPTIONS: &str = "";
 pub(super) struct RefusedSubjects {
     /// The text of the server's error and the time of the last refusal, by subject.
     last: Mutex<BTreeMap<String, (String, Instant)>>,
-    /// The same refusals for the publishers, which subscribe again.
+    /// Refusals that the publishers read, to repeat a subscription that was refused.
     pub(super) heard: Refusals,
 }
 
 impl RefusedSubjects {
-    /// Records a refusal at the time `now`. Returns `false` if the refusal does not concern what reports of engines need.
-    /// Questioners choose the subjects of answers, so a refused answer never counts.
+    /// Records a refusal at the time `now`. Returns `false` if the bridge does not need the refused subject for its
+    /// reports about engines. A refused answer to a question never counts, because the asker has chosen its subject.
     pub(super) fn note(&self, subjects: &Subjects, refusal: &Refusal, now: Instant) -> bool {
         self.heard.note(refusal);
         let subject = match &refusal.refused {
@@ -59,8 +59,8 @@ impl RefusedSubjects {
         self.find(now, |_| true)
     }
 
-    /// Returns the text of the server's error about the first subject for which `is_meant` holds; `None` if the server has
-    /// refused none of them.
+    /// Returns the server's error text for the first refused subject for which `is_meant` holds; `None` if no such
+    /// subject was refused.
     pub(super) fn about(&self, now: Instant, is_meant: impl Fn(&str) -> bool) -> Option<String> {
         self.find(now, is_meant).into_iter().next()
     }

@@ -35,8 +35,8 @@ use labels::AddedLabels;
 pub(super) use blocks::SharedBlocks;
 pub(super) use kept::{Before, SavedRelay};
 
-/// Bounds on the events of one call to the publisher. The publisher cuts them further, by its own bounds on a batch and by
-/// the NATS server's.
+/// Maximum number and size of the events that are passed to the publisher at once. The publisher may divide these
+/// events further, by the bounds of a batch and of a NATS message.
 const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
@@ -48,8 +48,8 @@ const UNTOLD_BYTES_MAX: usize = 32 << 10;
 /// bridge learn of the engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
-/// Lock on the engine's blocks, held while the translation has events that the publisher has not been given yet. Other tasks
-/// cannot see the blocks in the meantime.
+/// Lock on the engine's blocks. It is held while events have been translated that the publisher does not have yet, so
+/// that other tasks cannot see the blocks ahead of these events.
 struct UntoldBlocks {
     blocks: OwnedMutexGuard<Blocks>,
     payload_bytes: usize,
@@ -315,7 +315,8 @@ impl Relay {
         untold.payload_bytes += payload.len();
         let is_full = untold.payload_bytes >= UNTOLD_BYTES_MAX;
         self.keep(untold);
-        // An event that begins or ends a doubt is told in its order.
+        // An event that begins or ends a doubt is told at once, so that daemons get events and doubts in the right
+        // order.
         if is_full || self.doubts() != self.told || self.translation.has_cleared() {
             return self.tell().await;
         }
@@ -341,8 +342,8 @@ impl Relay {
         Ok(())
     }
 
-    /// Notes that the last applied batch was published on the engine's own connection, and so was its rank. A replay socket may be
-    /// another engine's.
+    /// Notes that the last applied batch came on the engine's own connection, so that the engine itself has told its
+    /// rank. A batch from the replay socket does not show that, because the socket may belong to another engine.
     pub(super) fn note_published(&mut self) {
         self.has_published_rank |= self.rank.is_some() && self.batch.rank == self.rank;
     }
@@ -380,7 +381,8 @@ impl Relay {
     }
 
     /// Applies the events of `batch` for which `is_ours` holds, and reports them to daemons. The batch was decoded
-    /// elsewhere. The decoder may have left events out of it; the doubts about those events apply here, too.
+    /// elsewhere. If the decoder has left events out of the batch, the doubts about those events count for this holder,
+    /// too.
     pub(super) async fn apply_events(
         &mut self,
         batch: &EngineBatch,
@@ -418,7 +420,7 @@ impl Relay {
         }
         self.translation.clear();
         drop(untold);
-        // The turn may have come or gone while the engine was in sight.
+        // Another bridge may have taken over the reports, or this bridge may have, since the last call.
         self.engine_metrics.set_speaks(self.speaks());
         self.tell_doubts_if_new().await?;
         self.tell_profile_if_new().await
@@ -508,10 +510,11 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time`. Each further
-    /// call prolongs that.
+    /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time` from
+    /// now on. The next call sets a new end.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
-        // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
+        // Daemons first get the events that were applied while the engine was out of sight. Only then does the doubt
+        // about the engine end.
         self.tell().await?;
         (self.is_lost, self.was_seen) = (false, true);
         if let Some(tap) = &self.tap {
@@ -522,8 +525,8 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// Begins a new epoch without any block, because the engine is another process. `doubt` is the reason if batches of the
-    /// new process are missing already; else `None`.
+    /// Begins a new epoch without any block, because the engine is another process. If batches of the new process are
+    /// already missing, `doubt` is the reason to report.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         if let Some(tap) = &self.tap {
@@ -554,23 +557,23 @@ impl Relay {
             untold.blocks.0.note_doubt(reason);
         }
         self.keep(untold);
-        // The epoch's first batch tells the doubts. Without them, daemons would take an empty holder as exact. The blocks stay locked
-        // meanwhile, as the old epoch had others.
+        // The epoch's first batch tells the doubts. Without them, daemons would take an empty holder as exact. The
+        // blocks stay locked until the new epoch has begun, because the old epoch had other blocks.
         let doubts = self.doubts();
         self.publisher.begin_epoch_in_doubt(doubts).await?;
         self.note_told(doubts);
         self.tell().await
     }
 
-    /// Waits until all messages for daemons have been sent to the broker. The server may refuse them or be silent; the
-    /// bridge's state says that.
+    /// Waits until all messages for daemons have been sent to the NATS server. If the server refuses messages or does
+    /// not answer, that is no error here: the bridge's status shows it.
     pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
         self.tell().await?;
         of_publisher_alone(self.publisher.flush().await.map(|_| ()))
     }
 
-    /// Ends the reports about the engine, and makes daemons forget the holder. The server may refuse that or be silent; the
-    /// bridge's state says that.
+    /// Ends the reports about the engine, and makes daemons forget the holder. If the NATS server refuses the goodbye
+    /// or does not answer, that is no error here: the bridge's status shows it.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();
@@ -581,7 +584,8 @@ impl Relay {
     }
 }
 
-/// Returns the error if the publisher caused it, rather than the NATS server.
+/// Returns the error of the publisher; `Ok` if the error only says that the NATS server has refused a message or not
+/// answered.
 fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherError> {
     match sent {
         Err(PublisherError::Refused { .. } | PublisherError::Unanswered { .. }) => Ok(()),
@@ -589,8 +593,9 @@ fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherE
     }
 }
 
-/// Whether a batch names another rank than the batches before it; `own` keeps the first rank. One publisher reports one rank,
-/// whatever number it was registered with. So a clear of another rank does not concern this engine.
+/// Whether a batch names another rank than the batches before it. `own` keeps the first rank that a batch named. A
+/// publisher reports one rank only, which may differ from the rank with which the engine was registered. So a clear of
+/// another rank does not concern this engine.
 fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
     batch.rank.is_some_and(|rank| *own.get_or_insert(rank) != rank)
 }

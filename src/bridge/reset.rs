@@ -28,7 +28,7 @@ use super::http::{HttpError, ServerAddress, ServerConnection};
 
 /// Maximum size of a command, in bytes.
 const COMMAND_BYTES_MAX: usize = 4096;
-/// Maximum time for an engine's answer, for which the sender of the command waits.
+/// Maximum time for an engine's answer. The sender of the command waits for it.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Maximum number of characters of an answer that are shown.
 const ANSWER_CHARS_MAX: usize = 200;
@@ -172,8 +172,8 @@ struct ResetAnswer {
 }
 
 impl Bridge {
-    /// Listens to commands of operators for ever. Without the right to subscribe, the bridge answers no command, which
-    /// `kvatlas admin` reports.
+    /// Listens to commands of operators for ever. If the bridge has no right to subscribe to them, it answers no
+    /// command. `kvatlas admin` then reports that no bridge has carried out the command.
     pub(super) async fn carry_out_commands(self, nats: Client) {
         let subject = self.subjects().admin(AdminCommand::Reset);
         let mut commands = match nats.subscribe(subject).await {
@@ -222,7 +222,8 @@ impl Bridge {
         let _ = nats.publish(reply_to.clone(), reply.encode().into()).await;
     }
 
-    /// Asks each server of these publishers once to drop its engine's prefix cache.
+    /// Asks the server of each of these publishers to drop its engine's prefix cache. A server of several publishers is
+    /// asked once.
     async fn reset(&self, publishers: &[NamedEngine]) -> Result<(), ResetError> {
         let mut targets = BTreeMap::new();
         for named in publishers {

@@ -20,13 +20,13 @@ use super::zmtp::{
 /// Error after which a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketError {
-    /// The peer is not the socket that was asked for.
+    /// The peer cannot be used: it has another protocol, security mechanism or socket type.
     #[error("{0}")]
     Mismatch(Mismatch),
     /// The connection cannot be made, or broke.
     #[error("{0}")]
     Network(#[from] io::Error),
-    /// The peer announced a frame beyond a bound.
+    /// The peer announced a frame that is larger than a bound allows.
     #[error("the connection was ended: {0}")]
     Cut(FrameFault),
     /// The publisher went away.
@@ -35,7 +35,7 @@ pub(super) enum SocketError {
     /// No message came within this time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The peer does not speak as an engine does.
+    /// The peer's frames have another form than those of an engine.
     #[error(transparent)]
     Frames(#[from] FrameError),
 }

@@ -26,7 +26,7 @@ use super::server::OriginServer;
 use super::sockets::SocketError;
 use super::stalls::{BridgeClock, StallWatch};
 
-/// Error that keeps a source from being followed just now.
+/// Error because of which a source cannot be followed at the moment.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FollowedSourceError {
     /// The source cannot be reached, or its connection has broken.
@@ -108,7 +108,7 @@ impl SourceTask {
                 return;
             }
             if matches!(error, FollowedSourceError::Cut(_)) {
-                // A broken bound does not reset the count of failures, as for an engine.
+                // After a broken bound, the count of failures continues, as it does for an engine.
                 failures = failures.max(failed_before);
             }
             failures = failures.saturating_add(1);
@@ -133,8 +133,8 @@ impl SourceTask {
     }
 }
 
-/// Detects stalls (times in which this process stood still) for sources that cannot be asked for missed messages. A tick at which
-/// no message waits to be read shows that all messages were read.
+/// Detects stalls (times in which this process stood still) for sources that cannot be asked for missed messages. A
+/// tick of the timer at which no message waits shows that all messages were read.
 pub(super) struct Quiet {
     pub(super) stalls: StallWatch,
     ticks: Interval,
@@ -152,8 +152,9 @@ impl Quiet {
         self.ticks.tick().await;
     }
 
-    /// Returns whether the bridge has stood still. If so, the caller puts the holders out of sight. Call it after each wait,
-    /// before daemons are told anything. `is_tick` says that nothing waits to be read.
+    /// Returns whether the bridge has stood still. If so, the caller puts the holders out of sight. Call it after each
+    /// wait, before daemons are told anything. `is_tick` says that the wait ended with a tick, so that no message waits
+    /// to be read.
     pub(super) fn has_stalled(&mut self, is_tick: bool) -> bool {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {

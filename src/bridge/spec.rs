@@ -72,11 +72,12 @@ pub struct EngineDefaults {
     pub tenant: Option<String>,
     /// Number of tokens in a block; `None` if it is not given for all engines.
     pub block_size: Option<u32>,
-    /// Number of tokens in a block, for an engine that cannot be asked and whose block size is not given.
+    /// Number of tokens in a block that is assumed for an engine if no block size is given and the engine cannot be
+    /// asked.
     pub untold_block_size: u32,
     /// Format of the engines' payloads.
     pub format: Format,
-    /// Scheme of the hashes by which blocks are named; `None` for the contract's.
+    /// Scheme of the hashes by which engines name blocks; `None` for the contract's hashes.
     pub scheme: Option<Scheme>,
     /// Keys of pod labels that are copied to the engines found as pods.
     pub pod_labels: PodLabels,
@@ -224,7 +225,8 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
     Ok(engine)
 }
 
-/// Reads the engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and those of the flag.
+/// Reads the engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and the keys of
+/// the flag `--engine`.
 ///
 /// # Errors
 ///

@@ -53,7 +53,7 @@ pub(super) struct PendingLook {
 #[derive(Debug)]
 pub(super) struct StallWatch {
     clock: BridgeClock,
-    /// Minimum time between two signs of life of the task that counts as a stall.
+    /// Minimum pause of the task that counts as a stall.
     pause_max: Duration,
     /// Time at which the task was last seen to run.
     awake_at: Instant,
@@ -74,8 +74,8 @@ impl StallWatch {
         }
     }
 
-    /// Returns whether the task has just waited for so long that it counts as a stall. Call it whenever the task has waited,
-    /// before it tells daemons anything. After a stall, put the source out of sight before anything else is told.
+    /// Returns whether the task's last wait was so long that it counts as a stall. Call it after each wait, before the
+    /// task tells daemons anything. After a stall, the caller puts the source out of sight first.
     pub(super) fn has_stalled(&mut self) -> bool {
         let now = self.clock.now();
         let paused = now.saturating_duration_since(self.awake_at);
@@ -99,7 +99,7 @@ impl StallWatch {
         self.is_behind
     }
 
-    /// Notes that nothing waits to be read any more, a whole interval after the last stall.
+    /// Notes that no message waits to be read, a whole interval after the last stall.
     pub(super) fn caught_up(&mut self) {
         self.is_behind = false;
     }

@@ -1,6 +1,7 @@
 //! `SubscribeKvEvents`: an engine's server sends its KV events over gRPC, in numbered frames.
 //!
-//! Every connection asks for the frames from the start. The first frame of each rank decides the state of the rank's holder:
+//! Every connection asks for the frames from the start. The first frame of each rank decides the state of the rank's
+//! holder:
 //!
 //! | First frame | State of the holder |
 //! |---|---|
@@ -8,8 +9,8 @@
 //! | chunk 0 of a snapshot | out of sight until the last chunk; then whole, unless the server itself has missed batches |
 //! | a number above 0 | in doubt until the engine clears, because the server sends live events only |
 //!
-//! Each first frame begins a new epoch: the new connection may be to another process, and numbers do not tell processes apart.
-//! A frame whose number does not follow the number before ends the connection.
+//! Each first frame begins a new epoch: the new connection may be to another process, and numbers do not tell processes
+//! apart. The connection ends if a frame's number is not one above the number of the rank's previous frame.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,7 +29,7 @@ use super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 /// Error that ends a stream of frames.
 #[derive(Debug, thiserror::Error)]
 enum FrameStreamError {
-    /// The number of a frame does not follow the number before.
+    /// A frame's number is not one above the number of the rank's previous frame.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
         /// Rank of the frames.
@@ -38,7 +39,7 @@ enum FrameStreamError {
         /// Number that the frame had.
         got: u64,
     },
-    /// A chunk of a snapshot does not follow the chunk before.
+    /// A chunk of a snapshot is not the chunk that was expected next.
     #[error("rank {rank}: a snapshot lacks its chunk {due}")]
     Chunk {
         /// Rank of the snapshot.
@@ -71,9 +72,9 @@ impl From<FrameStreamError> for FollowedSourceError {
 struct RankStream {
     /// The number of the last frame.
     last: u64,
-    /// Index of the snapshot's chunk that is due, and the number of chunks; `None` if no chunk is due.
+    /// Index of the snapshot's next chunk, and the number of its chunks; `None` outside of a snapshot.
     due: Option<(u32, u32)>,
-    /// Number of missing batches, because the server has missed them or they came before the bridge subscribed.
+    /// Number of missing batches: the server has missed them, or has sent them before the bridge subscribed.
     missed: u64,
 }
 
@@ -153,8 +154,8 @@ impl SubscribedEvents {
         self.holders.lost().await
     }
 
-    /// Returns a text for operators that says why the state of a rank is not known; `None` if the states of all ranks are
-    /// known.
+    /// Returns a text for operators that says why the blocks of a rank are not known for certain; `None` if they are
+    /// known for all ranks.
     fn trouble(&self) -> Option<String> {
         if self.ranks.is_empty() {
             return Some(
@@ -170,8 +171,8 @@ impl SubscribedEvents {
         ))
     }
 
-    /// Returns a text that says that fewer ranks have sent frames than the engine has; `None` if all of the `count` ranks
-    /// have. An idle rank sends nothing, so the ranks that have sent frames are not in doubt.
+    /// Returns a text that says that some of the engine's `count` ranks have not sent a frame yet; `None` if all have.
+    /// An idle rank sends nothing, so its silence does not put the other ranks in doubt.
     fn unheard(&self, count: u32) -> Option<String> {
         let heard = self.ranks.len();
         (heard < count as usize).then(|| {
@@ -182,7 +183,8 @@ impl SubscribedEvents {
         })
     }
 
-    /// Notes the progress of following the stream. Ranks that have sent frames stay exact even if other ranks have sent none.
+    /// Notes the progress of following the stream. Ranks that have sent frames stay exact even if other ranks have not
+    /// sent any.
     fn note_followed(&self, task: &SourceTask) {
         let in_doubt = self.trouble().or_else(|| self.holders.trouble());
         let ranks = task.origin.as_ref().and_then(OriginServer::ranks);
@@ -209,7 +211,8 @@ impl SubscribedEvents {
         frame.read(&DecodeLimits::default(), &mut self.batch);
         relay.apply_events(&self.batch, |_| true).await?;
         if has_missed && frame.snapshot().is_some() {
-            // A snapshot begins with a clear, which ends doubts.
+            // The clear at the start of a snapshot ends all doubts. But the server itself lacks batches, so the doubt
+            // begins again.
             relay.lose(Reason::LostBatches).await?;
         }
         if relay.doubt().is_none() {
@@ -218,7 +221,8 @@ impl SubscribedEvents {
         Ok(())
     }
 
-    /// Notes a frame's number. Returns whether the frame begins the rank's state anew.
+    /// Checks and notes a frame's number. Returns whether the frame is the first of the rank's state: the first frame
+    /// on the connection, or chunk 0 of a snapshot.
     fn note(&mut self, rank: Rank, frame: &KvEventFrame) -> Result<bool, FrameStreamError> {
         let got = frame.number();
         match (frame.snapshot(), self.ranks.get_mut(&rank)) {

@@ -75,7 +75,7 @@ impl EngineTask {
                 return;
             }
             if error.is_cut() {
-                // A connection that ended for a broken bound does not reset the count of failures.
+                // After a broken bound, the count of failures continues, although the connection had been made.
                 failures = failures.max(failed_before);
             }
             failures = failures.saturating_add(1);
@@ -90,8 +90,8 @@ impl EngineTask {
         }
     }
 
-    /// Ends the reports about the engine: tells daemons that it is no longer watched (out of sight), or to forget it. Saves the
-    /// known state.
+    /// Ends the reports about the engine. Tells daemons to forget the holder, or that the engine is no longer watched
+    /// (out of sight). Saves the known state.
     async fn end(mut self) -> Result<(), FollowError> {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if !says_goodbye {
@@ -129,7 +129,7 @@ impl EngineTask {
         Ok(())
     }
 
-    /// Saves the engine's known state, if the next save is due.
+    /// Saves the engine's known state, if it is time for the next save.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
         let changes = self.follower.changes();
         let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {
@@ -172,12 +172,14 @@ impl EngineTask {
         (self.unseen_since, *failures) = (None, 0);
         self.note_followed().await?;
         let mut heard_at = Instant::now();
-        // Time of the last batch, and the same time if that batch came since the last look.
+        // `heard_last` is the time of the last batch. `published_at` is the same time, or `None` if the engine was
+        // checked after that batch.
         let (mut heard_last, mut published_at): (Option<Instant>, Option<Instant>) = (None, None);
         let interval = self.options.poll_interval;
         let mut poll = tokio::time::interval(interval);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The first tick is due at once. Its look brings the batches that were published before the engine knew of the subscription.
+        // The first tick comes immediately. Its look fetches the batches that the engine published before it knew of
+        // the subscription.
         loop {
             let woken = tokio::select! {
                 biased;
@@ -190,7 +192,8 @@ impl EngineTask {
             if has_stalled {
                 match self.follower.can_ask() {
                     true => poll.reset_immediately(),
-                    // An open connection proves nothing until its waiting batches have been read.
+                    // Without a replay socket, the next look has to wait until the batches that came during the stall
+                    // have been read.
                     false => poll.reset(),
                 }
             }
@@ -200,8 +203,8 @@ impl EngineTask {
                     let after_silence = heard_last.is_none_or(|at: Instant| at.elapsed() >= interval);
                     heard_at = Instant::now();
                     (heard_last, published_at) = (Some(heard_at), Some(heard_at));
-                    // After a silence, the engine may be another process. This look shows that, even if many batches
-                    // follow.
+                    // After a silence, the engine may be another process. This look finds that out. Otherwise, a stream
+                    // of batches could delay the look.
                     if after_silence && self.follower.can_ask() {
                         self.look(&mut heard_at).await?;
                         published_at = None;
@@ -213,7 +216,7 @@ impl EngineTask {
                     self.follower.tell().await?;
                     self.note_followed().await?;
                 }
-                // This tick was due during the stall.
+                // The tick came only because the process stood still.
                 Woken::Tick if has_stalled => {}
                 Woken::Tick => {
                     let due = published_at.take().map(|at| at + interval);
@@ -247,8 +250,8 @@ impl EngineTask {
         }
     }
 
-    /// Returns the time for which the engine has been out of sight, if another process no longer counts as the engine. Returns
-    /// `None` in three cases:
+    /// Returns the time for which the engine has been out of sight, if that time is so long that another process no
+    /// longer counts as the engine. Returns `None` in three cases:
     ///
     /// - The engine is in sight.
     /// - The time is below the limit (`give_up_after`).
@@ -260,7 +263,8 @@ impl EngineTask {
         (is_long && !is_vouched_for).then_some(silence)
     }
 
-    /// Notes the name of the process that the server tells. Returns whether it is another process than before.
+    /// Notes the name that the server gives the engine's process. Returns whether the process is another one than
+    /// before.
     fn is_replaced(&mut self) -> bool {
         let told = self.origin.as_ref().and_then(OriginServer::process);
         let before = std::mem::replace(&mut self.process, told);

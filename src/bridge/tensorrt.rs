@@ -1,12 +1,13 @@
 //! TensorRT-LLM: asks its server over HTTP for the events since the last question.
 //!
-//! The server removes the events that it puts into an answer. So exactly one client may ask, and a lost answer cannot
-//! be had again. An answer ends when the engine has told no event for two seconds, so a busy engine's answer is long in coming.
+//! The server removes the events that it puts into an answer. So only one client may ask, and the events of a lost
+//! answer are lost. The server ends an answer when its engine has told no event for two seconds. So the answer of a
+//! busy engine takes long.
 //!
 //! The server numbers the events of each rank from 0. So numbers that continue the earlier ones prove that nothing is
-//! missing, and an answer that begins at 0 comes from another process. An engine that has served no request tells no event,
-//! so an empty answer on a new connection may come from another process, too. The first event of a process tells its
-//! attention windows.
+//! missing, and an answer that begins at 0 comes from another process. An engine that has served no request tells no
+//! event, so an empty answer on a new connection may come from another process, too. The first event of a process tells
+//! its attention windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -31,8 +32,8 @@ use super::stalls::StallWatch;
 const EVENTS_PATH: &str = "/kv_cache_events";
 /// Pause between two questions, whether or not the last answer had events.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Minimum time for which an answer is waited for. The server's own minimum is two seconds: it answers when the engine has told no
-/// event for so long.
+/// Minimum time for which the bridge waits for an answer. The server needs at least two seconds: it answers once the
+/// engine has told no event for that time.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Error that keeps the server from being asked.
@@ -80,7 +81,8 @@ struct Poller {
     /// Maximum time to connect.
     patience: Duration,
     connection: Option<ServerConnection>,
-    /// Whether the last question went over a new connection, which may lead to another process than the one before.
+    /// Whether the last question opened a new connection. The server at its other end may be another process than
+    /// before.
     has_connected: bool,
 }
 
@@ -97,7 +99,8 @@ impl Poller {
     /// Asks for the events since the last question, and returns the answer's body. After an error, the next call makes a new
     /// connection.
     async fn poll(&mut self) -> Result<Bytes, PollError> {
-        // The connection is taken out, so that a late answer is not read as the next one.
+        // While a question is open, `self.connection` is empty. So a question that is given up leaves no connection on
+        // which its late answer could be taken for the next answer.
         let connection = self
             .connection
             .take()
@@ -137,7 +140,7 @@ enum Numbers {
 }
 
 impl Numbers {
-    /// Whether the numbers are of another process than the earlier ones.
+    /// Whether the numbers come from another process than the earlier numbers.
     fn is_restarted(&self) -> bool {
         matches!(self, Self::Restarted | Self::RestartedWithHoles)
     }
@@ -176,8 +179,8 @@ pub(super) struct ServerEvents {
     batch: EngineBatch,
     /// Number of the last event of each rank.
     last: BTreeMap<Rank, u64>,
-    /// Ranks whose events may be missing, because an answer was lost or went to an earlier bridge, or whose process may be another
-    /// one. They stay out of sight (not known for certain) until the numbers of their next events have come.
+    /// Ranks that are out of sight (not known for certain) until the numbers of their next events have come. An answer
+    /// with their events may have been lost or may have gone to an earlier bridge, or the process may be another one.
     unproven: BTreeSet<Rank>,
 }
 
@@ -194,7 +197,7 @@ impl FollowedSource for ServerEvents {
             let answer = self.answer(&mut poller, task, &mut stalls).await?;
             *failures = 0;
             if poller.has_connected {
-                // Answers may be lost with the connection before, or the process that gave them.
+                // An answer may have been lost with the old connection, and the process may be another one.
                 self.unproven.extend(self.last.keys());
             }
             // An answer takes the events out of the server. So it is applied even when it no longer proves that the server lives.
@@ -232,7 +235,8 @@ impl ServerEvents {
         }
     }
 
-    /// Asks for the next answer and waits for it. The holders stay in sight meanwhile, unless this process stands still.
+    /// Asks for the next answer, and waits for it. During the wait, the holders stay in sight, unless this process
+    /// stands still.
     async fn answer(
         &mut self,
         poller: &mut Poller,
@@ -263,7 +267,7 @@ impl ServerEvents {
     /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does
     /// not show that.
     async fn apply(&mut self, answer: &[u8], seen_for: Option<Duration>) -> Result<(), PublisherError> {
-        // The answer may be the first one.
+        // Before the first answer, the rank has no holder yet.
         self.holders.get(&self.worker, self.rank).await;
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
             log_gated!(
@@ -280,7 +284,7 @@ impl ServerEvents {
         }
         let proven = self.prove_all();
         if proven.values().any(Numbers::is_restarted) {
-            // The windows of the old process no longer count.
+            // The attention windows of the old process no longer apply. So a new decoder reads the answer again.
             self.decoder = decoder();
             let _decoded_before = self.decoder.decode(answer, &mut self.batch);
         }
@@ -291,8 +295,8 @@ impl ServerEvents {
         applied
     }
 
-    /// Judges the numbers of the batch, by rank. All ranks of a server belong to one process, so one rank that begins again shows that
-    /// all do.
+    /// Judges the numbers of the batch, by rank. All ranks of a server belong to one process. So if the numbers of one
+    /// rank begin again, those of all ranks do.
     fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
         let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::new();
         for EventNumber { rank, id } in &self.batch.numbers {
@@ -315,9 +319,9 @@ impl ServerEvents {
         proven
     }
 
-    /// Judges the ranks of which an answer tells nothing, by the numbers of the other ranks. If those begin again, the process is
-    /// another one, and has no block of the silent ranks either. If some of those are missing, events of the silent ranks may be
-    /// missing, too: all ranks share one buffer in the server.
+    /// Judges the ranks that have no event in an answer, by the numbers of the other ranks. If those numbers begin
+    /// again, the process is another one, and holds no block for the silent ranks either. If some of those numbers are
+    /// missing, events of the silent ranks may be missing, too, because all ranks share one buffer in the server.
     async fn judge_the_silent(&mut self, proven: &BTreeMap<Rank, Numbers>) -> Result<(), PublisherError> {
         let is_restarted = proven.values().any(Numbers::is_restarted);
         let has_holes = proven.values().any(Numbers::has_holes);
@@ -365,7 +369,7 @@ impl ServerEvents {
                 .apply_events(batch, |event| event.rank.unwrap_or(own_rank) == *rank)
                 .await?;
         }
-        // Ranks of which the answer tells nothing are as alive as the server.
+        // The server is alive, and so are its ranks without events in this answer.
         for (_, rank, relay) in self.holders.all() {
             match seen_for {
                 Some(time) if !self.unproven.contains(&rank) => relay.seen(time).await?,

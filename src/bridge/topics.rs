@@ -7,12 +7,12 @@ use bytes::Bytes;
 pub(super) struct Topics {
     /// Configured beginning of the topic.
     prefix: Vec<u8>,
-    /// Lasting part of the first batch's topic; `None` before that batch, or if batches have no topic.
+    /// Part of the first batch's topic that stays the same after a restart; `None` if no batch had a topic so far.
     own: Option<Vec<u8>>,
-    /// Whether a batch with the engine's topic was published on the engine's own connection. A replay socket may be another
-    /// engine's.
+    /// Whether a batch with the engine's topic was published on the engine's own connection. A batch from the replay
+    /// socket does not count, because the socket may belong to another engine.
     is_published: bool,
-    /// Whether the last batch that was published has another engine's topic.
+    /// Whether the last published batch that had a topic had the topic of another engine.
     hears_other: bool,
 }
 
@@ -36,8 +36,9 @@ impl Topics {
         }
     }
 
-    /// Whether a batch with this topic is another engine's. The first batch with a topic decides the engine's topic. A batch
-    /// without a topic tells nothing. `by_replay` says that the batch came from the replay socket.
+    /// Whether a batch with this topic comes from another engine. The first batch with a topic decides the engine's
+    /// topic. A batch without a topic is never taken for another engine's batch. `by_replay` says that the batch came
+    /// from the replay socket.
     pub(super) fn is_other(&mut self, topic: &Bytes, by_replay: bool) -> bool {
         if topic.is_empty() {
             return false;
@@ -53,13 +54,14 @@ impl Topics {
         is_other
     }
 
-    /// Whether the last batch that was published is another engine's, by its topic. Replayed batches have no topic, so the
-    /// replay socket of the same process cannot be believed either.
+    /// Whether the last published batch that had a topic came from another engine. In that case the replay socket
+    /// cannot be trusted either: it may belong to the same process, and replayed batches may have no topic that shows
+    /// this.
     pub(super) fn hears_other(&self) -> bool {
         self.hears_other
     }
 
-    /// Returns the lasting part of the engine's topic; `None` if it is not known.
+    /// Returns the part of the engine's topic that stays the same after a restart; `None` if it is not known.
     pub(super) fn own(&self) -> Option<Vec<u8>> {
         self.own.clone()
     }
@@ -69,7 +71,7 @@ impl Topics {
         self.own = own;
     }
 
-    /// Forgets a topic that only the replay socket has told, because the socket may be another engine's.
+    /// Forgets the topic if only the replay socket has told it, because the socket may belong to another engine.
     pub(super) fn forget_replayed(&mut self) {
         if !self.is_published {
             self.own = None;
@@ -98,7 +100,7 @@ mod tests {
         topics.forget_replayed();
         assert!(!topics.is_other(&Bytes::from_static(b"kv-events"), false));
         assert!(topics.is_other(&Bytes::from_static(b"kv-event"), false));
-        // The engine itself has told it.
+        // The topic `kv-events` came on the engine's own connection, so it stays.
         topics.forget_replayed();
         assert!(topics.is_other(&Bytes::from_static(b"kv-event"), true));
     }

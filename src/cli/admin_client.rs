@@ -147,7 +147,7 @@ fn authority(text: &str) -> Option<String> {
     let uri: Uri = format!("http://{bare}/").parse().ok()?;
     let authority = uri.authority()?;
     let is_plain = uri.path() == "/" && uri.query().is_none() && !bare.contains(['/', '@']);
-    // Whatever stands behind the host has to be a port: another one is not to be asked instead.
+    // The text after the host must be a port. Otherwise the default port would be asked instead of the intended one.
     let port = match authority.as_str().strip_prefix(authority.host())? {
         "" => PORT,
         written => written.strip_prefix(':')?.parse().ok()?,

@@ -112,7 +112,8 @@ impl AdminSource for View {
         self.metrics.render()
     }
 
-    /// Returns the state of the connection. While the server refuses what the reports of engines need, the bridge is not ready.
+    /// Returns the state of the connection. The bridge is not ready while the server refuses a right that the bridge
+    /// needs to report engines.
     fn readiness(&self) -> ReadinessReport {
         let refusals = self.bridge.refusals();
         self.readiness.report().refused(Latch::EventsSubscribed, refusals)
@@ -298,7 +299,7 @@ impl BridgeArguments {
         match stopping {
             Err(_) if is_connected() => Err(Failure::failed("engines were still followed at the end")),
             Err(_) => {
-                // Nobody is there to be told.
+                // Without a connection, no daemon can be told that the engines are no longer followed.
                 tracing::warn!(
                     "NATS could not be reached, so daemons were not told; they find the engines stale"
                 );
@@ -343,8 +344,9 @@ const SERVICES: &str = "$SRV.";
 
 /// Logs an incident of the NATS connection, and updates the bridge's readiness.
 ///
-/// A bridge is ready while it is connected, because it has nothing to load. It stays ready if the server refuses a subscription
-/// to `commands` (the subject of operators' commands) or to [`SERVICES`]. While the server refuses what the reports of engines need, it is not ready. Any other refusal is a trouble.
+/// A bridge is ready while it is connected, because it has nothing to load. It stays ready if the server refuses a
+/// subscription to `commands` (the subject of operators' commands) or to [`SERVICES`]. It is not ready while the server
+/// refuses a right that the bridge needs to report engines. Any other refusal is noted as a trouble.
 fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &ConnectionNotice) {
     match notice {
         ConnectionNotice::Connected => {
@@ -370,7 +372,8 @@ fn note(readiness: &Readiness, bridge: &Bridge, commands: &str, notice: &Connect
                 subject, words
             );
         }
-        // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
+        // A bridge needs the right to subscribe for resyncs and the right to publish events. Without either right it is
+        // of no use.
         ConnectionNotice::Refused(refusal) => {
             log_gated!(error "the NATS server refuses what the bridge needs"; %refusal);
             if !bridge.note_refusal(refusal) {

@@ -136,7 +136,7 @@ impl ConnectionArguments {
         let warn = move |notice| {
             // A server reports a refused subject here and nowhere else.
             if let ConnectionNotice::Refused(refusal) = &notice {
-                // Whoever watches for it reports it.
+                // If a part of the program watches for this refusal, that part reports it.
                 if hearing.note(refusal) {
                     return;
                 }

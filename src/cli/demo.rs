@@ -43,7 +43,7 @@ const CHECKPOINT_REQUESTS: usize = 250;
 const IN_FLIGHT: usize = 8;
 /// Rate of the fleet that keeps running with `--stay`, in requests a second.
 const STAY_RATE: NonZeroU32 = NonZeroU32::MIN.saturating_add(49);
-/// Largest number of the sample prompt's holders that are shown.
+/// Maximum number of the sample prompt's holders that are shown.
 const SHOWN_HOLDERS: usize = 6;
 /// Number of the most recent requests among which the sample prompt is chosen.
 const SAMPLE_REQUESTS: usize = 200;
@@ -244,7 +244,7 @@ fn what_to_try(session: &Session) -> String {
         .broker_pid()
         .map(|pid| pid.to_string())
         .unwrap_or_default();
-    // As it was called: it need not be in PATH.
+    // The program's name as the person typed it, because the program need not be in PATH.
     let kvatlas = std::env::args().next().unwrap_or_else(|| "kvatlas".to_owned());
     format!(
         "\nA fleet goes on in the namespace stay, with {STAY_RATE} requests a second. Ctrl-C ends it.\n  \

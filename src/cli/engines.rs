@@ -21,8 +21,8 @@ use super::connect::parse_time;
 use super::failure::Failure;
 use super::serve::{Hangups, expect_regular};
 
-/// Shortest time between two writes of one engine's state. The engine's replay socket can repeat the events of a far
-/// longer time.
+/// Shortest time between two writes of one engine's state. A saved state of this age can be brought up to date, because
+/// the engine's replay socket can repeat the events of a far longer time.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Name under which a bridge lists the engines from flags and from `--engines-file`.
 const SOURCE: &str = "flags";
@@ -263,7 +263,7 @@ impl EngineArguments {
     /// the same engines.
     pub(super) async fn reload_at(&self, mut hangups: Hangups, bridge: &Bridge) {
         while hangups.asks_for_reload().await {
-            // The signals wait meanwhile, so a pipe is not read.
+            // No signal is handled while the file is read. So only a regular file is read: a pipe could block.
             let regular = self.file.as_deref().map_or(Ok(()), expect_regular);
             let loaded = match regular {
                 Ok(()) => self.load().map_err(|error| error.to_string()),

@@ -90,7 +90,7 @@ impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         match error {
             StartError::Connect(error) => error.into(),
-            // A path that somebody named does not mend itself.
+            // A wrong path from the command line stays wrong, so the same command cannot succeed later.
             StartError::Broker(BrokerError::NotExecutable { .. }) => Self::usage(error),
             StartError::Broker(_) | StartError::BrokerAddress { .. } => Self::unavailable(error),
             StartError::Subjects(_) | StartError::Namespace(_) | StartError::LeftOut { .. } => {

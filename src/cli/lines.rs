@@ -16,7 +16,7 @@ pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
         return Ok(Box::new(BufReader::new(io::stdin())));
     }
     let opened = match path.is_dir() {
-        // It could be opened, but not read.
+        // A directory can be opened as a file, but reading it fails.
         true => Err(io::ErrorKind::IsADirectory.into()),
         false => File::open(path),
     };

@@ -98,7 +98,7 @@ impl Surroundings {
         }
     }
 
-    /// Returns the surroundings of a user with this home directory, whose environment names no context.
+    /// Returns the surroundings of a user with the home directory `home`. No environment variable names a context.
     #[cfg(test)]
     pub(super) fn in_home(home: &Path) -> Self {
         Self {
@@ -108,8 +108,8 @@ impl Surroundings {
         }
     }
 
-    /// Returns the settings of a context: of the first that is named by `flag`, by the environment, or by `nats context
-    /// select`. Empty if no context is named.
+    /// Returns the settings of a context. `flag` names the context, or else the environment does, or else `nats context
+    /// select` has chosen it. Returns no settings if no context is named.
     ///
     /// # Errors
     ///

@@ -273,7 +273,7 @@ async fn publisher(
         transport: arguments.transport.into(),
         profile,
         batch_delay: Duration::ZERO,
-        // The server's own limits hold: a line is a batch, as its author wrote it.
+        // Only the server's limits apply, because each line is published as one batch.
         batch_events_max: usize::MAX,
         batch_bytes_max: usize::MAX,
         ..PublisherOptions::default()
@@ -424,7 +424,7 @@ fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec
         rank,
         time_us: Some(u64::MAX),
         tier: batch.tier,
-        // The longest that there is.
+        // The block size with the longest encoding.
         block_size: BlockSize::new(BlockSize::TOKENS_MAX).ok(),
         profile: None,
         events: batch.events,

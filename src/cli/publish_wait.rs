@@ -47,7 +47,7 @@ impl DaemonWatch {
             patience,
             earlier: DegradedReasons::default(),
         };
-        // A daemon that does not answer now is asked again later, and is an error then.
+        // If the daemon does not answer now, the later wait asks again, and fails if the daemon still does not answer.
         let before = connection.unless_refused(&subject, watch.find_holder()).await;
         let before = before.map_err(|refused| {
             Failure::failed(format_args!(
@@ -99,7 +99,8 @@ impl DaemonWatch {
                 let found = holders.find(|holder| holder.worker == self.worker && holder.rank == self.rank);
                 Ok(found.map_or(KnownHolder::Unknown, KnownHolder::Status))
             }
-            // The namespace comes into being with its first batch, and a daemon that has just started does not know all of them.
+            // A namespace does not exist before its first batch, and a daemon that has just started does not know all
+            // namespaces yet.
             Err(ClientError::Refused(refusal))
                 if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
             {
@@ -150,7 +151,8 @@ fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> Deg
     let continued = before.filter(|holder| holder.epoch == first.epoch);
     let earlier = match continued {
         Some(_) => degraded,
-        // A new epoch replaces lost batches. But an unreadable message may have been of any epoch.
+        // A new epoch replaces the batches that were lost before. But a message that could not be decoded may belong to
+        // the new epoch.
         None => degraded.without(DegradedReason::Gap),
     };
     let next = continued.map_or(1, |holder| holder.seq.saturating_add(1));

@@ -66,7 +66,7 @@ pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
 
 fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> TextTable {
     let mut columns = vec!["WORKER", ">RANK", ">BLOCKS", ">OF QUERY"];
-    // Mostly a request can reuse all that there is.
+    // The column is shown only if a request cannot reuse all matched blocks of some holder, which is rare.
     let has_unusable = reply
         .holders
         .iter()
@@ -98,7 +98,7 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> TextTable {
             row.push(holder.usable().to_string());
         }
         if asked.tiers {
-            // An older daemon does not say.
+            // An older daemon does not tell these numbers.
             let near = [holder.device_blocks, holder.host_blocks];
             row.extend(near.map(|blocks| blocks.map_or("-".to_owned(), |blocks| blocks.to_string())));
         }

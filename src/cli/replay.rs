@@ -250,7 +250,8 @@ impl ReplayProgress {
 
     /// Draws the progress of the run.
     pub(super) fn show(&self, tally: &Tally) {
-        // The percentiles take longer than anything else here: not for every request.
+        // Computing the percentiles takes longer than the rest of this method. So the message is not updated for every
+        // request.
         const MESSAGE_REQUESTS: usize = 64;
         if self.bar.is_hidden() {
             return;
@@ -370,7 +371,7 @@ mod tests {
         assert!(!parse(&["--nats", "nats://a"]).unwrap().embedded);
         assert!(!parse(&[]).unwrap().embedded);
         assert!(parse(&["--embedded", "--nats-url", "nats://a"]).is_err());
-        // What ends with this process need not be cleaned up.
+        // The embedded daemon ends with this process, so there are no workers to leave in it.
         assert!(parse(&["--embedded", "--no-cleanup"]).is_err());
     }
 

@@ -92,7 +92,7 @@ pub(super) struct IrregularFile(PathBuf);
 pub(super) fn expect_regular(path: &Path) -> Result<(), IrregularFile> {
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => Err(IrregularFile(path.to_owned())),
-        // Reading a file that cannot be looked at has the better error.
+        // If the file's metadata cannot be read, reading the file later gives the better error.
         _ => Ok(()),
     }
 }
@@ -152,7 +152,8 @@ impl ConfigSource {
 
 /// Sets up the log of the process.
 pub(crate) fn start_logging(logging: &LoggingConfig) -> Result<(), Failure> {
-    // A word that is no level would be taken for a place in the program, of which nothing is logged.
+    // The check is needed because the log filter would take an unknown level for the name of a module, and then log
+    // nothing.
     Kind::LogFilter
         .check(&logging.level)
         .map_err(|rule| Failure::usage(format_args!("--logging-level {rule}")))?;

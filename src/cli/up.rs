@@ -71,7 +71,8 @@ impl UpArguments {
         let (mut signals, hangups) = (StopSignals::listen()?, Hangups::listen()?);
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let subjects_of_queries = subjects.clone();
-        // Before anything is counted: handles that are made without a recorder count nothing.
+        // The recorder of metrics is installed before any counter is made: a counter that was made without a recorder
+        // counts nothing.
         install_shared().map_err(Failure::failed)?;
         let namespaces = Arc::new(namespaces(&config).map_err(StartError::from)?);
         let token = match config.http.token_file {
@@ -217,7 +218,7 @@ async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
         EngineStatus::Exact => {}
     }
     let worker = match state.engine.format {
-        // They tell of holders that are not known before.
+        // Such an engine reports several holders, whose names are not known in advance.
         _ if state.engine.is_source() => return true,
         Format::Mooncake => pool_of_instance(&key.instance),
         _ => worker_of_instance(&key.instance),
@@ -310,7 +311,7 @@ mod tests {
         assert!(config.nats.embedded);
         assert_eq!(config.http.listen, Some(HTTP_LISTEN.parse().unwrap()));
         assert_eq!(config.namespaces.default.block_size, 64);
-        // Also where it says what the default is.
+        // A value in the file counts even if it equals the general default.
         let config = loaded(
             "[nats]\nurl = \"nats://127.0.0.1:4222\"\n[http]\nlisten = \"off\"\n[namespace_defaults]\nblock_size = 16\n",
             None,

@@ -23,11 +23,11 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
 /// because of the request itself.
 const CONNECTIONS_MAX: usize = 8;
-/// Divisor of the patience of a request, which is the longest time that it waits. While no daemon listens, the request
-/// is sent again for a twentieth of its patience.
+/// Limits how long a request is sent again while no daemon listens: to the request's patience divided by this number.
+/// The patience is the longest time that the request waits.
 const NOBODY_PARTS: u32 = 20;
 
-/// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.
+/// Asks the daemons of one subject prefix. Cheap to clone; several requests can run at the same time.
 ///
 /// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request
 /// is sent again on each new connection, and a second time after half of its patience. This is safe, because asking changes

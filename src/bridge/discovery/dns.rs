@@ -170,7 +170,7 @@ async fn records(
         };
         let label = target.split('.').next().unwrap_or_default();
         let discovered = Discovered {
-            // Another address is another pod.
+            // A new pod under the same name has another address, so the address tells pods apart.
             identity: address.to_string(),
             ..Discovered::default()
         };
@@ -179,7 +179,7 @@ async fn records(
             &address.to_string(),
             ServerPort {
                 number: port,
-                // The name of the records' service tells the protocol.
+                // The service in the name of the SRV records tells the protocol.
                 is_grpc: name.starts_with("_grpc."),
             },
             discovered,

@@ -75,8 +75,8 @@ pub(super) async fn run(
     }
 }
 
-/// Reads the records. Returns the models' records ([`Card`]) by their scopes, and writes the publishers to `known` by their keys.
-/// A publisher whose record cannot be read stays as it was.
+/// Reads the records. Returns the models' records ([`Card`]) by their scopes, and writes the publishers to `known` by
+/// their keys. If a publisher's record cannot be read, its earlier record is kept.
 async fn look(
     place: &DynamoPlace,
     known: &mut BTreeMap<String, Channel>,
@@ -86,7 +86,7 @@ async fn look(
     let mut before = std::mem::take(known);
     let is_of_plane = |(key, _): &Pair| key.contains(&format!("/topic/{TOPIC}/"));
     for (key, value) in channels.into_iter().filter(is_of_plane) {
-        // A record that cannot be read may be half written just now.
+        // If a record cannot be read, it may be half written at this moment.
         if let Some(channel) = read_channel(&key, &value).or_else(|| before.remove(&key)) {
             known.insert(key, channel);
         }
@@ -105,7 +105,7 @@ fn engines<'a>(
     for channel in channels.filter(|channel| place.is_meant(&channel.scope)) {
         let card = cards.get(&channel.scope);
         let model = match (card, &defaults.model) {
-            // The endpoint serves another model than the given one.
+            // The operator asked for another model than the one that the endpoint serves.
             (Some(card), Some(given)) if card.model != *given => continue,
             (Some(card), _) => &card.model,
             (None, Some(given)) => given,
@@ -285,7 +285,7 @@ mod tests {
             ("tcp://10.0.0.7:2", Format::Dynamo)
         );
         assert_eq!(engine.discovery.as_ref(), Some(&place.records));
-        // Another model is looked for, or another component.
+        // The source is told to look for another model, or for another component.
         let other = EngineDefaults {
             model: Some("other".to_owned()),
             ..EngineDefaults::default()

@@ -16,7 +16,8 @@ use super::reports::Reports;
 
 /// Maximum number of files of a folder.
 const FILES_MAX: usize = 1024;
-/// Age below which a file may change again without a new [`FileMark`], because clocks of file systems are coarse.
+/// Age from which a file's [`FileMark`] can be trusted. A younger file may change again and keep its mark, because file
+/// systems have coarse clocks.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -95,14 +96,14 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
     }
 }
 
-/// Result of reading all files: their marks ([`FileMark`]) and their engines. The marks are `None` if a file is so new that it
-/// may change without a new mark.
+/// Marks ([`FileMark`]) and engines of all files that were read. The marks are `None` if a file is so new that it may
+/// change and keep its mark.
 type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
 /// Reads the engines of all files; `None` if no file has changed, that is, if the files' marks are the same as `seen`.
 ///
-/// A program that writes a file anew empties it first. So a file that has just become empty cannot be used yet, and neither can
-/// files that change while they are read.
+/// Returns an error if files change during the reading, or a file has just become empty: a program that rewrites a file
+/// empties it first.
 fn look(
     path: &Path,
     defaults: &EngineDefaults,

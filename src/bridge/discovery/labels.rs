@@ -22,7 +22,8 @@ pub struct PodLabelsError {
 impl FromStr for PodLabels {
     type Err = PodLabelsError;
 
-    /// Reads keys that are joined by commas. Together with the longest values they have to fit into an engine's labels.
+    /// Reads keys that are joined by commas. The keys, each with a value of maximum length, have to fit into an
+    /// engine's labels.
     fn from_str(text: &str) -> Result<Self, PodLabelsError> {
         let keys: Vec<String> = text.split(',').map(|key| key.trim().to_owned()).collect();
         let longest = "v".repeat(VALUE_BYTES_MAX);
@@ -39,7 +40,7 @@ impl PodLabels {
     pub fn of(&self, pod: &BTreeMap<String, String>) -> Labels {
         let chosen = self.0.iter().filter_map(|key| pod.get_key_value(key));
         let chosen = chosen.map(|(key, value)| (key.clone(), value.clone()));
-        // Keys and longest values fit together. An API that takes longer ones leaves the engine without labels.
+        // The keys fit with values of maximum length. If an API allows longer values, the engine gets no labels.
         Labels::new(chosen.collect()).unwrap_or_default()
     }
 }

@@ -44,10 +44,10 @@ pub(super) use reports::{LookError, Reports};
 use spec::DiscoveryPlace;
 pub use spec::{Discover, DiscoverError};
 
-/// Pause before engines that were refused are tried again: the obstacle may be gone by then.
+/// Pause before the bridge tries refused engines again: the reason of the refusal may be gone by then.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Pauses between two readings of sources that do not report changes by themselves.
+/// Intervals at which the bridge reads the sources that do not report changes by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiscoverOptions {
     /// Pause between two questions to DNS.
@@ -150,7 +150,7 @@ mod tests {
             &defaults,
         );
         reports.know(vec![GivenEngine::Server(server)]);
-        // No other report follows. If this one were missed, the bridge would never follow the engine.
+        // The source makes no second report. So if the bridge missed this one, it would never follow the engine.
         let applying = apply(bridge.clone(), reports, known);
         assert!(futures_util::poll!(std::pin::pin!(applying)).is_pending());
         assert_eq!(bridge.servers().len(), 1);

@@ -1,4 +1,4 @@
-//! Reports of sources: the engines that each source knows, and the trouble that keeps it from looking.
+//! Reports of sources. A source reports the engines that it knows, or the error that keeps it from looking for engines.
 
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
@@ -25,8 +25,8 @@ pub struct SourceState {
     pub last_error: Option<String>,
 }
 
-/// Error that keeps the bridge from believing an engine: the source does not confirm that the engine is the one it
-/// found.
+/// Error because of which the bridge does not believe an engine: the source that found the engine does not confirm the
+/// engine.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(
     not(feature = "kubernetes"),
@@ -36,16 +36,16 @@ pub(crate) enum LookError {
     /// The source cannot be asked at the moment.
     #[error("another engine may have its address by now, and where it was found nobody can be asked: {0}")]
     Unanswered(String),
-    /// The source no longer knows the engine at this address, and is about to report that.
+    /// The source no longer knows the engine at this address. Its next report will leave the engine out.
     #[error("it is gone from this address, by where it was found")]
     Gone,
 }
 
-/// A question to a source about one engine, beside the changes that the source reports by itself.
+/// Function by which the bridge asks a source about one engine. The source also reports changes by itself.
 pub(super) type EngineLookup =
     Box<dyn Fn(NewServer) -> BoxFuture<'static, Result<(), LookError>> + Send + Sync>;
 
-/// Reports of one source: the engines that it knows, and what is wrong with it. Clones share them.
+/// Reports of one source: the engines that it knows, and its present error. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Reports {
     /// Function that asks the source about one engine; unset if the source cannot be asked.
@@ -61,8 +61,7 @@ pub(crate) struct Reports {
 pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
 
 impl Reports {
-    /// Makes the reports of a source, and their receiver. The receiver is made before the first report, which it would
-    /// otherwise miss.
+    /// Makes the reports of a source, and their receiver, which thus exists before the first report and cannot miss it.
     pub(super) fn new(
         source: &str,
         kind: EngineSource,
@@ -97,7 +96,7 @@ impl Reports {
         });
     }
 
-    /// Reports that the source cannot look for engines just now. The engines that it has known stay.
+    /// Reports that the source cannot look for engines at the moment. The engines that it has known stay.
     pub(super) fn fail(&self, error: &dyn Display) {
         self.metrics.discovery_failures.get(self.kind).increment(1);
         self.set_trouble(Some(format!("{error}")));
@@ -133,8 +132,8 @@ impl Reports {
         &self.source
     }
 
-    /// Asks the source whether an engine is still the one that was found. A source that cannot be asked confirms all that it
-    /// has reported.
+    /// Asks the source whether an engine is still the one that was found. A source that cannot be asked confirms every
+    /// engine.
     pub(crate) async fn confirm(&self, server: &NewServer) -> Result<(), LookError> {
         match self.look.get() {
             Some(look) => look(server.clone()).await,

@@ -37,12 +37,12 @@ pub(in super::super) enum AnswerError {
     /// The numbers of two answers contradict each other.
     #[error("the worker counts backwards: event {newest} is its last, and {known} is known")]
     Backwards {
-        /// Number of the newest event, as the last answer tells it.
+        /// Number of the newest event, according to the last answer.
         newest: u64,
         /// Number of the last event in the answer before.
         known: u64,
     },
-    /// Each answer with the worker's whole state was outdated when the next answer came.
+    /// Each answer with the worker's whole state was outdated before the next question was answered.
     #[error("the worker stores faster than it can be asked")]
     TooFast,
 }
@@ -91,7 +91,7 @@ pub(super) async fn catch_up(
         let known = base.as_ref().map(|dump| dump.last);
         let (tail, newest) = match (answer, known) {
             (WorkerAnswer::Events(events, last), _) => (Some(decode(events, last, record).await?), last),
-            // The worker has stored nothing since the dump before.
+            // The second dump ends at the same event as the first, so the worker has stored nothing since.
             (WorkerAnswer::Dump(_, last), Some(known)) if last == known => (None, last),
             (WorkerAnswer::Dump(events, last), _) => {
                 start = Some(last);
@@ -102,7 +102,7 @@ pub(super) async fn catch_up(
                 return Err(AnswerError::Backwards { newest, known });
             }
             (WorkerAnswer::TooNew(_), None) => {
-                // The worker counts anew, so that the events known before do not count.
+                // The worker counts its events anew. So the events that were known before no longer count.
                 start = None;
                 continue;
             }
@@ -117,7 +117,7 @@ pub(super) async fn catch_up(
     Err(AnswerError::TooFast)
 }
 
-/// Decodes events, and refuses them if one is of another worker or rank than `record`'s.
+/// Decodes events. Refuses them if one of them names another worker or rank than `record` does.
 async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<DecodedEvents, AnswerError> {
     let decoding = spawn_blocking(move || {
         let limits = DecodeLimits {

@@ -23,7 +23,8 @@ use super::records::SourceRecord;
 /// Number of intervals ([`Pace`]) between two questions to a worker that is silent. Each question makes the worker write two
 /// lines to its log.
 const QUIET_INTERVALS: u32 = 5;
-/// Maximum number of intervals ([`Pace`]) between two questions for everything, after answers that left a doubt.
+/// Maximum number of intervals ([`Pace`]) between two questions for everything. The pause grows while the answers leave
+/// a doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
 /// Intervals at which the bridge asks workers for their events.
@@ -57,8 +58,8 @@ impl Pace {
         self.interval * (QUIET_INTERVALS + 1) + self.silent_after
     }
 
-    /// Returns the time from which a connection that is made now counts as heard (as one that brings messages), even if no
-    /// message has come over it.
+    /// Returns the time from which a connection that is made now is assumed to bring the workers' messages (to be
+    /// *heard*), even if it has not brought any yet.
     pub(super) fn settled_at(&self) -> Instant {
         Instant::now() + self.interval
     }
@@ -91,7 +92,7 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Makes the course of a worker, none of whose events are known yet.
+    /// Makes the course of a worker whose events are not known yet.
     pub(super) fn new(record: SourceRecord) -> Self {
         let now = Instant::now();
         Self {
@@ -133,8 +134,9 @@ impl Course {
         self.ask_at = Instant::now();
     }
 
-    /// Begins the question number `name`. Returns `None` if it is not time to ask. Otherwise the inner value is the first
-    /// event to ask for: the last known event, which the worker has. An inner `None` asks for everything.
+    /// Begins the question with the number `name`. Returns `None` if the worker is not to be asked yet. Otherwise
+    /// returns the number of the first event to ask for: the last event that the bridge knows, so that the worker has
+    /// it. An inner `None` asks for everything.
     pub(super) fn question(&mut self, name: u64) -> Option<Option<u64>> {
         if self.asked.is_some() || self.ask_at > Instant::now() {
             return None;
@@ -143,8 +145,9 @@ impl Course {
         Some(self.due.map(|due| due.saturating_sub(1)))
     }
 
-    /// Returns the number that is due after the events of `batch`, if they continue from `due`; `None` if an event is
-    /// missing or has no number. With `clears_all`, events before a clear at the beginning of the batch may be missing.
+    /// Returns the number of the event that has to follow the events of `batch`, if these continue from the number
+    /// `due`; `None` if an event is missing or has no number. With `clears_all`, events may be missing before a clear
+    /// at the beginning of the batch.
     pub(super) fn next_due(&self, due: u64, batch: &EngineBatch, clears_all: bool) -> Option<u64> {
         if batch.events().iter().any(|event| event.id.is_none()) {
             return None;
@@ -177,14 +180,14 @@ impl Course {
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))
     }
 
-    /// Notes that all known events are applied after the last question.
+    /// Notes that, after the answer to the last question, all events that the bridge knows of are applied.
     pub(super) fn is_healed(&mut self, pace: &Pace) {
         (self.is_whole, self.failures, self.trouble) = (true, 0, None);
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval * QUIET_INTERVALS;
     }
 
-    /// Notes that the last question failed, or that events are missing after it. `trouble` says why.
+    /// Notes that the last question failed, or that events are still missing after its answer. `trouble` says why.
     pub(super) fn has_failed(&mut self, trouble: String, pace: &Pace) {
         self.fail(trouble, pace.backoff);
     }
@@ -252,7 +255,7 @@ mod tests {
         assert_eq!(next(3, &[1, 2], false), Some(3));
         assert_eq!(next(3, &[4], false), None);
         assert_eq!(next(3, &[3, 5], false), None);
-        // Event 0 of a worker that counts from 0 may be lost.
+        // Event 0 is missing: it may have been lost.
         assert_eq!(next(0, &[1], false), None);
         assert_eq!(next(0, &[0, 1], false), Some(2));
         // After a clear, earlier events are not needed.

@@ -27,8 +27,8 @@ use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
 use super::{MessageOrder, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
-/// Maximum size of the messages of an event plane's workers that wait for earlier events, in bytes. Further messages are dropped,
-/// and asked for again.
+/// Maximum size of the workers' messages that wait for earlier events, in bytes. If there is no room, a message is
+/// dropped, and its events are asked for later.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of publishers that are remembered as gone. Messages that still come from them are left out.
 const GONE_MAX: usize = 4096;
@@ -112,8 +112,8 @@ impl Courses {
         failed.or_else(|| self.records.trouble.clone())
     }
 
-    /// Returns the records that concern this plane: those of its own publishers, and those of publishers for which `heard`
-    /// holds. A worker that two publishers report is left out, as nobody knows which of them to believe.
+    /// Returns the records that concern this plane: the records of its own publishers, and of the publishers for which
+    /// `heard` holds. A worker that two publishers report is left out, because nobody knows which publisher is right.
     fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
         let records = &self.records;
         let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
@@ -222,7 +222,7 @@ impl PlaneEvents {
         self.holders.forget(&worker, rank).await
     }
 
-    /// Returns the next question that is due; `None` if none is.
+    /// Returns the next question to a worker for which the time has come; `None` if there is none.
     pub(in super::super) fn question(&mut self, look: PendingLook) -> Option<WorkerQuestion> {
         let number = self.courses.questions.wrapping_add(1);
         let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {
@@ -266,7 +266,7 @@ impl PlaneEvents {
         let goes_on = course.is_whole && apply(relay, course, batch, false).await?;
         if !goes_on || relay.doubt().is_some() {
             course.break_off(false);
-            // Daemons are told nothing of the messages that wait.
+            // Daemons do not get the messages that wait. So the holder is out of sight until they are applied.
             relay.lost().await?;
         }
         if !goes_on {
@@ -312,8 +312,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes in the answer to a question. `is_news` tells whether the answer still counts, that is, whether the bridge
-    /// has run without a stall since the question.
+    /// Takes in the answer to a question. `is_news` tells whether the answer still counts, that is, whether this
+    /// process has not stood still since the question.
     pub(in super::super) async fn answered(
         &mut self,
         asked: WorkerQuestion,
@@ -325,7 +325,8 @@ impl PlaneEvents {
         let Some(course) = self.courses.all.get_mut(&publisher) else {
             return Ok(());
         };
-        // The answer is to a question from before the last connection, or about another record.
+        // The connection or the worker's record was replaced after the question was asked, so the answer no longer
+        // counts.
         if course.asked != Some(asked.number) {
             return Ok(());
         }
@@ -361,7 +362,7 @@ impl PlaneEvents {
     async fn apply_waiting(&mut self, publisher: u64) -> Result<(), PublisherError> {
         let mut batch = EngineBatch::default();
         for message in self.courses.take_waiting(publisher) {
-            // The message was decoded once, so that this does not fail.
+            // The message was decoded before without an error.
             if self.decoder.decode(&message, &mut batch).is_err() {
                 continue;
             }
@@ -369,8 +370,8 @@ impl PlaneEvents {
                 return Ok(());
             };
             if let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await {
-                // If the message does not continue the known events, the bridge asks for the missing events. Their
-                // numbers were noted.
+                // If the message does not continue the known events, nothing is applied. The course has noted the
+                // message's numbers, so the bridge asks for the missing events.
                 apply(relay, course, &batch, false).await?;
             }
         }
@@ -380,8 +381,9 @@ impl PlaneEvents {
     /// Decides after an answer whether a worker is in sight again.
     ///
     /// - `goes_on` says whether the answer continued the known events without a gap.
-    /// - `proves` says whether a complete answer puts the worker in sight. This needs two things: no stall since the question,
-    ///   and a connection that was heard (had brought a message) when the question was asked.
+    /// - `proves` says whether a complete answer puts the worker in sight. This needs two things: no stall of this
+    ///   process since the question, and a connection that is heard. It is heard once it has brought a message of the
+    ///   worker, or if the question was asked after `settled_at`.
     async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
         let pace = &self.courses.pace;
         let Some(course) = self.courses.all.get_mut(&publisher) else {
@@ -406,13 +408,13 @@ impl PlaneEvents {
         if proves {
             return relay.seen(pace.alive_for()).await;
         }
-        // The next question comes soon. It brings the events from before the connection was heard.
+        // The worker is asked again soon. That answer brings the events that the connection may not have brought.
         course.is_alive(pace);
         Ok(())
     }
 }
 
-/// Applies the events of `batch` that are due. Returns whether these events continue the known events.
+/// Applies the events of `batch` that were not applied before. Returns whether these events continue the known events.
 async fn apply(
     relay: &mut Relay,
     course: &mut Course,
@@ -445,7 +447,7 @@ async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Re
         relay.lost().await?;
         relay.restart(None).await?;
         relay.apply_events(batch, |_| true).await?;
-        // If there was no event yet, the first event may have the number 0.
+        // An empty dump that ends at 0 does not show whether event 0 has happened. So event 0 is still expected.
         let has_begun = *last > 0 || !batch.events().is_empty();
         course.due = Some(if has_begun { last.saturating_add(1) } else { 0 });
     }

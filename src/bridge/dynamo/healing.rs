@@ -1,4 +1,5 @@
-//! Open questions to workers of an event plane. Their answers are awaited beside the subscription to the plane.
+//! Open questions to workers of an event plane. The bridge waits for the answers and for the plane's messages at the
+//! same time.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// News for an event plane that does not come over its subscription: changed records, or an answer of a worker.
+/// Event for an event plane's task that does not come over the plane's subscription: changed records, or an answer of a
+/// worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.
     Records(Arc<Records>),
@@ -33,7 +35,7 @@ pub(in super::super) struct Answered {
     answer: Result<Caught, AnswerError>,
 }
 
-/// Open questions to the workers of one event plane, for one connection. Dropping the value ends them.
+/// Open questions to the workers of one event plane, for one connection. Dropping this value gives up the questions.
 pub(in super::super) struct Healing {
     /// Records of discovery; `None` if no discovery is given, so that no worker can be asked.
     records: Option<watch::Receiver<Arc<Records>>>,
@@ -42,14 +44,14 @@ pub(in super::super) struct Healing {
 }
 
 impl Healing {
-    /// Makes a value without open questions. `nats` reaches workers whose request plane is NATS.
+    /// Makes a value without open questions. `nats` is the connection over which workers on NATS are asked.
     pub(in super::super) fn new(
         mut records: Option<watch::Receiver<Arc<Records>>>,
         nats: Client,
         options: &FollowOptions,
     ) -> Self {
         if let Some(records) = &mut records {
-            // The records that are already known are news to a new connection.
+            // A new connection has to apply the records that are already known, too.
             records.mark_changed();
         }
         Self {
@@ -67,7 +69,7 @@ impl Healing {
             {
                 return Arc::clone(&records.borrow_and_update());
             }
-            // The records' reader has ended, as the bridge ends.
+            // The task that reads the records has ended, because the bridge stops.
             std::future::pending().await
         };
         tokio::select! {
@@ -92,7 +94,7 @@ impl Healing {
         }
     }
 
-    /// Asks all workers that are due, while fewer than [`OPEN_MAX`] questions are open.
+    /// Asks workers for their events, if it is time to ask them and fewer than [`OPEN_MAX`] questions are open.
     pub(in super::super) fn ask(&mut self, events: &mut PlaneEvents, stalls: &StallWatch) {
         while self.open.len() < OPEN_MAX
             && let Some(asked) = events.question(stalls.look())

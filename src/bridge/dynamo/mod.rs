@@ -1,16 +1,19 @@
 //! Dynamo's event plane: router events of many workers, over NATS or ZeroMQ.
 //!
-//! Each message is an envelope with the number of its publisher, and its number in that publisher's count. There are two kinds
-//! of workers:
+//! Each message is an envelope that names its publisher by a number. The envelope also has the message's own number,
+//! which the publisher counts. There are two kinds of workers:
 //!
-//! - A worker with a record in Dynamo's discovery is asked for missing events, which its own event numbers show (`courses`).
-//! - Other workers cannot be asked. For them, a publisher's count without a hole proves that no message is missing.
+//! - A worker with a record in Dynamo's discovery numbers its events. If the numbers show that events are missing, the
+//!   bridge asks the worker for them (`courses`).
+//! - Other workers cannot be asked. For them, a publisher's message count without a hole proves that no message is
+//!   missing.
 //!
 //! Three events put the workers of the second kind in doubt until they clear:
 //!
 //! - The count has a hole.
 //! - The count runs backwards, or begins anew. Another process may then have the same publisher number.
-//! - The first message that the bridge hears of a publisher does not have the number 0, so earlier messages are missing.
+//! - The first message that the bridge hears of a publisher does not have the number 0, so earlier messages are
+//!   missing.
 //!
 //! The plane carries no heartbeats. So a message shows only that its workers were alive when it came.
 //!
@@ -19,10 +22,10 @@
 //! | `records` | discovery: which worker a publisher reports, and where that worker is asked |
 //! | `ports` | the ports at which workers answer |
 //! | `questions` | one question over the request plane, and its answer |
-//! | `answers` | the events that are missing, from the answers |
+//! | `answers` | a worker's missing events, read from its answers |
 //! | `course` | how far the events of one worker are known |
 //! | `courses` | messages and answers of all workers that can be asked |
-//! | `healing` | the questions that are open, beside the subscription |
+//! | `healing` | the open questions to workers |
 //! | `plane` | the subscription |
 
 use std::cmp::Ordering;
@@ -56,7 +59,7 @@ pub(super) use courses::PlaneAddress;
 pub use ports::AnswerPorts;
 pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, look_at};
 
-/// Maximum number of publishers that are told apart. Workers that further publishers report are in doubt.
+/// Maximum number of publishers that are followed. Workers of other publishers are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
 /// Bytes in front of an envelope on ZeroMQ: a version, and the length of the envelope.
 const FRAME_HEAD_BYTES: usize = 5;
@@ -172,7 +175,7 @@ impl PlaneEvents {
             Ok(()) => self.apply_batch(&batch, payload, is_behind).await,
             Err(error) => {
                 log_gated!(warn "a message of the event plane cannot be decoded"; %error);
-                // Nobody knows which publisher's message it was.
+                // A message that cannot be decoded may come from any publisher.
                 self.lose_all().await
             }
         };
@@ -217,7 +220,8 @@ impl PlaneEvents {
             named.remove(&(course.record.worker.clone(), course.record.rank));
             self.follow_course(publisher, batch, payload, number, is_behind)
                 .await?;
-            // No worker can be asked about the other holders in the message.
+            // Workers cannot be asked about the other holders in this message, because the publisher's record names
+            // only one worker.
             return self.doubt(publisher, named).await;
         }
         let known = self.publishers.entry(publisher).or_default();
@@ -236,14 +240,15 @@ impl PlaneEvents {
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
             };
-            // Only holders that are followed take room here.
+            // A holder without a relay is not noted for the publisher, so that notes do not grow without bound.
             let known = self.publishers.entry(publisher).or_default();
             known.holders.insert((worker.clone(), *rank));
             if is_behind {
                 relay.lost().await?;
             }
             if number == MessageOrder::Anew {
-                // Two processes may share the number, so that not even this count is certain.
+                // The old and the new process may both use this publisher number. So even the new process's count is
+                // not certain.
                 relay.restart(Some(Reason::LostBatches)).await?;
             }
             // Without numbers, a doubt that already exists need not be reported again.
@@ -251,7 +256,7 @@ impl PlaneEvents {
                 relay.lose(Reason::LostBatches).await?;
             }
             if number == MessageOrder::Backwards {
-                // The place of the message in the count is not known.
+                // Nobody knows where the message belongs in the count, so its events are not applied.
                 continue;
             }
             relay
@@ -260,7 +265,7 @@ impl PlaneEvents {
                 })
                 .await?;
             if !is_behind {
-                // The worker is alive now, and later messages have to show that again.
+                // The message shows only that the worker is alive at this moment. So no heartbeats follow it.
                 relay.seen(Duration::ZERO).await?;
             }
         }
@@ -268,7 +273,8 @@ impl PlaneEvents {
     }
 
     /// Puts the holders that `named` lists in doubt, because a publisher that is not followed reports them. If another
-    /// publisher reported such a holder before, the holder is another process by now, and the earlier reports are outdated.
+    /// publisher reported such a holder before, a new process has taken over the holder, and the earlier reports are
+    /// outdated.
     async fn doubt(
         &mut self,
         publisher: u64,
@@ -288,8 +294,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes a holder away from all other publishers. If another publisher has reported it before, the holder is another
-    /// process now, and begins anew.
+    /// Takes a holder away from all other publishers. If another publisher has reported the holder before, a new
+    /// process has taken over the holder, so the holder begins anew.
     async fn leave_others(
         &mut self,
         publisher: u64,

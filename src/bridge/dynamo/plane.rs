@@ -1,4 +1,4 @@
-//! Event plane as a source: its subscription over NATS or ZeroMQ, beside the questions to its workers.
+//! Event plane as a source: subscribes over NATS or ZeroMQ, and asks the plane's workers for missing events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -122,8 +122,8 @@ impl PlaneEvents {
             is_confirmed |= matches!(heard, PlaneEvent::Message(_));
             self.hear(heard, &mut quiet, &healing).await?;
             if is_confirmed {
-                // If a worker were asked before, the bridge would miss the events that the worker publishes after its
-                // answer.
+                // No worker is asked before the subscription is confirmed: the bridge could miss events that the worker
+                // publishes after its answer.
                 healing.ask(self, &quiet.stalls);
                 self.note_followed(task);
             }
@@ -141,7 +141,7 @@ impl PlaneEvents {
             self.lost().await?;
         }
         match heard {
-            // Messages may still be those that waited during a stall.
+            // If messages waited unread during a stall, this message may be one of them.
             PlaneEvent::Message(payload) => self.apply(&payload, quiet.is_behind()).await,
             PlaneEvent::News(news) => healing.take(news, self, &quiet.stalls).await,
             PlaneEvent::Nothing => Ok(()),
@@ -192,7 +192,7 @@ async fn connect(
                     Event::Disconnected | Event::SlowConsumer(_) | Event::Closed
                 );
                 if is_loss {
-                    // One event is enough to end the connection.
+                    // The channel holds one event, which is enough to end the connection.
                     let _ = broke.try_send(event.to_string());
                 }
             }

@@ -38,8 +38,8 @@ const RECORDS_MAX: usize = 8192;
 const RECORD_BYTES_MAX: usize = 64 << 10;
 /// Maximum size of an answer of etcd, in bytes.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Age after which an untouched file counts as that of a process that is gone. Living processes touch their files every few
-/// seconds.
+/// Age above which an untouched file no longer counts, because its process must have ended. A living process touches
+/// its files every few seconds.
 const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Place where a worker is asked for its whole state.
@@ -89,7 +89,8 @@ pub(in super::super) enum RecordsError {
 /// Key of a record, and the record's value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
-/// Readers of discovery's records: one task for each place. All that need the records of a place share its task.
+/// Readers of discovery's records: one task for each place. Everything that needs the records of a place shares the
+/// task.
 #[derive(Default)]
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 
@@ -188,7 +189,8 @@ fn files(folder: &Path, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
     let bucket = folder.join(prefix);
     let entries = match std::fs::read_dir(&bucket) {
         Ok(entries) => entries,
-        // No worker has begun yet. A missing folder, in contrast, is a mistake.
+        // Before the first worker starts, discovery's folder exists without the subfolder. If discovery's own folder is
+        // missing, it was configured wrongly.
         Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_dir() => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };
@@ -229,7 +231,7 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
         Ok(record) => record,
         Err(error) => {
             log_gated!(warn "a record of Dynamo's discovery cannot be read"; key, error);
-            // A record that cannot be read may be half written just now.
+            // A record that cannot be read may be half written at this moment.
             let publisher = u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()?;
             Some((publisher, before.sources.get(&publisher)?.clone()))
         }

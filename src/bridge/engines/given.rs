@@ -1,5 +1,5 @@
-//! Engines that flags, files and discovery give. Each of these sources reports all engines that it knows now. This module applies
-//! the difference to the source's last report.
+//! Engines that flags, files and discovery give. Each of these sources reports all engines that it knows now. This
+//! module compares the report with the source's previous report, and applies the difference.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ impl Given {
         })
     }
 
-    /// Whether `source` gives this server, with the same way to ask it.
+    /// Whether `source` gives this server, to be asked in the same way as `server` says.
     fn is_of(&self, source: &str, server: &NewServer) -> bool {
         let known = self.0.get(source).and_then(|set| set.servers.get(&server.key()));
         known.is_some_and(|known| known.is_asked_like(server))
@@ -68,7 +68,8 @@ impl Given {
 }
 
 impl Bridge {
-    /// Asks the sources that have found a server whether it is still there, and still the same.
+    /// Asks the sources that have found `server` whether that server is still there, and still belongs to the same
+    /// engine.
     pub(crate) async fn confirm_found(&self, server: &NewServer) -> Result<(), LookError> {
         let finders: Vec<Reports> = {
             let state = self.inner.state.lock();
@@ -119,7 +120,7 @@ impl Bridge {
             .iter()
             .filter_map(|engine| self.follow(engine.clone()).err())
             .collect();
-        // An engine that was registered may be given by now, and is then not kept as registered.
+        // A registered engine that a source gives, too, is no longer saved as a registered engine.
         self.keep_registered();
         if refused.is_empty() { Ok(()) } else { Err(refused) }
     }

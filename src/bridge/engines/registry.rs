@@ -94,7 +94,7 @@ impl EngineRegistry for Bridge {
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
         let own = peer.map(|peer| peer.to_string());
         for endpoint in engine.endpoints() {
-            // A text without a host is refused later, as no endpoint.
+            // An endpoint without a host is refused later, because it is no valid endpoint.
             let Some(host) = host_of(endpoint) else {
                 continue;
             };

@@ -125,7 +125,7 @@ impl Bridge {
     ) -> Result<(), RegisterRefusal> {
         let mut state = self.inner.state.lock();
         let asked = state.servers.get(&handle.server.key());
-        // Nothing is registered for a server that was removed meanwhile.
+        // If the server was removed while it was asked, its publishers are not followed.
         if !asked.is_some_and(|asked| asked.handle.is_same(handle)) {
             return Err(RegisterRefusal::Stopping);
         }
@@ -146,7 +146,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Stops following the publishers of a server that belongs to another engine by now.
+    /// Stops following the publishers of a server, because the server now belongs to another engine.
     pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
         self.inner.state.lock().forget_publishers(handle, &|_| false);
     }
@@ -173,7 +173,7 @@ impl Bridge {
 }
 
 impl BridgeState {
-    /// Sets the address and labels of a server's engine to those of `server`, from now on.
+    /// Gives a server's engine the address and labels of `server`, from now on.
     fn relabel(&mut self, handle: &ServerHandle, server: &NewServer) {
         handle.relabel(server);
         for followed in self.engines.values_mut() {

@@ -65,7 +65,8 @@ impl Follower {
         let mut verified = Verified::Whole;
         while let Some(numbered) = self.next_of(&mut replay).await? {
             let (seq, is_first) = (numbered.seq, largest.is_none());
-            // The rest of an unusable answer is read, too, because the next answer comes after it.
+            // An unusable answer is read to its end, too, because the next answer comes after it on the same
+            // connection.
             if let Verified::Whole = verified {
                 match self.continuity.replayed(seq, &numbered.payload, is_first) {
                     Replayed::Known => self.continuity.confirm(seq),
@@ -92,7 +93,8 @@ impl Follower {
         match verified {
             Verified::Whole if largest < self.continuity.last() => match largest {
                 None => self.nothing_since(from).await,
-                // A publisher keeps the batches that it has published last. So these are another process's.
+                // A publisher keeps the batches that it has published last. This answer lacks them, so it comes from
+                // another process.
                 Some(_) if is_last => Ok(Verified::Stranger),
                 Some(_) => Ok(Verified::Torn),
             },
@@ -118,7 +120,8 @@ impl Follower {
 
     /// Judges a replay socket that has no batch from the number `from` on, although the batch `from` was applied.
     async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
-        // A publisher with a replay keeps the batches that it has published last, so that it would have that batch.
+        // A publisher with a replay socket keeps the batches that it has published last. So the engine's own socket
+        // would have the batch `from`.
         let mut keeps_any = self.continuity.was_given_any();
         if !keeps_any && from > 0 {
             self.read_answer(0, |_| keeps_any = true).await?;
@@ -144,9 +147,9 @@ impl Follower {
         Ok(replay)
     }
 
-    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be silent, the
-    /// engine is put out of sight: batches may be missing. Published batches wait unread meanwhile, and nobody knows whether any
-    /// are missing.
+    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be
+    /// silent, the engine goes out of sight: batches may be missing, because published batches are not read during the
+    /// wait.
     async fn next_of(&mut self, replay: &mut ReplaySocket) -> Result<Option<Numbered>, FollowError> {
         let overdue_at = self.known_at.checked_add(self.options.silent_after);
         let message = {

@@ -20,7 +20,7 @@ use super::{FollowError, Follower};
 pub(super) enum Identity {
     /// The engine itself, or another process that counts as the engine.
     Known,
-    /// The engine was silent for this long, so that another process would not count as the engine.
+    /// The engine was out of sight for this time. That is so long that another process would not count as the engine.
     LongSilent(Duration),
     /// Another process answers, after a silence of this length.
     Stranger(Duration),
@@ -43,8 +43,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Starts over for another process, of which nothing is known. Its content is in doubt for the reason `doubt`, or for
-    /// [`Reason::OtherEngine`] after a long silence.
+    /// Starts over for another process, whose blocks are not known yet. They are in doubt for the reason `doubt`, or
+    /// for [`Reason::OtherEngine`] after a long silence.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {
             Identity::Known => doubt,

@@ -61,7 +61,8 @@ impl ConnectionState {
         match (self, change) {
             (_, Reconnected | Contradicted) => Self::Unverified,
             (_, Checked) | (Self::Unverified | Self::Verified, Continued) => Self::Verified,
-            // Agreement about a batch says nothing of a connection whose batches are not taken.
+            // The connection's batches are not applied yet, so agreement about one batch does not verify the
+            // connection.
             (Self::Unverified, Agreed) => Self::Unverified,
             (Self::Verified | Self::Proven, Agreed) | (Self::Proven, Continued) => Self::Proven,
         }
@@ -114,7 +115,7 @@ impl ReplayState {
         match (self, change) {
             (_, ReplayChange::Asked | ReplayChange::Agreed) => Self::Believed,
             (_, ReplayChange::Contradicted(useless)) => Self::Contradicting(useless),
-            // Silence settles no contradiction.
+            // A missing answer does not settle an earlier contradiction.
             (Self::Contradicting(_), ReplayChange::Unanswered(useless)) => Self::Contradicting(useless),
             (Self::Believed | Self::Silent(_), ReplayChange::Unanswered(useless)) => Self::Silent(useless),
         }
@@ -130,7 +131,7 @@ impl ReplayState {
         matches!(self, Self::Silent(useless) if useless.ask_at <= now)
     }
 
-    /// Whether a socket that contradicts the published batches is to be asked for the next published batch at `now`.
+    /// Whether it is time, at `now`, to compare a contradicting socket with the next published batch.
     pub(super) fn is_contradiction_due(&self, now: Instant) -> bool {
         matches!(self, Self::Contradicting(useless) if useless.ask_at <= now)
     }

@@ -1,14 +1,15 @@
-//! Trust in a replay socket: decides whether a socket that contradicts the published batches belongs to the same engine.
+//! Trust in a replay socket: decides whether a socket that contradicts the published batches belongs to the same
+//! engine.
 //!
-//! | origin of the contradiction | reaction |
+//! | origin of the contradiction | reaction of the bridge |
 //! |---|---|
-//! | an answer, on an unbroken connection | the socket is asked for the last published batch; else the next one decides |
-//! | a published batch | the socket is asked for that batch |
-//! | a socket without any batch | the socket is asked again, as the batch may be on its way; later it counts as useless |
+//! | an answer, on an unbroken connection | asks the socket for the last published batch, or else for the next one |
+//! | a published batch | asks the socket for that batch |
+//! | a socket without any batch | asks again, as a batch may be on its way; later the socket counts as useless |
 //!
-//! If the socket has the batch that it is asked for, with the same bytes, socket and connection belong to one new process. The
-//! bridge then takes all batches from the socket. Otherwise the engine is followed without the socket. The socket is asked
-//! again after later batches, with growing pauses.
+//! If the socket has that batch, with the same bytes, then the socket and the connection belong to the same process,
+//! which is a new one. The bridge then takes all batches from the socket. Otherwise the engine is followed without the
+//! socket. The socket is asked again after later batches, with growing pauses.
 
 use std::time::Instant;
 
@@ -21,14 +22,15 @@ use super::super::frames::Numbered;
 use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
 use super::{FollowError, Follower, REPLAY_BACKOFF};
 
-/// Number of answers without a batch, on an unbroken connection, after which the socket counts as one that keeps nothing to
-/// replay.
+/// Number of consecutive answers without a batch, on an unbroken connection, after which the socket counts as one that
+/// keeps no batches.
 const EMPTY_ANSWERS_MAX: u32 = 3;
 
 impl Follower {
-    /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either
-    /// both are another process by now, or the socket is of another engine. The replay socket is asked for the batch that was
-    /// published last. If it lacks that batch, the next batch decides.
+    /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken.
+    /// Either a new process is behind both the socket and the connection, or the socket belongs to another engine. The
+    /// bridge asks the socket for the batch that was published last. If the socket lacks that batch, the next published
+    /// batch decides.
     pub(super) async fn settle_contradiction(&mut self) -> Result<(), FollowError> {
         self.relay.lost().await?;
         let Some(heard) = self.continuity.heard().filter(|_| !self.topics.hears_other()) else {
@@ -41,13 +43,13 @@ impl Follower {
         }
     }
 
-    /// Stops believing the replay socket, which contradicts the batches published on the connection. All blocks are dropped,
-    /// from the socket and from the connection. Then the connection is followed from the published batch `heard` on, or else
-    /// from the next published batch. The bridge believes the socket again once the socket has the same bytes as a published
-    /// batch.
+    /// Stops believing the replay socket, which contradicts the batches published on the connection. Drops all blocks,
+    /// whether they came from the socket or from the connection. Then the connection is followed from the published
+    /// batch `heard` on, or else from the next published batch. The bridge believes the socket again once the socket
+    /// has the same bytes as a published batch.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
-        // Only a count that was heard from its first batch is certain.
+        // The content is certain only if the connection brings the batches from a process's first batch on.
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
         self.continuity.restart();
@@ -78,7 +80,7 @@ impl Follower {
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         log_gated!(warn "the replay socket keeps no batches: followed without it"; endpoint);
         self.contradicted("it keeps no batches (buffer_steps)");
-        // This failure has just been logged. Later ones are counted from here.
+        // This failure was logged above. So [`Self::ask_later`] does not log it again.
         self.replay_failures = 1;
         match is_verified {
             true => Ok(()),
@@ -116,7 +118,7 @@ impl Follower {
     }
 
     /// Recovers batches that were lost while the replay socket was silent: takes everything from the socket anew, if it
-    /// still has all batches. Does nothing before the socket is known to be the engine's.
+    /// still has all batches. Does nothing until the socket has proved to belong to the engine.
     pub(super) async fn make_up(&mut self) -> Result<(), FollowError> {
         if self.connection != ConnectionState::Proven || !std::mem::take(&mut self.has_missed) {
             return Ok(());

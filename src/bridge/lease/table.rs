@@ -39,13 +39,14 @@ pub struct Times {
     pub term: Duration,
     /// Time for which a beat of a bridge that speaks (reports a holder) keeps other bridges from speaking.
     pub silence: Duration,
-    /// Time for which the bridge that spoke last listens before it speaks again, if it was cut off. In that time it hears two
-    /// beats of a bridge that speaks, so that bridges which come back together do not begin together.
+    /// Time for which a bridge that was cut off listens before it speaks again, if it spoke last. In that time it hears
+    /// two beats of any bridge that speaks now. Other bridges listen longer, so that bridges which come back together
+    /// do not begin together.
     pub listen: Duration,
     /// Extra time that a bridge waits for each bridge that comes before it in the order in which bridges may take over a holder.
     pub step: Duration,
-    /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder gives way
-    /// to it.
+    /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder
+    /// gives way to that bridge.
     pub worse: Duration,
 }
 
@@ -62,7 +63,7 @@ impl Default for Times {
     }
 }
 
-/// A holder that this bridge follows.
+/// A holder that this bridge follows, as the lease sees it.
 struct Own {
     /// Number of this entry. It tells apart entries that were added one after another for the same holder.
     number: u64,
@@ -85,7 +86,7 @@ impl Own {
     /// Returns the epoch in which this bridge reports the holder to daemons; `None` if it does not report it.
     fn claim(&self) -> Option<u64> {
         let known = *self.turn.borrow();
-        // Before the publisher has begun its epoch, this is the lowest epoch that it will have.
+        // Until the publisher has begun its epoch, the bridge claims the lowest number that this epoch can have.
         known.map(|known| self.epoch.load(Ordering::Acquire).max(known.saturating_add(1)))
     }
 
@@ -177,7 +178,7 @@ impl LeaseTable {
     /// Stops following a holder, so that another bridge may report it to daemons immediately.
     pub(super) fn remove(&mut self, holder: u64, number: u64) {
         if self.own.get(&holder).is_some_and(|own| own.number == number) {
-            // The publisher may end later than this call; until then it is silent.
+            // The publisher may end later than this call. Until then it sends nothing to daemons.
             if let Some(own) = self.own.remove(&holder) {
                 own.turn.send_replace(None);
             }
@@ -292,7 +293,7 @@ impl LeaseTable {
     }
 }
 
-/// Beats of the other living bridges, reduced to what they say of one holder.
+/// Facts about one holder, from the beats of the other living bridges.
 #[derive(Debug, Default)]
 struct Others {
     /// Highest epoch in which another bridge reports the holder, and that bridge's number; `None` if no other bridge reports it.
@@ -352,7 +353,8 @@ impl Own {
         } else {
             times.silence
         };
-        // By that time the bridge has heard of every bridge that speaks. If beats are late, the epochs decide.
+        // In this time, the bridge hears of every bridge that speaks, unless beats are late. In that case the epochs
+        // decide.
         let listened = listening.max(self.added) + listens;
         now >= listened.max(free) + times.step * others.before
     }

@@ -5,14 +5,15 @@ use kvatlas_core::wire::{LAYERS_LABEL, Profile, TROUBLE_LABEL};
 /// Labels that the bridge adds to a holder's given labels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct AddedLabels {
-    /// Label value that names the kinds of layers beside full attention in the engine's events; `None` without the label.
+    /// Label value that names the kinds of layers other than full attention in the engine's events; `None` without the
+    /// label.
     pub(super) layers: Option<&'static str>,
     /// Label value that says what is wrong with the engine; `None` without the label.
     pub(super) trouble: Option<String>,
 }
 
 impl AddedLabels {
-    /// Returns `profile` with these labels added. A label for which there is no room is left out.
+    /// Returns `profile` with these labels added. Leaves out the labels that would exceed the limits on labels.
     pub(super) fn to(&self, profile: &Profile) -> Profile {
         let added = [
             (LAYERS_LABEL, self.layers),

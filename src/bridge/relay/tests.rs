@@ -115,7 +115,7 @@ async fn the_layers_that_an_engine_tells_of_are_a_label() {
         relay.tell().await.unwrap();
         relay.flush().await.unwrap();
         let told = relay.told_added.layers;
-        // Heartbeats say it again: the last batch that has a profile counts.
+        // The test may first read batches from before the change, and heartbeats, which repeat the profile.
         let profile = loop {
             let profile = next_batch(&mut batches).await.profile;
             if profile
@@ -213,7 +213,8 @@ async fn what_another_rank_clears_is_not_cleared_and_is_in_doubt() {
     assert_eq!(*doubt, doubted);
 }
 
-/// The rank of an engine outlives its process, if the engine itself has published it. A replay socket may be another engine's.
+/// The relay keeps the engine's rank when another process begins, if the rank came on the engine's own connection. A
+/// rank from the replay socket is forgotten, because the socket may belong to another engine.
 #[tokio::test]
 async fn another_process_has_the_rank_that_was_published_before() {
     let (_broker, mut relay, _batches) = heard_relay().await;

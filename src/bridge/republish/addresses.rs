@@ -26,7 +26,8 @@ pub struct RepublishAddress {
 }
 
 impl RepublishAddress {
-    /// Returns whether the address is a range, from which each engine gets ports when it comes.
+    /// Returns whether the address is a range. The bridge gives each engine two ports of the range when it begins to
+    /// follow the engine.
     pub fn is_range(&self) -> bool {
         self.pairs.is_some()
     }

@@ -50,7 +50,7 @@ enum ConnectionEnd {
     Read(#[from] ReadError),
     #[error(transparent)]
     Network(#[from] io::Error),
-    /// The client took nothing, or less than was published, for too long.
+    /// For too long, the client took no bytes, or fewer than were published.
     #[error("it is too slow")]
     Slow,
     /// No message came for too long.
@@ -59,7 +59,7 @@ enum ConnectionEnd {
 }
 
 impl ConnectionEnd {
-    /// Returns the fault of the client that is still to be counted; `None` if the client has no fault.
+    /// Returns the fault of the client, for the counter of ended connections; `None` if the client has no fault.
     fn cut(&self) -> Option<RepublishCut> {
         match self {
             Self::Read(ReadError::Mismatch(_)) => Some(RepublishCut::Protocol),
@@ -71,7 +71,7 @@ impl ConnectionEnd {
 }
 
 /// Serves both sockets of an engine during each turn of the bridge, that is, while the bridge speaks for the engine.
-/// Connections end with the turn, so that no router mistakes one bridge's numbers for another's.
+/// Connections end with the turn, so that no router mistakes the numbers of one bridge for the numbers of another.
 pub(super) async fn serve_in_turns(
     engine: &str,
     sockets: &SocketPair,
@@ -180,7 +180,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), ConnectionEnd
         tokio::select! {
             message = waiting.next() => match message {
                 Some(message) => send(&mut client, &message).await?,
-                // The stream has dropped the subscriber as too slow, and has counted that.
+                // The stream has dropped this subscriber, because it was too slow, and has counted that.
                 None => return Ok(()),
             },
             received = client.next() => {
@@ -226,8 +226,8 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
     let mut number = start;
-    // A client may ask beyond the last number, or for fewer numbers than the state has lists. It gets no batch then, and asks again behind
-    // the next batch.
+    // The client may have asked for a number above the last one. Or the numbers from `start` on are fewer than the
+    // lists of the state. In both cases the client gets no batch, and asks again after the next batch.
     if last_number(start, &state) <= state.number {
         for list in &state.lists {
             push_replayed(&mut bytes, number, &stream.payload(list));
@@ -248,15 +248,17 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     send(client, &bytes).await
 }
 
-/// Returns a state for an answer whose first number is `start`. Each event list of a state takes one number. If the state has
-/// more lists than numbers are left, the last number is raised. A state whose number is below `start` is returned unchanged.
+/// Returns a state for an answer whose first number is `start`. Each event list of the state takes one number in the
+/// answer. If there are more lists than numbers from `start` on, the stream's last number is raised first. If `start`
+/// is above the last number, it is not raised.
 async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     let state = stream.state().await;
     let last = last_number(start, &state);
     if start > state.number || last <= state.number {
         return state;
     }
-    // Events that come until the state is written again seldom make one more list.
+    // One number more than the lists need: events may come before the state is written again, and seldom add more than
+    // one list.
     stream.reach(last.saturating_add(1));
     stream.state().await
 }

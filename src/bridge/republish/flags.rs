@@ -48,8 +48,9 @@ fn is_host(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_plain)
 }
 
-/// Returns the flags, on one line: the workers' URLs, and the sockets of each worker in the order of its ranks. A worker is
-/// left out while one of its ranks is missing, as the router takes the sockets by their order.
+/// Returns the flags, on one line: the workers' URLs, and the sockets of each worker in the order of its ranks. A
+/// worker is left out while one of its ranks is missing, because the router knows the rank of a socket only by the
+/// order.
 pub(in super::super) fn router_flags(
     host: &str,
     engines: impl IntoIterator<Item = (Address, Rank, SocketPair)>,
@@ -84,7 +85,7 @@ pub(in super::super) fn router_flags(
     flags.join(" ") + "\n"
 }
 
-/// Returns the URL of a worker: an address without a scheme is of HTTP.
+/// Returns the URL of a worker. An address without a scheme becomes an HTTP URL.
 fn url_of(address: &Address) -> String {
     let address = address.as_str();
     match address.contains("://") {

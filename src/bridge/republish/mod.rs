@@ -21,9 +21,9 @@
 //!    messages that wait for a client, and their waiting time. Each connection that is ended for such a bound is counted
 //!    (`door`).
 //! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse
-//!    connections, and end those that they have when another bridge begins to speak. A bridge that has just begun offers
-//!    nothing. A router may take the stream of one bridge and the replays of another, but only while both believe that they
-//!    speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
+//!    connections, and end those that they have when another bridge begins to speak. A bridge that has just started
+//!    does not listen yet. A router may take the stream of one bridge and the replays of another, but only while both
+//!    believe that they speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
 //!
 //! An engine gets its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`,
 //! `places`).
@@ -85,8 +85,8 @@ impl RepublishOptions {
         addresses::check(&self.addresses)
     }
 
-    /// Whether engines get their ports from a range. Bridges that share a lease then have to share the table of ports, too:
-    /// a state in JetStream.
+    /// Whether engines get their ports from a range. Bridges that share a lease then have to share the table of ports,
+    /// too, so their state has to be in JetStream.
     pub fn has_range(&self) -> bool {
         self.addresses.iter().any(RepublishAddress::is_range)
     }
@@ -176,9 +176,9 @@ impl Republisher {
         None
     }
 
-    /// Begins to republish the events of an engine, during the given turns. The stream begins with the `kept` blocks, and
-    /// `settings` are those of the engine's translator. Returns the tap for the relay; `None` if the engine is not
-    /// republished.
+    /// Begins to republish the events of an engine, during the given turns. The stream begins with the `kept` blocks.
+    /// `settings` must be the settings of the engine's translator. Returns the tap for the relay; `None` if the engine
+    /// is not republished.
     pub(super) async fn tap(
         &self,
         engine: &NewEngine,
@@ -255,8 +255,8 @@ async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<Sa
     }
 }
 
-/// Whether an engine can be republished, that is, whether its events tell tokens, come from sockets of its own, and are of
-/// the contract's scheme.
+/// Whether an engine can be republished: its events must tell tokens, come from the engine's own sockets, and use the
+/// contract's hashes.
 fn is_republished(engine: &NewEngine) -> bool {
     !engine.is_source() && engine.format != Format::Mooncake && engine.key.model.chains().is_none()
 }

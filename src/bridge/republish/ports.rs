@@ -14,14 +14,14 @@ use super::addresses::{PortRange, SocketPair};
 use super::places::PortPlaces;
 use crate::state::{KeptPlaces, PlacesError};
 
-/// Pause before a table of ports that is out of reach is asked again.
+/// Pause before the bridge asks again for the table of ports, if it could not be read or written.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// An engine that is followed and has its ports from the range.
 #[derive(Debug, Default)]
 struct PortUserState {
-    /// Number of taps, each of which passes the engine's events to routers. An engine that begins anew may have two taps for a
-    /// moment.
+    /// Number of the engine's taps, which pass its events to routers. An engine that begins anew may have two taps for
+    /// a moment.
     taps: usize,
     /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
     trouble: Option<String>,
@@ -42,7 +42,7 @@ pub(super) struct Ports {
     metrics: Arc<BridgeMetrics>,
 }
 
-/// An engine of the range, for as long as it is followed.
+/// Claim of an engine that is followed to a pair of ports from the range. Dropping the value ends this claim.
 pub(super) struct PortUser {
     ports: Arc<Ports>,
     engine: String,
@@ -86,8 +86,8 @@ impl Ports {
         }
     }
 
-    /// Returns the sockets of an engine that is followed, or a text that says why it has none; `None` for other
-    /// engines.
+    /// Returns the sockets of an engine that is followed, or a text that says why the engine has no sockets. `None` for
+    /// an engine that is not followed.
     pub(super) fn of(&self, engine: &str) -> Option<Result<SocketPair, String>> {
         let trouble = self.known.lock().get(engine)?.trouble.clone();
         let place = self.places.borrow().1.of(engine);
@@ -152,7 +152,7 @@ impl PortUser {
     pub(super) async fn take(&self) -> (usize, SocketPair) {
         let Ports { range, freed, .. } = &*self.ports;
         loop {
-            // An engine that leaves from here on wakes this task.
+            // This is called before the table is asked, so that no engine that gives up its ports is missed.
             let freed = freed.notified();
             match self.ports.give(&self.engine).await {
                 Ok(Some(place)) => {

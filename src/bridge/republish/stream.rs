@@ -19,11 +19,12 @@ use crate::zmtp::push_message;
 
 use super::NUMBERS_MAX;
 
-/// First number of a batch. No batch of the count has the number 0 or 1, so a later 0 always looks like a restart.
+/// First number of the batches in a stream. The count never uses 0 or 1, so a batch with the number 0 always looks like
+/// a restart to routers.
 const FIRST: u64 = 2;
 /// Maximum size of the messages that wait for one subscriber, in bytes.
 const WAITING_BYTES_MAX: usize = 32 << 20;
-/// Bytes that a waiting message takes beside its content.
+/// Bytes of memory that a waiting message takes in addition to its content.
 const MESSAGE_OVERHEAD_BYTES: usize = 64;
 /// Minimum time between two states that are written for replays. Clients that ask in between share the next state.
 const STATE_INTERVAL: Duration = Duration::from_millis(50);
@@ -195,7 +196,7 @@ impl Stream {
                 lists.iter().for_each(|list| self.send_next(inner, list));
             }
             Some(lists) if lists.is_empty() => {}
-            // Everything must be sent anew, or there are no numbers left.
+            // All blocks must be sent again, or the numbers have reached their maximum.
             _ => self.begin_anew(inner),
         }
     }

@@ -75,8 +75,8 @@ pub(super) struct Sockets {
     pub(super) endpoint: String,
     pub(super) replay: Option<String>,
     pub(super) topic: String,
-    /// Hint with the flag to set if nobody listens at the endpoint, because the publisher then connects to it instead. `None` if
-    /// the publisher listens for sure.
+    /// Hint with the flag to set, for an error text if nobody listens at the endpoint. In that case the publisher
+    /// probably connects to the endpoint instead of listening. `None` if the publisher surely listens.
     pub(super) refused_hint: Option<&'static str>,
 }
 

@@ -128,7 +128,8 @@ impl ServerQuestions<'_> {
         self.connection.ask(Method::GET, path).await
     }
 
-    /// Returns the publishers. Asks first at the path of servers of the `first` format, and then at the other path.
+    /// Returns the publishers. vLLM and SGLang have different paths for this question. Asks first at the path for the
+    /// format `first`, and at the other path if the server does not have that one.
     async fn publishers(&mut self, first: Format) -> Result<Publishers, AskError> {
         let order = match first {
             Format::Sglang => [SGLANG_PATH, VLLM_PATH],

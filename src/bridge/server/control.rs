@@ -1,10 +1,10 @@
-//! Questions to an engine's server over gRPC: whether the server sends events itself, or else which publishers it has, and
-//! which model it serves.
+//! Questions to an engine's server over gRPC: whether the server sends events itself, or else which publishers it has,
+//! and which model it serves.
 //!
 //! | server | question | answer |
 //! |---|---|---|
-//! | a server that sends events | `SubscribeKvEvents` after an unseen batch | a refusal of the number: the method exists |
-//! | the same | `GetModelInfo`, and of vLLM's `GetServerInfo` | the model, and the block size |
+//! | a server that sends events | `SubscribeKvEvents` from beyond the last batch | a refusal: the method exists |
+//! | the same | `GetModelInfo`; for vLLM also `GetServerInfo` | the model; the block size |
 //! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, the publisher's sockets and topic; none if off |
 //! | the same | `GetModelInfo`, `GetServerInfo` | the model; the block size, and a name of the process |
 

@@ -50,7 +50,7 @@ pub(crate) struct ServerHandle {
     pub(super) shared: Arc<SharedServerState>,
 }
 
-/// Server that reported a publisher, in the form that the publisher's task has.
+/// Server that reported a publisher, as the task that follows the publisher knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct OriginServer {
     pub(crate) handle: ServerHandle,
@@ -59,8 +59,8 @@ pub(crate) struct OriginServer {
 }
 
 impl OriginServer {
-    /// Requests that the server is asked again, and returns the number of that question. Called when the connection broke or
-    /// cannot be made, because the server may report something else by now.
+    /// Requests that the server is asked again, and returns the number of that question. Called when the connection
+    /// broke or cannot be made, because the server's answer may have changed.
     pub(crate) fn ask_again(&self) -> u64 {
         let mut ticket = 0;
         self.handle.shared.wanted.send_modify(|wanted| {
@@ -171,7 +171,7 @@ impl ServerHandle {
         self.shared.progress.lock().trouble.is_some()
     }
 
-    /// Returns whether both handles are of one server.
+    /// Returns whether both handles belong to the same server.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }

@@ -99,7 +99,7 @@ impl ServerTask {
                     failures = 0;
                     self.note(None);
                     self.handle.shared.answered.send_replace(ticket);
-                    // Its sender lives as long as this task.
+                    // This task holds the sender, too, so the channel never closes here.
                     if wanted.changed().await.is_err() {
                         return;
                     }

@@ -1,8 +1,8 @@
 //! Block size of an engine whose server does not tell it: the size of the blocks that the engine publishes.
 //!
-//! If a model has recurrent states, vLLM may publish a part of a block at the end of a prompt. The part is alone in its
-//! event, and no larger than a state's block. Such an event does not tell the block size. In a replay, the largest
-//! block tells it.
+//! If a model has recurrent states, vLLM may publish a part of a block at the end of a prompt. The part is the only
+//! block of its event, and no larger than a block of a recurrent state. Such an event does not tell the block size. In
+//! a replay, the largest published block gives the block size.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +83,7 @@ async fn size_of(
 struct BlockSizeListener {
     decoder: Decoder,
     batch: EngineBatch,
-    /// Largest size of a state's block so far; 0 before the first.
+    /// Largest block of a recurrent state so far, in tokens; 0 before the first.
     state_max: u32,
 }
 
@@ -191,7 +191,8 @@ mod tests {
         assert_eq!(told(&mut listener, &json!([state(), main(128, 1)])), Some(128));
         let whole = json!([state(), main(128, 11), main(64, 1)]);
         assert_eq!(told(&mut listener, &whole), Some(128));
-        // Without context parallelism the sizes are the same, and several blocks in an event are whole.
+        // Without context parallelism, blocks of states and of main attention have the same size. Only an event with
+        // several blocks then has whole blocks for certain.
         let mut listener = BlockSizeListener::new(Format::Vllm);
         assert_eq!(told(&mut listener, &json!([state(), main(64, 1)])), None);
         assert_eq!(told(&mut listener, &json!([state(), main(64, 2)])), Some(64));

@@ -69,9 +69,9 @@ fn an_engine_without_a_scheme_has_that_of_all() {
         read_scheme("llm-d-xxh64:7").ok()
     );
     assert_eq!(server("http://h:1", &all).scheme, all.scheme);
-    // Engines that are found begin with this.
+    // Servers that discovery finds get these settings.
     assert_eq!(all.server().scheme, all.scheme);
-    // It takes the names of SGLang's pages.
+    // The scheme needs the names that SGLang gives to pages, and this engine's format is another one.
     assert!(parse_engine("a=tcp://h:1", &all).is_err());
 }
 

@@ -7,12 +7,13 @@
 //! | key `SET.registered.DIGEST` | an engine that was registered or unregistered over HTTP; see `shared` |
 //! | key `SET.ports` | the ports at which engines are republished; see `places` |
 //!
-//! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Among other bridges, a set
-//! belongs to the bridge that opened it last, and writes of all others are refused (fenced). A write that comes late all the
-//! same does no harm, because no file makes a holder exact.
+//! The objects are in an object store, and the keys in a key-value bucket of the same name. Bridges of one lease share
+//! a set. Among other bridges, a set belongs to the bridge that opened it last, and writes of all others are refused
+//! (fenced). If a refused bridge's write comes through nevertheless, it does no harm, because no file makes a holder
+//! exact.
 //!
-//! While JetStream cannot be reached, reading waits until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails
-//! immediately.
+//! While JetStream cannot be reached, reading waits until [`OPEN_PATIENCE`] after the start, and then fails. Writing
+//! fails immediately.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -80,8 +81,8 @@ impl fmt::Debug for Bucket {
 }
 
 impl Bucket {
-    /// Makes the set of files `set` in the bucket `name` for `owner`. Asks JetStream nothing yet. Its blocking calls need the
-    /// current runtime.
+    /// Makes the set of files `set` in the bucket `name` for `owner`. Does not ask JetStream for anything yet. The
+    /// set's blocking methods use the tokio runtime in which this is called.
     pub(super) fn new(name: String, set: String, owner: String) -> Self {
         Self {
             name,
@@ -134,7 +135,7 @@ impl Bucket {
             }
         };
         let stores = Stores { objects, keys };
-        // Later calls leave the set to whoever has taken it meanwhile.
+        // Only the first call takes the set of files. Later calls leave it to the owner that it has by then.
         let is_first = self.stores.borrow().is_none();
         if is_first {
             self.own(&stores.keys).await?;
@@ -167,7 +168,7 @@ impl Bucket {
     pub(super) async fn other_owner(&self, keys: &Store) -> io::Result<Option<Bytes>> {
         let owner = keys.get(self.owner_key()).await.map_err(io::Error::other)?;
         if owner.is_none() {
-            // Somebody has emptied or removed the bucket.
+            // The key is missing because the bucket was emptied or removed, so this bridge takes the set again.
             self.own(keys).await?;
         }
         Ok(owner.filter(|owner| !self.is_own(owner)))
@@ -361,7 +362,7 @@ struct ObjectReader {
 impl Read for ObjectReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let object = &mut self.object;
-        // The client waits for ever for a piece that is gone.
+        // If a piece of the object is gone, the client library would wait for it for ever.
         let read = self
             .runtime
             .block_on(async { timeout(ANSWER_PATIENCE, object.read(buffer)).await });

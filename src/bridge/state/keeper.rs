@@ -54,8 +54,8 @@ impl Keeper {
         }
     }
 
-    /// Returns the right to write. `None` if the file already contains all `changes` so far, the next writing is not due yet, or
-    /// another file is being written.
+    /// Returns the right to write. `None` if the file already contains all `changes` so far, if the next write has to
+    /// wait, or if another file is being written.
     pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
         if self.contains(changes) || Instant::now() < self.due_at {
             return None;

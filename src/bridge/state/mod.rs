@@ -131,7 +131,7 @@ struct OpenDirectory {
     storage: Arc<dyn Storage>,
     /// Minimum time between two writes of one engine's file.
     interval: Duration,
-    /// Permit for one write at a time, because a file's table is in memory twice during a write.
+    /// Permit to write a file, for one write at a time, because a write needs the file's table in memory a second time.
     writing: Arc<Semaphore>,
     /// Lock of the directory; `None` in JetStream, which has an owner's name instead.
     _lock: Option<DirectoryLock>,
@@ -282,7 +282,7 @@ impl StateDirectory {
         let storage = self.inner.storage.as_ref();
         let written = write_file(storage, &temporary, &path, kind, value, bytes_max);
         if let Err(error) = &written {
-            // The file before stays.
+            // The previous version of the file stays.
             let _ = storage.remove(&temporary);
             metrics.state_failed(&path.display(), error);
         }
@@ -311,7 +311,7 @@ fn engine_file(holder: &PublishedHolder) -> String {
     format!("{namespace}.{worker}.{rank}{ENGINE_SUFFIX}")
 }
 
-/// Whether a file was left by a crash, or is of an engine that has not been written for [`FORGOTTEN_AFTER`].
+/// Whether a file was left by a crash, or is an engine's file that was last written more than [`FORGOTTEN_AFTER`] ago.
 fn is_left_behind(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
         return false;

@@ -74,9 +74,9 @@ impl KeptPlaces {
         read.ok().flatten().unwrap_or_default()
     }
 
-    /// Applies `change` to the table, and writes the table. The table is `known`, with its revision, or a newer one if other
-    /// bridges have written since. Returns the new revision, and the table. If a file cannot be written, the failure is counted,
-    /// but the change still applies.
+    /// Applies `change` to the table of ports, and writes the table. `known` is the table as this bridge knows it. If
+    /// other bridges have written a newer table, the change is applied to that. Returns the table and its revision. If
+    /// a file cannot be written, the failure is counted, but the change still applies.
     pub(in super::super) async fn change(
         &self,
         (revision, known): (u64, PortPlaces),
@@ -129,7 +129,8 @@ async fn change_shared(
             .map(|entry| &entry.value)
             .filter(|value| !value.is_empty());
         let before = value.and_then(|value| places_in(bucket, value));
-        // The key is new, was deleted, is damaged, or is lost with JetStream's store: the engines that have ports keep them.
+        // The table may be missing or damaged, for example after a loss of JetStream's store. The engines that have
+        // ports then keep them.
         let mut places = before.as_ref().unwrap_or(&known).clone();
         change(&mut places);
         if before.as_ref() == Some(&places) {

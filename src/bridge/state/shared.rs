@@ -134,14 +134,16 @@ impl SharedRegistrations {
         let all = format!("{}>", self.bucket.prefix());
         let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
         let ended = || io::Error::other("the watch of its keys has ended");
-        // Own writes that have not come back yet. Entries before them are outdated.
+        // Revisions that this bridge has written and that the watch has not shown yet. Earlier entries of the same keys
+        // are outdated.
         let mut written = BTreeMap::new();
         loop {
             tokio::select! {
                 entry = watch.next() => {
                     let entry = entry.ok_or_else(ended)?.map_err(io::Error::other)?;
                     if entry.key == self.bucket.owner_key() {
-                        // Only a written key changes the owner. If somebody empties the bucket, the owner stays.
+                        // The owner changes only if the key is written. If the bucket is emptied, which deletes the
+                        // key, the owner stays the same.
                         if entry.operation == Operation::Put && !self.bucket.is_own(&entry.value) {
                             return Ok(entry.value);
                         }
@@ -210,7 +212,7 @@ impl SharedRegistrations {
         if !registration.is_registered && age.unwrap_or_default() > FORGOTTEN_AFTER {
             let subject = format!("{}{}", keys.prefix, entry.key);
             let purge = keys.stream.purge().filter(subject);
-            // What is written meanwhile stays.
+            // Only entries up to this revision are purged, so a later entry of the same key stays.
             let purged = purge.sequence(entry.revision.saturating_add(1)).await;
             purged.map_err(io::Error::other)?;
         }
@@ -247,7 +249,8 @@ impl SharedRegistrations {
         }
     }
 
-    /// Returns the key of an engine: its name, as a digest that every key can have in it.
+    /// Returns the key of an engine. It has a digest of the engine's name, because keys allow fewer characters than
+    /// names.
     fn key(&self, engine: &GivenEngine) -> String {
         let name = match engine {
             GivenEngine::Publisher(engine) => engine.key.to_string(),

@@ -11,8 +11,8 @@ use super::decoder::MessageOrCommand;
 use super::reader::{ReadError, ZmtpReader};
 use super::{Role, greeting, pong, ready};
 
-/// Maximum size of unsent answers to heartbeats, in bytes. Further answers are left out: a peer that reads no answer has no
-/// use for them.
+/// Maximum size of the answers to heartbeats that wait to be sent, in bytes. Answers beyond that are dropped, because a
+/// peer that does not read them does not need them.
 const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A connection, until it breaks.
@@ -25,15 +25,15 @@ pub(in super::super) struct PeerConnection {
 }
 
 impl PeerConnection {
-    /// Shakes hands with the peer of a new stream, whichever side has made it.
+    /// Shakes hands with the peer of a new stream, whether this side or the peer has made the connection.
     pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
         stream.set_nodelay(true)?;
         let (source, mut writer) = stream.into_split();
         let mut reader = ZmtpReader::new(source, role.limits());
         writer.write_all(&greeting()).await?;
         reader.greeting().await?;
-        // `READY` is sent after the peer's greeting. A peer of another kind tells what it is only to a side that waits
-        // for it.
+        // `READY` is sent only after the peer's greeting has come. A peer of another kind shows what it is only to a
+        // side that waits for its greeting.
         writer.write_all(&ready(role)).await?;
         reader.ready(role).await?;
         Ok(Self {

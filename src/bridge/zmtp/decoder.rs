@@ -137,7 +137,8 @@ impl ZmtpDecoder {
     ///
     /// # Errors
     ///
-    /// The bound that the peer breaks, as soon as the head of a frame announces it. Nothing after that is of use.
+    /// The bound that the peer breaks. The error comes as soon as the head of a frame announces too much. After an
+    /// error, no more bytes can be decoded.
     pub(super) fn next(&mut self) -> Result<Option<MessageOrCommand>, FrameFault> {
         while let Some(head) = self.head() {
             self.admit(head)?;
@@ -242,7 +243,7 @@ mod tests {
             0 => bytes.push(u8::try_from(body).unwrap()),
             _ => bytes.extend((body as u64).to_be_bytes()),
         }
-        // The bytes of bodies look like those of heads.
+        // The bytes of a body look like the head of a frame.
         bytes.resize(bytes.len() + body, 0xff);
         bytes
     }

@@ -12,7 +12,7 @@ const LINES_MAX: usize = 16;
 #[derive(Debug, Deserialize)]
 pub(super) struct BridgeListing {
     engines: Vec<ListedInstance>,
-    // Of an older bridge.
+    // An older bridge leaves these fields out.
     #[serde(default)]
     servers: Vec<ListedInstance>,
     #[serde(default)]
@@ -108,7 +108,7 @@ mod tests {
         let checks = judge("b:1", &troubled);
         assert_eq!(checks[0].found(), "no Role");
         assert_eq!(checks[1].found(), "b: no answer; and 1 more");
-        // Of an older bridge.
+        // The answer of an older bridge has only `engines`.
         assert_eq!(outcomes(&followed(json!({"engines": []}))), [CheckOutcome::Fine]);
     }
 }

@@ -37,7 +37,7 @@ pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Docto
     let (sender, refusals) = mpsc::channel(REFUSALS_MAX);
     let notice = move |notice| {
         if let ConnectionNotice::Refused(refusal) = notice {
-            // Beyond the bound they say nothing new.
+            // Refusals beyond the bound are dropped, because the checks need no more of them.
             let _ = sender.try_send(refusal);
         }
     };

@@ -1,4 +1,4 @@
-//! Check of a daemon's clock against this machine's.
+//! Compares a daemon's clock with the clock of this machine.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ struct Clock {
     now_us: u64,
 }
 
-/// Checks a daemon's clock against this machine's. The daemon's time must lie between the question and the answer.
+/// Compares a daemon's clock with the clock of this machine. The daemon's time must lie between the question and the
+/// answer.
 pub(super) async fn check(replica: &AdminClient) -> Check {
     let asked = unix_time_us();
     let mut events = match replica.events("/page/frames").await {

@@ -46,7 +46,7 @@ pub(super) async fn check_round_trip(
     };
     let options = PublisherOptions {
         batch_delay: Duration::ZERO,
-        // The probe has no tokens: any size of blocks is right.
+        // The probe's block has no tokens, so it fits every block size.
         tells_block_size: false,
         ..PublisherOptions::default()
     };
@@ -63,7 +63,7 @@ pub(super) async fn check_round_trip(
     let (told, asked) = (subjects.events(namespace, worker), subjects.query(namespace));
     let limit = connected.unless_refused(&[&told, &asked], limit).await;
     let elapsed = begun.elapsed();
-    // Nothing of the probe is to stay.
+    // The goodbye makes daemons forget the probe's holder.
     let goodbye = async {
         let _ = publisher.publish(Tier::DEVICE, vec![Event::Goodbye]).await;
         let _ = publisher.flush().await;
@@ -103,7 +103,8 @@ async fn arrive(
     wait_for(arguments, subjects, connected, hash, lacking).await
 }
 
-/// Returns the check for a probe that the server refuses. It failed only if the credentials are said to be for all roles.
+/// Returns the check for a probe that the server refuses. The check fails only if `--role` says that the credentials
+/// are for all roles.
 fn refused_probe(refusal: &Refusal, role: NatsRole) -> Check {
     match role {
         NatsRole::All => Check::failed(
@@ -131,7 +132,8 @@ fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check 
              server refuses; else start one with the same nats.url and subjects.prefix",
         ),
         LackingAnswer::Incomplete(gathered) => missing_shards(gathered),
-        // The words name the shard that is missing, the bound that is reached, or what a daemon that has just started waits for.
+        // The error text names the missing shard, the bound that is reached, or the condition that a daemon at its
+        // start waits for.
         LackingAnswer::Refused(refusal) if refusal.code == ErrorCode::Unavailable => Check::failed(
             ROUND_TRIP,
             format!("{unknown}: {}", refusal.text),
@@ -180,7 +182,8 @@ async fn wait_for(
                 }
                 *lacking = incomplete.map_or(LackingAnswer::Whole, LackingAnswer::Incomplete);
             }
-            // The namespace comes into being with its first event, and a daemon that has just started does not know all of them.
+            // A namespace does not exist before its first event, and a daemon that has just started does not know all
+            // namespaces yet.
             Err(ClientError::Refused(refusal))
                 if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
             {
@@ -273,7 +276,7 @@ mod tests {
         );
         assert!(missing.mend().contains("sharding.shard"), "{missing:?}");
         assert!(!missing.mend().contains("credentials"), "{missing:?}");
-        // The event has not come.
+        // In these cases, the daemon answers but has not got the event.
         for lacking in [
             unknown_probe(&LackingAnswer::Whole, "a.query", Duration::ZERO),
             check(ErrorCode::UnknownNamespace, "no events have come"),

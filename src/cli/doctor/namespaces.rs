@@ -199,7 +199,7 @@ mod tests {
             "1 holder has an epoch ahead of the clock of a in m (w/0); 2 holders did not tell a a block size in m"
         );
         assert!(check.mend().contains("NTP") && check.mend().contains("block_size"));
-        // Each has its own advice.
+        // The two findings have different advice.
         let ahead = publishers(&[("a", published(r#"{"namespace":"m","epochs_ahead":1}"#))]);
         assert!(ahead.mend().contains("NTP") && !ahead.mend().contains("block_size"));
         let guessed = publishers(&[("a", published(r#"{"namespace":"m","unsized_holders":1}"#))]);

@@ -1,7 +1,8 @@
 //! Checks of the permissions that the NATS server gives this connection.
 //!
-//! The server shows only at a subscription or a message whether it is allowed. So the checks subscribe and publish. The messages
-//! have no effect on their receivers, and the subscriptions end immediately.
+//! The server does not list permissions. It shows only when a client subscribes or publishes whether that is allowed.
+//! So the checks subscribe and publish. The messages have no effect on their receivers, and the subscriptions end
+//! immediately.
 
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ impl Needs {
         let (namespace, worker) = (&arguments.namespace, &arguments.worker);
         match role {
             NatsRole::Daemon | NatsRole::All => Self::of_daemon(arguments, config, subjects),
-            // That it may publish events is seen from the probe.
+            // The probe event shows whether events may be published.
             NatsRole::Publisher => Self {
                 subscribe: vec![subjects.resync(namespace, worker, 0)],
                 publish: Vec::new(),

@@ -27,7 +27,7 @@ use crate::cli::missing::SilentShard;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
 
-/// Longest wait on NATS for the answer of a further process, after the previous answer.
+/// Longest wait on NATS for the answer of one more process, after the previous answer.
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
 /// Pause between two counts of the holders that the daemons know.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ struct HolderCount {
 
 #[derive(Debug, Deserialize)]
 struct GatewayShards {
-    // An older gateway does not say it.
+    // An older gateway leaves this field out.
     #[serde(default)]
     missing_shards: Vec<SilentShard>,
 }
@@ -188,7 +188,7 @@ async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PingReply>, async_n
         .await?;
     let mut pings = Vec::new();
     while let Ok(Some(answer)) = tokio::time::timeout(FINDING_PATIENCE, answers.next()).await {
-        // Others may call their services so, too.
+        // Other programs may use the same service name. Their answers cannot be decoded, and are left out.
         pings.extend(serde_json::from_slice::<PingReply>(&answer.payload));
         if pings.len() >= REPLICAS_MAX {
             break;
@@ -234,7 +234,8 @@ pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namesp
     checks.extend(check_indexes(&daemons, own_namespace));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let known: Result<Vec<u64>, Failure> = replicas.iter().map(|replica| holders_in(*replica)).collect();
-        // They are asked again only if they differ.
+        // The first counts come from the answers that are already there. The daemons are asked again only if these
+        // counts differ.
         let mut known = Some(known);
         let count = async || match known.take() {
             Some(known) => known,
@@ -394,7 +395,8 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
-/// Returns the check of a replica whose admin listener does not answer. It failed only if somebody named the replica.
+/// Returns the check of a replica whose admin listener does not answer. The check fails only if `is_expected`, that is,
+/// if the replica must be there.
 fn check_absent(name: &str, is_expected: bool, failure: &Failure) -> Check {
     if is_expected {
         let mend = "start it, or see whether its admin.listen is there and this machine reaches it";

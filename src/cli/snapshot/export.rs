@@ -64,7 +64,7 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
     };
     let exported = write_lines(BufReader::with_capacity(1 << 20, file), &mut output, is_wanted);
     match exported.and_then(|()| Ok(output.flush()?)) {
-        // That the reader has gone, as `head` does, is no failure.
+        // If the reader of the output has ended, as `head` does, that is no failure.
         Err(SnapshotExportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         exported => exported.map_err(|error| Failure::failed(format_args!("{}: {error}", path.display()))),
     }
@@ -80,7 +80,7 @@ fn write_lines(
     let head = json!({ "version": FORMAT_VERSION, "created_us": reader.created_us() });
     writeln!(output, "{}", json!({ "snapshot": head }))?;
     let mut takes_batches = false;
-    // By their numbers in forests.
+    // Holders whose blocks are in a forest, by their numbers there; `None` for a holder that is not wanted.
     let mut in_forest: Vec<Option<HolderFrame>> = Vec::new();
     while let Some(frame) = reader.next_frame()? {
         match frame {
@@ -114,8 +114,8 @@ fn write_lines(
     Ok(())
 }
 
-/// Writes the blocks that one part of the snapshot has of each wanted holder: a line that names the holder, then a line with one
-/// batch. The part is a chunk of a forest, which stores the blocks of many holders together.
+/// Writes the wanted holders' blocks in one chunk of a forest, a part of the snapshot that stores the blocks of many
+/// holders together. Each holder gets two lines: one that names the holder, and one with a batch.
 fn write_forest(
     chunk: &ForestChunk,
     holders: &[Option<HolderFrame>],

@@ -29,7 +29,7 @@ pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
         }
         let found = snapshots_in(path)?;
         if found.is_empty() {
-            // As `inspect` does: a directory without any is in order.
+            // A directory without snapshots is no failure, as in `inspect`.
             print(&format!("there are no snapshots in {}\n", path.display()))?;
         }
         files.extend(found);
@@ -37,7 +37,7 @@ pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     let mut damaged = 0;
     for path in &files {
         let checked = match open_regular(path) {
-            // Nothing else was named.
+            // If the only path that was named cannot be opened, the command fails with that error.
             Err(error) if arguments.paths == [path.clone()] => return Err(cannot_open(path, &error)),
             Err(error) => Err(SnapshotError::Io(error)),
             Ok(file) => {

@@ -41,7 +41,8 @@ pub(crate) struct TopArguments {
 /// Shows the fleet until a person quits or a signal comes.
 pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
-    // Before the screen is taken: a wrong address is told on it as it is.
+    // The stream is opened before the screen is set up, so that an error about the address is printed on the plain
+    // terminal.
     let events = client.events("/page/frames").await?;
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Failure::usage(
@@ -49,13 +50,14 @@ pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
         ));
     }
     let trouble = |error| Failure::failed(format_args!("cannot use the terminal: {error}"));
-    // Before the screen is taken: from here on they no longer end the process with the terminal as it is.
+    // The signals are caught before the screen is set up, so that no signal ends the process without restoring the
+    // terminal.
     let signals = Signals::listen()?;
     let mut terminal = ratatui::try_init().map_err(trouble)?;
     let shown = show(&mut terminal, &client, events, signals).await;
     let restored = ratatui::try_restore().map_err(trouble);
     match shown.map_err(trouble)? {
-        // The terminal has gone, and with it whoever could read about it.
+        // The terminal is gone, so nobody could read an error.
         DisplayEnd::Signal("SIGHUP") => Ok(()),
         DisplayEnd::Signal(name) => restored.and(Err(Failure::failed(format_args!("ended by {name}")))),
         DisplayEnd::Asked => restored,

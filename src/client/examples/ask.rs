@@ -36,7 +36,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if engines.is_empty() {
         engines = vec!["gpu-0".to_owned(), "gpu-1".to_owned()];
     }
-    // A router adds here what it has sent to each, and takes away what has been answered.
+    // For each engine, a router keeps the number of blocks that the engine has to compute for requests that are under
+    // way.
     let under_way = HashMap::new();
     let blocks = u64::from(reply.query_blocks);
     if let Some((engine, to_compute)) = policy::choose(&engines, &tokens, blocks, &usable, &under_way) {

@@ -30,7 +30,7 @@ pub struct Merged<T> {
     pub gathered: Gathered,
 }
 
-/// Sends requests to all shards, and merges their replies. Cheap to clone; requests may run side by side.
+/// Sends requests to all shards, and merges their replies. Cheap to clone; several requests can run at the same time.
 #[derive(Debug, Clone)]
 pub struct Gatherer {
     nats: Client,

@@ -195,7 +195,7 @@ mod tests {
 
     fn holder(name: u8, rank: u32, matched_blocks: u32) -> HolderMatch {
         HolderMatch {
-            // Some are doubtful, whatever else is asked of them.
+            // A third of the holders are doubtful.
             exact: !name.is_multiple_of(3),
             ..HolderMatch::new(
                 WorkerName::new(&format!("gpu-{name}")).unwrap(),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     proptest! {
-        /// The property under test: the merged answers of shards equal the answer of one daemon that has all workers.
+        /// Tests the property that the merged answers of shards equal the answer of one daemon that has all workers.
         #[test]
         fn the_merged_reply_is_that_of_one_daemon(
             depths in prop::collection::btree_map((0..20_u8, 0..2_u32), 1..=8_u32, 0..30),

@@ -282,7 +282,7 @@ mod tests {
             .map(|batch| batch.seq)
             .collect();
         assert_eq!(batches, [3, 4, 5]);
-        // A daemon that has everything is told so.
+        // A daemon that lacks no batch gets an answer without batches.
         let nothing = chunks(
             &outbox
                 .answer(&request(5, 5, false), None, Clocks::default())

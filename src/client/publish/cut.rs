@@ -50,7 +50,7 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
             let blocks = stored.names.len();
             let of_lists = bytes - EVENT_BYTES - text_bytes(&stored);
             let room = bytes_max.saturating_sub(bytes - of_lists);
-            // One piece may have all the run lengths.
+            // In the worst case, one piece has the lengths of all runs of resumable blocks.
             let of_runs = if stored.resumable.is_all() {
                 0
             } else {

@@ -306,7 +306,7 @@ impl HolderPublisher {
     ///
     /// [`PublisherError::Stopped`].
     pub async fn heartbeat_for(&self, time: Duration) -> Result<(), PublisherError> {
-        // A time beyond the clock's range means for good.
+        // If the end lies beyond the clock's range, heartbeats have no end.
         self.heartbeat_until(Instant::now().checked_add(time)).await
     }
 

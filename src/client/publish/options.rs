@@ -17,8 +17,8 @@ pub enum Transport {
     JetStream {
         /// Longest wait for an acknowledgement before the batch is sent again. The stream drops a batch that it has already.
         acknowledgement_timeout: Duration,
-        /// Maximum number of times that a batch is sent. If the stream has acknowledged none of them, the batch is given up.
-        /// Daemons then notice a gap in the batch numbers and ask for the batch.
+        /// Maximum number of times that a batch is sent. After that many sends without an acknowledgement, the batch is
+        /// given up. Daemons then notice a gap in the batch numbers and ask for the batch.
         attempts: u32,
     },
 }
@@ -38,8 +38,8 @@ pub enum Beginning {
     /// microseconds.
     #[default]
     NewEpoch,
-    /// Begins a new epoch of this number, in which the holder has no blocks yet. The number must be above every earlier
-    /// epoch's.
+    /// Begins a new epoch of this number, in which the holder has no blocks yet. The number must be above the numbers
+    /// of all earlier epochs.
     Epoch(u64),
     /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first
     /// batch number is skipped, so that daemons see a gap and ask for the blocks. This is for a caller that already

@@ -117,7 +117,7 @@ impl Outbox {
         self.server_bytes_max = message_bytes_max;
     }
 
-    /// Returns the smaller of `bytes_max` and the number of bytes that the server accepts in a message beside its headers.
+    /// Returns `bytes_max`, or the number of bytes that a message can have in addition to its headers, if that is less.
     pub(super) fn within_server_limit(&self, bytes_max: usize) -> usize {
         let head_bytes = MESSAGE_HEAD_BYTES.min(self.server_bytes_max / 2);
         bytes_max.min(self.server_bytes_max - head_bytes)
@@ -157,7 +157,7 @@ impl Outbox {
         if self.open.as_ref().is_some_and(is_full) {
             sealed.extend(self.seal(clocks));
         }
-        // A goodbye or a doubt is not kept waiting, and no event may follow it in its batch.
+        // A goodbye or a doubt is sent immediately, and no event may follow it in the same batch.
         let is_last = |event: &Event| matches!(event, Event::Goodbye | Event::Doubted(_));
         let is_urgent = events.is_empty() || events.iter().any(is_last);
         match &mut self.open {
@@ -214,7 +214,8 @@ impl Outbox {
         if self.has_left {
             self.come_back(clocks);
         }
-        // A new doubt replaces the doubts of a full state, so that it must repeat that blocks were left out.
+        // A new doubt replaces all doubts that a full state has told. So it repeats the doubt that the table of blocks
+        // left some blocks out.
         let left_out = self.table.as_ref().map(BlockTable::doubts).unwrap_or_default();
         for event in &mut events {
             if let Event::Doubted(doubts) = event {
@@ -304,8 +305,8 @@ impl Outbox {
         true
     }
 
-    /// Makes the last batch of this publisher's turn. The batch tells daemons that the holder's later events are not known to them. The next
-    /// turn does not repeat this doubt. `None` after a goodbye.
+    /// Makes the last batch of this publisher's turn. The batch tells daemons that they may miss later events of the
+    /// holder. The next turn does not repeat this doubt. `None` after a goodbye.
     pub(super) fn doubt_last(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         if self.has_left {
             return None;
@@ -336,8 +337,8 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten together
-    /// with its batch numbers, or are to forget.
+    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten, with
+    /// its batch numbers, and for a holder whose blocks daemons are to forget.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
@@ -411,7 +412,7 @@ mod tests {
         });
         assert!(outbox.add(Tier::DEVICE, vec![stored(1, 2)], at(10)).is_empty());
         assert!(outbox.add(Tier::DEVICE, vec![stored(1, 3)], at(20)).is_empty());
-        // Two more would make four.
+        // The open batch has two events, so two more would exceed its maximum of three.
         let full = outbox.add(Tier::DEVICE, vec![stored(5, 1), stored(6, 1)], at(30));
         assert_eq!(full.len(), 1);
         assert_eq!((decoded(&full[0]).seq, decoded(&full[0]).events.len()), (1, 2));

@@ -130,7 +130,7 @@ impl Refusals {
         let mut watch = self.watch_one(Refused::Message(subject.to_owned()));
         match watch.told.changed().await {
             Ok(()) => watch.told.borrow().words.clone(),
-            // The watch itself keeps the sender.
+            // The channel cannot close, because this watch keeps its sender alive.
             Err(_) => std::future::pending().await,
         }
     }

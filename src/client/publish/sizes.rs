@@ -2,9 +2,9 @@
 
 use kvatlas_core::wire::{BlockContent, BlockNames, Event};
 
-/// Upper estimate of the bytes of a batch beside its events.
+/// Upper estimate of the bytes of a batch without its events.
 pub(super) const BATCH_BYTES: usize = 64;
-/// Upper estimate of the bytes of an event beside its lists.
+/// Upper estimate of the bytes of an event without its lists.
 pub(super) const EVENT_BYTES: usize = 128;
 /// Maximum number of bytes that the length of one run of blocks takes. An event tells by the lengths of such runs which
 /// of its blocks are resumable.

@@ -39,7 +39,7 @@ impl BlockTable {
         self.is_short = false;
     }
 
-    /// Returns the doubt about the blocks of [`Self::state`]: that blocks were left out. Empty if none were left out.
+    /// Returns the doubt that [`Self::state`] lacks blocks of the holder; empty if it lacks none.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),

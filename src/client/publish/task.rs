@@ -129,7 +129,7 @@ impl Task {
                 command = queue.recv() => match command {
                     Some(command) => {
                         self.obey(command).await;
-                        // The batch is sent here, as a timer would round up to its next tick.
+                        // A batch that is due is sent here, because a timer would wait for its next tick.
                         if queue.is_empty() {
                             self.send_due().await;
                         }
@@ -140,7 +140,8 @@ impl Task {
                 () = turn_changed(&mut self.turns) => self.change_turn(&mut questions).await,
                 () = tokio::time::sleep_until(wake_at.into()) => self.wake().await,
             }
-            // This is done after every wake-up, as a publisher that always has events sends no heartbeats.
+            // This is checked after every wake-up, not only before heartbeats: a publisher that always has events sends
+            // none.
             self.listen_again(&mut questions).await;
         }
         let sealed = self.outbox.seal(self.clocks());
@@ -178,9 +179,9 @@ impl Task {
         self.send_all([first]).await;
     }
 
-    /// Sends a doubt as the last batch of a turn whose term is over. A term ends if the server cannot be reached. Batches of the turn may
-    /// then wait in the client. When they reach daemons at last, they are old, although they continue the count. The doubt follows
-    /// them.
+    /// Sends a doubt as the last batch of a turn whose term is over. The term may have ended because the server cannot
+    /// be reached. The turn's batches may then wait in the client, and reach daemons late, although their numbers
+    /// continue without a gap. The doubt follows these batches, so that daemons do not rely on them.
     async fn doubt_last(&mut self) {
         let Some(batch) = self.outbox.doubt_last(self.clocks()) else {
             return;
@@ -263,7 +264,7 @@ impl Task {
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
                 let sent = failed.map_err(PublisherError::from).map(|()| self.outbox.cursor);
-                // The server may take its time. Daemons are answered meanwhile.
+                // The server may take long to answer. Another task waits for it, so that this task can answer daemons.
                 tokio::spawn(finish_flush(
                     self.nats.clone(),
                     Arc::clone(&self.shared),
@@ -278,8 +279,8 @@ impl Task {
     async fn send_all(&mut self, sealed: impl IntoIterator<Item = SealedBatch>) {
         for batch in sealed {
             if !self.may_speak() {
-                // The publisher that has the turn reports this instead. If this publisher's turn goes on, daemons get the skipped batch
-                // from the ring.
+                // Another publisher has the turn, and reports these events. If this publisher's turn continues after
+                // all, daemons see a gap and get the batch from the ring.
                 self.note_cursor(batch.cursor);
                 continue;
             }
@@ -384,7 +385,8 @@ impl Task {
         queue: &mut mpsc::Receiver<PublisherCommand>,
     ) -> Vec<(Tier, Event)> {
         let mut lock = std::pin::pin!(state.lock());
-        // The keeper may hold the lock while it waits for room in the queue, so that the queue is emptied meanwhile.
+        // The keeper may hold the lock while it waits for room in the queue. So the queue is emptied while this task
+        // waits for the lock.
         let mut state = loop {
             tokio::select! {
                 biased;
@@ -392,7 +394,8 @@ impl Task {
                 Some(command) = queue.recv() => self.obey(command).await,
             }
         };
-        // Sends the events that the state has and that have not been sent. The keeper adds nothing while the lock is held here.
+        // Sends the remaining events that are already in the state. The keeper adds no event while this task holds the
+        // lock.
         while let Ok(command) = queue.try_recv() {
             self.obey(command).await;
         }

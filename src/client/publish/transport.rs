@@ -98,7 +98,7 @@ async fn send_acknowledged(
     timeout: Duration,
 ) -> Result<(), SendError> {
     let mut headers = HeaderMap::new();
-    // The id is the same for every attempt, so that the stream keeps one of them.
+    // Every attempt has the same id, so that the stream keeps the batch only once.
     let id = format!("{subject}/{rank}/{}/{}", batch.cursor.epoch, batch.cursor.seq);
     headers.insert("Nats-Msg-Id", id.as_str());
     let request = Request::new()

@@ -1,11 +1,11 @@
 //! Voices let several publishers of one holder take turns. The publisher that has the lease speaks, that is, publishes.
 //!
-//! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all epochs that are known, and skips
-//! the epoch's first number. So daemons see a gap before the batches that follow, and ask for the full state. A silent
-//! publisher sends nothing and answers nobody.
+//! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all epochs that are known, and
+//! skips the epoch's first number. So daemons see a gap before the batches that follow, and ask for the full state. A
+//! silent publisher sends nothing and answers nobody.
 //!
-//! The lease normally keeps two publishers from speaking at the same time. If two speak all the same, daemons drop the batches
-//! and answers of the lower epoch, so queries are still answered right.
+//! The lease normally keeps two publishers from speaking at the same time. If two speak nevertheless, daemons drop the
+//! batches and answers of the lower epoch, so queries are still answered right.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

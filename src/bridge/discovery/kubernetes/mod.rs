@@ -40,7 +40,7 @@ use super::spec::KubernetesPlace;
 const WATCH_SECONDS: u32 = 60;
 /// Silence on a watch after which its connection is given up.
 const SILENT_AFTER: Duration = Duration::from_secs(90);
-/// Time for which changes are gathered, so that a burst of them is reported once.
+/// Time for which changes are gathered, so that many changes in a short time are reported together.
 const GATHERED_FOR: Duration = Duration::from_millis(20);
 /// Maximum time for an answer about one engine.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
@@ -232,7 +232,7 @@ async fn watch<K, T: Clone>(
 /// Known objects by their names: for each, its UID and the value read from it.
 struct KnownObjects<T> {
     known: BTreeMap<String, (Option<String>, T)>,
-    /// Objects of a list that is not complete yet; `None` outside of a list.
+    /// Objects of a list that the API is sending and that is not complete yet; `None` if it sends no list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
     /// Whether the API has sent a complete list of the objects.
     is_complete: bool,
@@ -266,7 +266,7 @@ impl<T> KnownObjects<T> {
             Event::Apply(object) => put(&mut self.known, &object),
             Event::Delete(object) => {
                 let name = object.name_any();
-                // Another object may have the name by now.
+                // A new object may have the same name.
                 if self.known.get(&name).is_some_and(|(uid, _)| *uid == object.uid()) {
                     self.known.remove(&name);
                 }

@@ -40,7 +40,8 @@ pub(super) async fn run(
     tokio::join!(watching, following);
 }
 
-/// Watches the pool, and sends the place of its pods after each change, or an error in words if the pods cannot be followed.
+/// Watches the pool. After each change, sends to `told` the settings by which the pool's pods are found, or an error in
+/// words if the pods cannot be followed.
 async fn watch_pool(
     client: Client,
     namespace: &str,
@@ -101,7 +102,7 @@ async fn follow_pool(
                 });
                 *known.lock() = place.clone();
                 let pods = watch_pods(client.clone(), namespace.to_owned(), &place, defaults, reports);
-                // Until the pods of another selector are listed, those that are known stay.
+                // If the selector has changed, the known pods stay until the pods of the new selector are listed.
                 tokio::select! {
                     changed = pool.changed() => changed,
                     () = pods => Ok(()),
@@ -114,7 +115,7 @@ async fn follow_pool(
     }
 }
 
-/// Reads the place of a pool's pods; an error in words if they cannot be followed.
+/// Reads the settings by which a pool's pods are found; an error in words if the pods cannot be followed.
 fn pods_of(pool: &Value) -> Result<PodsPlace, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -13,7 +13,8 @@ use super::super::found::{SERVER_PORT, ServerPort};
 pub(super) const HTTP_NAME: &str = "http";
 /// Name of the container's port to ask if no port is called `http`. The server at that port speaks gRPC.
 pub(super) const GRPC_NAME: &str = "grpc";
-/// Annotations by which a pod names the target ports of its pool that it has. The first annotation that is present counts.
+/// Annotations by which a pod says which of its pool's target ports it serves. The first annotation that is present
+/// counts.
 const ACTIVE_PORTS: [&str; 2] = [
     "llm-d.ai/active-ports",
     "inference.networking.k8s.io/active-ports",
@@ -26,7 +27,7 @@ pub(super) fn ranked(pod: &str, index: usize) -> String {
     format!("{pod}{RANK}{index}")
 }
 
-/// Returns the name of the pod of an engine that [`ranked`] has named.
+/// Returns the pod's name in the name of an engine that [`ranked`] has made.
 pub(super) fn pod_of_ranked(engine: &str) -> &str {
     engine.rsplit_once(RANK).map_or(engine, |(pod, _)| pod)
 }

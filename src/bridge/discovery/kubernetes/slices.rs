@@ -82,7 +82,7 @@ fn server_of(endpoint: &Endpoint, port: ServerPort, defaults: &EngineDefaults) -
     if conditions.is_some_and(|conditions| conditions.terminating == Some(true)) {
         return None;
     }
-    // All addresses are of one endpoint, so that the first one is enough.
+    // All addresses belong to the same endpoint, so the first address is enough.
     let host = endpoint.addresses.first().filter(|address| !address.is_empty())?;
     let pod = endpoint.target_ref.as_ref();
     let name = pod.and_then(|pod| pod.name.clone());

@@ -182,7 +182,7 @@ fn of_two_that_were_apart_the_higher_epoch_speaks() {
     let mut group = Group::new(2);
     assert_eq!(group.run(2000), [0]);
     group.bridges[0].voice.epoch.store(500, Ordering::Release);
-    // A bridge of the same group, behind a broken link, that has heard nothing of this bridge.
+    // A bridge of the same group that has not heard of this bridge, because its connection was broken.
     let far = FollowedHolder {
         holder: HOLDER,
         sight: 2,

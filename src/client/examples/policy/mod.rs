@@ -11,9 +11,8 @@ use sha2::{Digest, Sha256};
 /// Maximum number of leading tokens that decide a prompt's home (the engine that the prompt prefers). It exceeds the
 /// length of a system prompt, because most prompts share the system prompt.
 const HOME_TOKENS_MAX: usize = 1024;
-/// Divisor for the tolerance if an engine is known to have blocks of the prompt. The tolerance is the prompt's number
-/// of blocks divided by this number. Engines count as equal if their cost exceeds the least cost by no more than the
-/// tolerance.
+/// Limits the tolerance, if an engine is known to have blocks of the prompt, to the prompt's number of blocks divided
+/// by this number. Engines count as equal if their cost exceeds the least cost by no more than the tolerance.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 
 /// Returns the hash of a prompt's first tokens, which decides the prompt's home (the engine that it prefers). The
@@ -38,11 +37,11 @@ fn home_score(engine: &str, key: &[u8; 32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns the engine for a prompt of `blocks` blocks, and the number of blocks that the engine has to compute. `None` if there
-/// are no engines.
+/// Returns the engine for a prompt of `blocks` blocks, and the number of blocks that the engine has to compute. `None`
+/// if there are no engines.
 ///
-/// `usable` has the number of the prompt's blocks that each engine can reuse, for the engines of which it is known. `under_way`
-/// has the number of blocks that each engine has to compute for other prompts.
+/// `usable` has the number of the prompt's blocks that an engine can reuse; an engine that is not in the map counts as
+/// 0. `under_way` has the number of blocks that each engine has to compute for other prompts.
 pub(crate) fn choose<'e>(
     engines: &'e [String],
     tokens: &[u32],
@@ -54,10 +53,11 @@ pub(crate) fn choose<'e>(
     let to_compute = |engine: &str| blocks.saturating_sub(of(usable, engine));
     let cost = |engine: &str| to_compute(engine) + of(under_way, engine);
     let is_known = engines.iter().any(|engine| of(usable, engine) > 0);
-    // Where nothing is known, the home has a good chance to have all of it.
+    // If no engine is known to have blocks, the prompt's home has a good chance to have all of them. So the tolerance
+    // is large.
     let divisor = if is_known { KNOWN_TOLERANCE_DIVISOR } else { 1 };
     let least = engines.iter().map(|engine| cost(engine)).min()?;
-    // In parts of a block, so that nothing is rounded.
+    // Costs are multiplied by the divisor, so that nothing is rounded.
     let most = least * divisor + blocks;
     let key = home_key(tokens);
     let equals = engines.iter().filter(|engine| cost(engine) * divisor <= most);
