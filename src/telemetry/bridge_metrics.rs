@@ -41,7 +41,7 @@ impl Drop for EngineLease {
 }
 
 metric_group! {
-    /// A bridge: its sources of engines, and its faults.
+    /// Metrics of a bridge: the sources in which it finds engines, and its faults.
     BridgeMetrics::new() keeping {
         /// Engines that have series of their own, each with its number of handles.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
@@ -168,7 +168,7 @@ metric_group! {
         replays: Counter = "kvatlas_bridge_replays_total", Count;
         /// Times that batches of an engine were found to be lost, and the engine could not send them again.
         gaps: Counter = "kvatlas_bridge_gaps_total", Count;
-        /// Times that another process was found in an engine's place.
+        /// Times that the bridge found that an engine had been replaced by another process.
         restarts: Counter = "kvatlas_bridge_restarts_total", Count;
         /// 1 while the engine's blocks are known for certain, else 0.
         exact: Gauge = "kvatlas_bridge_engine_exact", Count;

@@ -37,7 +37,7 @@ pub use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
 /// Maximum number of answers that are streamed at the same time. A client address may have twice as many connections.
-/// So its streams never have to be closed to make room for its other requests.
+/// So the listener never has to close the streams of a client to make room for other requests of the same client.
 pub const STREAMS_MAX: usize = 16;
 
 /// A request for the page in a browser, or for a file that the page loads.

@@ -63,8 +63,8 @@ pub struct Readiness {
     bits: AtomicU8,
     /// Functions that tell whether a connection stands at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
-    /// The last trouble, by latch (precondition of serving), with the connection that the latch waits for. `None` while
-    /// that connection stands.
+    /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
+    /// while that connection stands.
     troubles: Mutex<LatchTroubles>,
 }
 
@@ -104,13 +104,14 @@ impl Readiness {
     /// Records that the daemon is stopping. It is not ready from now on.
     pub fn start_draining(&self) {
         self.bits.fetch_or(DRAINING, Ordering::AcqRel);
-        // Our clones of the clients are dropped, so that each connection ends with the part of the daemon that uses it.
+        // The functions hold clones of the clients. Dropping the clones lets each connection end with the part of the
+        // daemon that uses it.
         self.connections.lock().clear();
     }
 
     /// Whether a question that has reached the daemon may be answered. All latches must be set except
-    /// [`Latch::Connected`], and the daemon must not be draining. Without that latch, no NATS server can be reached,
-    /// and answers call no holder exact.
+    /// [`Latch::Connected`], and the daemon must not be draining. While [`Latch::Connected`] is not set, no NATS server
+    /// can be reached, and answers call no holder exact.
     pub fn may_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
@@ -153,7 +154,8 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Returns the same report, but with `latch` unset if there are `refusals` of what it stands for. They are told as reasons.
+    /// Returns the report with `refusals`, the NATS server's refusals of the precondition that `latch` stands for. If
+    /// there are any, `latch` is unset, and the refusals are shown as reasons.
     #[must_use]
     pub fn refused(self, latch: Latch, refusals: Vec<String>) -> Self {
         let bits = match refusals.is_empty() {

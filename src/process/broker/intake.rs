@@ -1,11 +1,12 @@
 //! Back-pressure by bytes: a bound on the bytes that a connection has received and the daemon has not taken yet.
 //!
 //! The client library buffers the messages of a subscription, and bounds their number, not their size. The daemon takes
-//! messages without waiting, so the buffer is usually short. But if a client publishes faster than a busy machine takes the
-//! messages, the buffer could fill the memory.
+//! messages without waiting, so the buffer is usually short. But if a client publishes faster than a busy machine takes
+//! the messages, the buffer could fill the memory.
 //!
-//! If more bytes wait than the bound allows, the connection ends. The lost messages are noticed as after any broken connection.
-//! The next connection is made when at most half of the bound is waiting. Until then, the server cannot send anything.
+//! If more bytes wait than the bound allows, the connection ends. The daemon handles the lost messages as after any
+//! broken connection. The next connection is made when at most half of the bound is waiting. Until then, the server
+//! cannot send anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -31,8 +32,8 @@ pub struct Intake {
     /// Statistics of the connection; empty before the connection is made.
     statistics: OnceLock<Arc<Statistics>>,
     taken: AtomicU64,
-    /// Notification for the task that takes messages, so that it looks at its buffers again. Some received bytes never
-    /// come to a subscription, and count as waiting until the task calls [`Intake::took_all`].
+    /// Tells the task that takes messages to check whether its buffers are empty. The server also sends bytes that
+    /// never reach a subscription. These count as waiting until that task calls [`Intake::took_all`].
     look_again: Notify,
 }
 
@@ -76,8 +77,8 @@ impl Intake {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Waits until the bytes that were received and seem not to be taken exceed half of the bound. If the caller then
-    /// finds its buffers empty, it calls [`Self::took_all`].
+    /// Waits until more than half of the bound counts as waiting. If the caller then finds its buffers empty, it calls
+    /// [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }

@@ -1,5 +1,5 @@
-//! Facts about an engine's blocks that the engine's events do not tell. They depend on the engine's configuration. Flags, files
-//! and registrations give them.
+//! Facts about an engine's blocks that the engine's events do not tell, because they depend on the engine's
+//! configuration. Operators give these facts in flags or files, and clients in registrations.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ const UNTOLD: &str = "untold";
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines whose events tell only the numbers.
     pub adapters: BTreeMap<u64, String>,
-    /// Whether the engine tells blocks apart by adapters, salts or tokens beyond the block that its events leave out.
-    /// If so, the blocks of the engine are in doubt.
+    /// Whether the engine distinguishes blocks by a property that its events leave out: an adapter, a salt, or tokens
+    /// beyond the block. If so, it is in doubt which blocks the engine holds.
     pub is_untold: bool,
 }
 

@@ -63,7 +63,7 @@ pub struct NewEngine {
     /// Address where requests for the engine go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// Place where Dynamo's workers record the way in which they can be asked for all their blocks. Only operators can give this
+    /// Place where Dynamo's workers record how a bridge can ask them for all their blocks. Only operators can give this
     /// place; a registered publisher has none.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
@@ -315,7 +315,7 @@ pub enum SizeOf {
     /// An engine that is followed.
     #[error("{0} has that size; unregister the engines of the model first")]
     Engine(Box<EngineKey>),
-    /// This holder in the index, and perhaps further holders.
+    /// A holder in the index. Further holders may have this block size, too.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
     Holder(HolderId),
 }
