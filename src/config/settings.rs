@@ -434,8 +434,8 @@ tables! {
         writing: GrpcWriting = "off", choice();
         /// File with the token that clients need to report blocks over gRPC.
         writing_token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Bytes of all blocks that are reported over gRPC, at most; a worker whose blocks do not fit is left out of answers
-        /// until a snapshot fits.
+        /// Maximum number of bytes of all blocks that are reported over gRPC; a worker whose blocks do not fit is left
+        /// out of answers until a snapshot of its blocks fits.
         max_reported_bytes: usize = "256 MiB", bytes(64 * KIB, 64 * GIB);
         /// Time without a report about a worker over gRPC after which answers leave the worker out, in milliseconds; 0 is never.
         report_silence as max_report_silence_ms: Option<Duration> = "60000", milliseconds_or_never(86_400_000);

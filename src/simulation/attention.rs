@@ -24,8 +24,8 @@ pub enum Attention {
     States,
 }
 
-/// Places in a prompt where an engine keeps blocks of windows and states. At two further places the engine always keeps them: at
-/// the end of the prompt, and where two prompts were found to differ.
+/// Places in a prompt where an engine keeps blocks of windows and states. Whatever this value is, the engine also keeps
+/// these blocks at the end of the prompt, and where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
     /// Only at the end of the prompt, and where two prompts were found to differ. This is vLLM's default,

@@ -41,7 +41,7 @@ impl Drop for EngineLease {
 }
 
 metric_group! {
-    /// Metrics of a bridge: the sources in which it finds engines, and its faults.
+    /// Sources in which a bridge finds engines, and faults of the bridge.
     BridgeMetrics::new() keeping {
         /// Engines that have series of their own, each with its number of handles.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
@@ -206,7 +206,7 @@ impl EngineMetrics {
         log_gated!(warn "batches of an engine are lost; in doubt until it clears or restarts"; %engine);
     }
 
-    /// Counts and logs that another process was found in the engine's place.
+    /// Counts and logs that the bridge found another process in place of the engine.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
         log_gated!(info "the engine is another process: nothing of the old one is left"; %engine);
@@ -318,7 +318,8 @@ mod tests {
                 let engine = bridge.of_engine("m", &number.to_string());
                 engine.set_exact(true);
             }
-            // One name in two models is two engines, and one that has come twice stays until both have left.
+            // The same engine name in two namespaces means two engines. An engine of which two handles exist keeps its
+            // series until both handles are dropped.
             for namespace in ["m", "n", "n"] {
                 kept.push(bridge.of_engine(namespace, "a/0"));
             }

@@ -68,7 +68,8 @@ metric_group! {
         workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
         /// Memory of all blocks that are reported over gRPC.
         bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
-        /// Times that the reported blocks of a worker were forgotten, so that it has to send a snapshot, by reason.
+        /// Times that the reported blocks of a worker were forgotten, by reason; the worker then has to send a snapshot
+        /// of its blocks.
         lost: PerLabel<ReportLoss, Counter> = "kvatlas_grpc_reports_lost_total", Count;
     }
 }
@@ -82,7 +83,8 @@ impl GrpcReportMetrics {
         self.bytes.set(bytes as f64);
     }
 
-    /// Counts and logs that the reported blocks of a worker were forgotten. They stay unknown until the worker sends a snapshot.
+    /// Counts and logs that the reported blocks of a worker were forgotten. The worker's blocks stay unknown until the
+    /// worker sends a snapshot.
     pub fn lost(&self, reason: ReportLoss, worker: &str) {
         self.lost.get(reason).increment(1);
         log_gated!(

@@ -202,7 +202,7 @@ mod tests {
         }
         let handle = Histogram::from_arc(Arc::clone(&together));
         samples.record(&handle);
-        // Nothing is left.
+        // `record` has forgotten the samples, so a second call records nothing.
         samples.record(&handle);
         assert_eq!(counts(&one_by_one), counts(&together));
         assert_eq!(counts(&together).iter().sum::<u64>(), 1000);

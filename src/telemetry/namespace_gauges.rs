@@ -34,7 +34,8 @@ metric_group! {
         pub parked_events: Gauge = "kvatlas_parked_events", Count;
         /// Blocks that have the same hash as an earlier block; if above 0, a sequence hash does not identify its prefix.
         pub chain_conflicts: Gauge = "kvatlas_chain_conflicts", Count;
-        /// Largest age of a holder's last batch when it was applied, by the publisher's clock.
+        /// Age of a holder's last batch, by the publisher's clock, at the time when the daemon applied it; the largest
+        /// of all holders.
         pub event_lag: Gauge = "kvatlas_event_lag_seconds", Seconds;
         /// Age of the oldest event that the daemon knows of and has not applied; 0 if all events are applied.
         pub behind: Gauge = "kvatlas_behind_seconds", Seconds;

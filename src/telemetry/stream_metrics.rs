@@ -29,8 +29,8 @@ impl StreamMetrics {
         self.lag.set(messages_left as f64);
     }
 
-    /// Counts and logs messages that the stream had dropped before they were read. `expected` is the sequence number of the first
-    /// of them.
+    /// Counts and logs messages that the stream had dropped before they were read. `expected` is the sequence number of
+    /// the first dropped message.
     pub fn lost(&self, messages: u64, expected: u64) {
         self.lost.increment(messages);
         log_gated!(
