@@ -20,7 +20,7 @@
 //! - `single` has events that store one block.
 //! - `removed` has the removals of both, one block in each event, as vLLM writes them.
 //! - `gpt-oss` has the same for a model with windows of 128 tokens. vLLM keeps only the last window of each long event.
-//!   The figures count blocks of main attention.
+//!   The figures count blocks of full attention.
 //!
 //! All rounds use the same decoder and translator. The last column counts the allocations in one further round.
 
@@ -151,7 +151,7 @@ impl Changes {
         }
     }
 
-    /// Returns the same changes for a model with windows. The events of windows come directly before those of main
+    /// Returns the same changes for a model with windows. The events of windows come directly before those of full
     /// attention.
     fn with_windows(&self) -> Self {
         let kept = |names: &[u64]| names[names.len().saturating_sub(WINDOW_BLOCKS)..].to_vec();

@@ -1,7 +1,7 @@
 //! End to end over a real broker: the cost of the daemon in comparison with NATS itself.
 //!
 //! ```sh
-//! cargo bench --profile dist --bench end_to_end            # about two minutes, behind a build of some minutes
+//! cargo bench --profile dist --bench end_to_end            # about two minutes, after a build of some minutes
 //! cargo bench --profile dist --bench end_to_end -- --quick
 //! cargo bench --profile dist --bench end_to_end -- --events # the events alone
 //! cargo bench --profile dist --bench end_to_end -- --queries # the queries alone, with nothing else going on

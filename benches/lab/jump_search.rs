@@ -134,7 +134,7 @@ impl JumpSearch<'_> {
                 let dropped = self.split_missing(position, trust, &mut missing);
                 self.note(dropped, position);
             }
-            // Holders that have come back meanwhile go on.
+            // A holder that lacks the block at `next` but none before it continues the search.
             active.extend(missing);
             current = next;
         }

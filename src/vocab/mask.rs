@@ -20,7 +20,7 @@ fn real_words(size: usize) -> usize {
 /// `size` is the size of the vocabulary in tokens.
 pub(super) fn bogus_token(size: usize, ordinal: usize) -> u32 {
     let word = real_words(size) + ordinal % BOGUS_WORDS;
-    // At most 2^24 and 16 words of 64: within the 25 bits of a node.
+    // The number is at most 2^24 plus 16 words of 64 bits, which fits the 25 bits of a node.
     u32::try_from(word * u64::BITS as usize).unwrap_or(u32::MAX)
 }
 

@@ -17,7 +17,8 @@ use crate::support::{Client, broker, daemon, eventually};
 
 const SHARDS: u32 = 2;
 
-/// Routes on which a gateway answers differently from a daemon: the status of each, and the reason.
+/// Routes on which a gateway answers differently from a daemon: the path, the statuses of daemon and gateway, and the
+/// reason.
 const DIFFERENT: [(&str, [u16; 2], &str); 2] = [
     (
         "/dump",

@@ -252,7 +252,7 @@ pub(super) fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
     json!({"event_id": id, "data": {"type": "stored", "parent_hash": parent, "blocks": blocks}, "window_size": null})
 }
 
-/// The same event, of a rank of attention data parallelism.
+/// Returns the event as the engine reports it for the rank `rank` of attention data parallelism.
 fn of_rank(rank: u32, mut event: Value) -> Value {
     event["attention_dp_rank"] = json!(rank);
     event
@@ -296,7 +296,8 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_of_tensorrt_llm_that_answers_after_seconds_is_in_sight_meanwhile() {
-    /// Silence of the engine after which the server ends its answer, as the genuine one does, and a little more.
+    /// Time for which the simulated server waits before it answers. It is a little longer than the real server waits
+    /// for a silent engine.
     const SILENCE: std::time::Duration = std::time::Duration::from_millis(2500);
     let site = Site::new(&[]).await;
     let (said, asked) = (Said::default(), Arc::new(AtomicUsize::new(0)));

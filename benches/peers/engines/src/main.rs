@@ -14,7 +14,7 @@ mod ours;
 mod report;
 mod theirs;
 
-// The payloads and the damage come from the tests.
+// The tests of kvatlas-engines give the recorded payloads, and damage them.
 #[allow(
     dead_code,
     clippy::all,
