@@ -1,4 +1,4 @@
-//! Cost of a block on the way from an engine's bytes to the contract's events, by format.
+//! Cost of a block on the way from an engine's bytes to kvatlas's events, by format.
 //!
 //! ```sh
 //! cargo bench --package kvatlas-engines --bench engines
@@ -10,8 +10,8 @@
 //! | walk | pass over every value of the payloads, which is the least that a decoder can do |
 //! | serde | decode with `rmp-serde` or `serde_json` into owned structs |
 //! | decode | decode with the decoder of `kvatlas-engines` |
-//! | and translate | decode, and translate to events: hashes of the contract, names, copies |
-//! | and send | decode, translate, and encode as the contract's bytes |
+//! | and translate | decode, and translate to events: hashes, names, copies |
+//! | and send | decode, translate, and encode in kvatlas's wire format |
 //!
 //! Each figure is the median of the rounds in nanoseconds for each block, with the least and the greatest. Blocks have
 //! 16 tokens.

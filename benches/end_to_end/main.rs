@@ -15,7 +15,7 @@
 //! prompts are *whole*: one worker holds the whole prompt. The others are *mixed*: eight workers hold the prompt to
 //! eight different depths. That is the worst case for the search and for the reply's size.
 //!
-//! Flood: small queries one after another, alone and beside large requests on another connection.
+//! Flood: small queries one after another, alone and during large requests on another connection.
 //!
 //! Events: the time from publishing until the daemon's cursor shows that the events are applied. The daemon is compared
 //! with a subscriber that only counts messages. The daemon, the echo and the counter each have a process of their own,

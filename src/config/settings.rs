@@ -59,7 +59,7 @@ configuration! {
 }
 
 tables! {
-    /// How to reach NATS.
+    /// Settings of the connections to NATS.
     pub NatsConfig in [nats] {
         /// NATS servers to connect to, joined by commas.
         urls as url: Vec<async_nats::ServerAddr> = "nats://127.0.0.1:4222", server_urls();
@@ -69,7 +69,8 @@ tables! {
         tls_required: bool = "false", boolean();
         /// Begin TLS before the server sends anything; the server must be configured for that (handshake_first).
         tls_first: bool = "false", boolean();
-        /// PEM file of certificate authorities to trust for NATS, in place of the system's; read anew for every connection.
+        /// PEM file of certificate authorities to trust for NATS, in place of the authorities that the system trusts;
+        /// read anew for every connection.
         tls_ca_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// PEM file of the certificate that kvatlas shows to NATS; read anew for every connection.
         tls_cert_file: Option<PathBuf> = "", path(Kind::OptionalFile);
@@ -87,7 +88,7 @@ tables! {
         server_binary: Option<PathBuf> = "", path(Kind::OptionalFile);
     }
 
-    /// The means to authenticate to NATS.
+    /// Settings for authenticating to NATS.
     Credentials in [nats] {
         /// NATS credentials file (JWT and seed) to authenticate with; read anew for every connection.
         credentials_file: Option<PathBuf> = "", path(Kind::OptionalFile) => live;
@@ -101,13 +102,13 @@ tables! {
         password: Option<Secret> = "", secret() => live;
     }
 
-    /// Which subjects to use.
+    /// Settings of the NATS subjects.
     pub SubjectsConfig in [subjects] {
         /// The beginning of every NATS subject of kvatlas.
         prefix: String = "kvatlas", text(Kind::SubjectPrefix);
     }
 
-    /// How events are taken in.
+    /// Settings for receiving and applying events.
     pub EventsConfig in [events] {
         /// Threads that apply events; 0 is half the cores, at least 1.
         lanes: usize = "0", integer(0, 256);
@@ -166,7 +167,7 @@ tables! {
         replicas as stream_replicas: usize = "1", integer(1, 5);
     }
 
-    /// How publishers are asked for missing batches and blocks.
+    /// Settings for asking publishers for missing batches and blocks.
     pub ResyncConfig in [resync] {
         /// Maximum number of publishers that are asked for missing batches or blocks at the same time; 0 asks none.
         concurrency: usize = "16", integer(0, 1024);
@@ -184,7 +185,7 @@ tables! {
         retry_max as retry_max_ms: Duration = "30000", milliseconds(1, 3_600_000);
     }
 
-    /// How queries are answered.
+    /// Settings for answering queries.
     pub QueriesConfig in [queries] {
         /// Maximum size of one query message.
         max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB) => live;
@@ -207,13 +208,13 @@ tables! {
         discovery: bool = "true", boolean();
     }
 
-    /// The shard whose workers the daemon follows.
+    /// Settings for following only one shard of the workers.
     pub ShardingConfig in [sharding] {
         /// Follow only the workers of this shard, and answer only for these workers; if unset, follow all workers.
         shard: Option<Shard> = "", optional(Kind::OptionalShard), flag "shard";
     }
 
-    /// How a gateway gathers the shards' replies.
+    /// Settings of a gateway, which gathers the replies of shards.
     pub GatewayConfig in [gateway] {
         /// Follow no events: answer queries by gathering the shards' replies.
         enabled: bool = "false", boolean(), flag "gateway";
@@ -225,7 +226,7 @@ tables! {
         max_gathers: usize = "1024", integer(1, 1_048_576);
     }
 
-    /// When a starting daemon takes queries.
+    /// Settings for the time at which a starting daemon begins to take queries.
     pub ReadyConfig in [ready] {
         /// Maximum time for which a starting daemon tries to learn as much as a serving replica knows, in milliseconds;
         /// it takes queries afterwards.
@@ -263,7 +264,8 @@ tables! {
         max_name_bytes: usize = "64", integer(1, 64);
     }
 
-    /// The contract of a namespace. A table `[namespaces.NAME]` of the file overrides it for one namespace.
+    /// Settings of a namespace: block size, hashing, and times of silence. A table `[namespaces.NAME]` of the file
+    /// overrides them for one namespace.
     pub NamespaceConfig in [namespace_defaults] named in [namespaces] {
         /// Number of tokens in a block of a namespace if neither the namespace's table in the file nor its batches give
         /// the number.
@@ -336,16 +338,16 @@ tables! {
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }
 
-    /// Whether routers may hint where they have sent requests.
+    /// Settings for hints, in which routers report where they have sent requests.
     pub HintsConfig in [hints] {
-        /// How long answers tell the blocks of a router's hint as predicted, in milliseconds; about the time that an
-        /// engine takes for the first token is right. 0 takes no hints.
+        /// How long answers show the blocks of a router's hint as predicted, in milliseconds; choose about the time
+        /// that an engine takes for the first token. 0 takes no hints.
         time_to_live as ttl_ms: Option<Duration> = "0", milliseconds_or_never(60_000);
         /// Maximum number of bytes of all hints; beyond it, the oldest hints are dropped.
         max_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
-    /// Whether the daemon answers Dynamo's routers as their remote indexer.
+    /// Settings for answering Dynamo's routers, as their remote indexer.
     pub DynamoConfig in [dynamo] {
         /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; if =TENANT
         /// follows a component, the component's models belong to that tenant; if unset, none.
@@ -372,7 +374,7 @@ tables! {
         request_timeout as request_timeout_ms: Duration = "5000", milliseconds(10, 600_000);
     }
 
-    /// Whether the daemon answers llm-d's routers in place of Redis.
+    /// Settings for answering llm-d's routers in place of Redis.
     pub RedisConfig in [redis] {
         /// Address of the listener that answers llm-d's routers in place of Redis; port 0 takes a free one, off
         /// disables it.
@@ -403,11 +405,11 @@ tables! {
         speculative_ttl as speculative_ttl_ms: Duration = "10000", milliseconds(100, 3_600_000);
     }
 
-    /// Whether the daemon answers SGLang's routers as their indexer.
+    /// Settings for answering SGLang's routers, as their indexer.
     pub GrpcConfig in [grpc] {
         /// Address of the listener that answers SGLang's routers over gRPC; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// Namespace about which SGLang's routers are answered; if unset, all namespaces whose hashes are SGLang's. A
+        /// Namespace about which SGLang's routers are answered; if unset, all namespaces with SGLang's hashes. A
         /// gateway needs this setting.
         namespace: Option<String> = "", optional_text(Kind::OptionalName);
         /// File with the token that clients of gRPC need; if unset, they need none.
@@ -444,7 +446,7 @@ tables! {
         max_hit_count_bytes: usize = "16 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
-    /// The log.
+    /// Settings of the log.
     pub LoggingConfig in [logging] {
         /// Format of the log lines.
         format: LogFormat = "text", choice();
@@ -452,7 +454,7 @@ tables! {
         level: String = "info", text(Kind::LogFilter) => live;
     }
 
-    /// Spans of traced requests, and where they go.
+    /// Settings for tracing requests and sending the spans to a collector.
     pub TracesConfig in [traces] {
         /// The URL to which spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; if unset, nothing
         /// is traced.
@@ -461,7 +463,7 @@ tables! {
         spans_max as max_waiting_spans: usize = "4096", integer(1, 1_048_576);
     }
 
-    /// How to stop.
+    /// Settings of the shutdown.
     pub ShutdownConfig in [shutdown] {
         /// Maximum time for which a shutdown waits for work to finish, in seconds.
         drain as drain_seconds: Duration = "10", seconds(1, 600);

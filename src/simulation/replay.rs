@@ -327,7 +327,7 @@ fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     fitting.count().max(1).min(chains.len())
 }
 
-/// Whether the daemon doubts the holder because events may still wait to be applied.
+/// Whether the reply calls the holder degraded because events may still wait to be applied.
 fn may_be_behind(holder: &HolderMatch) -> bool {
     holder.degraded.contains(DegradedReason::Behind)
 }

@@ -41,7 +41,7 @@ impl Drop for EngineLease {
 }
 
 metric_group! {
-    /// Sources in which a bridge finds engines, and faults of the bridge.
+    /// Metrics about sources in which a bridge finds engines, and faults of the bridge.
     BridgeMetrics::new() keeping {
         /// Engines that have series of their own, each with its number of handles.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
@@ -153,7 +153,7 @@ impl BridgeMetrics {
 label_of!(Reason: "reason");
 
 metric_group! {
-    /// One engine that a bridge follows.
+    /// Metrics about one engine that a bridge follows.
     EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
         /// Lease of the engine's own series; `None` for an engine that shares the label [`OTHER_ENGINES`].
         _lease: Option<EngineLease> = None
@@ -217,8 +217,8 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge tells daemons of the engine's blocks. Of all bridges that follow the engine (a
-    /// group), one tells daemons.
+    /// Records whether this bridge reports the engine's blocks to daemons. Of all bridges that follow the engine (a
+    /// group), one bridge reports its blocks.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }

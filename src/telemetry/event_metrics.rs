@@ -71,7 +71,7 @@ impl AppliedBatches {
 }
 
 metric_group! {
-    /// Events of a namespace.
+    /// Metrics about events of a namespace.
     EventMetrics::for_namespace(namespace: &str) keeping {
         /// Name of the namespace, for the log lines.
         namespace: Box<str> = namespace.into()
@@ -98,7 +98,7 @@ metric_group! {
         epoch_changes: Counter = "kvatlas_epoch_changes_total", Count;
         /// Transitions of a holder from exact to degraded, by reason.
         holders_degraded: PerLabel<DegradedReason, Counter> = "kvatlas_holders_degraded_total", Count;
-        /// Holders removed because nothing was heard of them for too long.
+        /// Holders removed because no message about them arrived for too long.
         holders_removed: Counter = "kvatlas_holders_removed_total", Count;
         /// Time that a lane (a thread that applies events) took to decode and apply one batch.
         apply_duration: Histogram = "kvatlas_batch_apply_duration_seconds", Seconds, LATENCIES;

@@ -10,7 +10,7 @@ use super::labels::{GrpcMethod, GrpcOutcome, PerLabel, ReportLoss, ReportState};
 use super::log_gated;
 
 metric_group! {
-    /// Requests to a method of the listener for SGLang's routers.
+    /// Metrics about requests to a method of the listener for SGLang's routers.
     GrpcMethodMetrics::of_method(method: GrpcMethod) {
         /// Requests to the listener for SGLang's routers, by method and outcome.
         requests: PerLabel<GrpcOutcome, Counter> = "kvatlas_grpc_requests_total", Count;
@@ -18,7 +18,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// Workers that answers over gRPC leave out.
+    /// Metrics about workers that answers over gRPC leave out.
     GrpcAddressMetrics::new() {
         /// Workers with blocks that were left out of an answer to a router of SGLang, because their address is not known.
         without_address: Counter = "kvatlas_grpc_without_address_total", Count;
@@ -62,7 +62,7 @@ impl GrpcMetrics {
 }
 
 metric_group! {
-    /// Blocks that are reported over gRPC.
+    /// Metrics about blocks that are reported over gRPC.
     GrpcReportMetrics::new() {
         /// Workers that are reported over gRPC, by whether all of their blocks are known.
         workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
@@ -95,7 +95,7 @@ impl GrpcReportMetrics {
 }
 
 metric_group! {
-    /// Counts of how often blocks were looked up over gRPC.
+    /// Metrics about counts of how often blocks were looked up over gRPC.
     GrpcHitMetrics::new() {
         /// Blocks whose look-ups over gRPC are counted.
         counted: Gauge = "kvatlas_grpc_hit_counts", Count;
@@ -114,7 +114,7 @@ impl GrpcHitMetrics {
 }
 
 metric_group! {
-    /// Connections of SGLang's routers.
+    /// Metrics about connections of SGLang's routers.
     GrpcConnectionMetrics::new() {
         /// Connections to the listener for SGLang's routers that are open.
         open: Gauge = "kvatlas_grpc_connections", Count;

@@ -9,7 +9,7 @@ use super::labels::{HintDrop, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// Hints of routers.
+    /// Metrics about hints of routers.
     HintMetrics::new() {
         /// Hints of routers that were kept.
         pub taken: Counter = "kvatlas_hints_total", Count;

@@ -10,7 +10,7 @@ use super::declare::metric_group;
 use super::labels::{HolderState, PerLabel};
 
 metric_group! {
-    /// The index of a namespace.
+    /// Metrics about the index of a namespace.
     NamespaceGauges::for_namespace(namespace: &str) keeping {
         /// Number of evictions that the counter already includes. A namespace that is made anew has a new handle, in which the
         /// number begins at 0.

@@ -32,7 +32,7 @@ pub struct AnsweredPrompt {
 }
 
 metric_group! {
-    /// Queries of a namespace.
+    /// Metrics about queries of a namespace.
     QueryMetrics::for_namespace(namespace: &str) {
         /// Queries answered without an error, by the form in which they name the prompt.
         answered: PerLabel<QueryKind, Counter> = "kvatlas_queries_total", Count;
@@ -125,7 +125,7 @@ impl QueryMetricsByNamespace {
 }
 
 metric_group! {
-    /// Failed queries, of all namespaces together.
+    /// Metrics about failed queries, of all namespaces together.
     QueryErrorMetrics::new() {
         /// Queries answered with an error, by its code.
         errors: PerLabel<ErrorCode, Counter> = "kvatlas_query_errors_total", Count;

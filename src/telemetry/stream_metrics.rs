@@ -9,7 +9,7 @@ use super::labels::{ConsumerReset, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// The events stream of JetStream.
+    /// Metrics about the events stream of JetStream.
     StreamMetrics::new() {
         /// Sequence number of the last message of the events stream that was read; 0 without JetStream.
         sequence: Gauge = "kvatlas_stream_sequence", Count;

@@ -153,7 +153,7 @@ impl WalkLane {
     ///   [`TOKEN_BYTES_MAX`], the greatest of the type of node; the entry written is `depth`. Every entry read was
     ///   written: the bottom by `new`, the others at the node's parent. At `end`, `top` is the bottom again.
     /// - *Table.* Every entry of the stack is the checked start or has been read from the table. Every place in the
-    ///   table has a whole row of 256 behind it. The row of the dead state leads only to itself.
+    ///   table is the start of a whole row of 256 entries. The row of the dead state leads only to itself.
     /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
     #[inline(always)]
     unsafe fn step(&mut self, shared: &WalkedTable) {

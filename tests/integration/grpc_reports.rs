@@ -376,7 +376,7 @@ async fn look_ups_are_counted_for_those_who_want_that() {
         let tiers = reported.map(|node| (node.address.clone(), node.hashes_by_tier.len()));
         assert_eq!(tiers, (pages == 9).then(|| (address("sgl-0"), 1)));
     }
-    // Eight pages were found in the index, at a worker without an address. They are counted all the same.
+    // Eight pages were found in the index, at a worker without an address. Their look-ups are still counted.
     let numbers = numbers(&asked);
     let expected: Vec<_> = (0..9)
         .map(|place| (numbers[place], if place < 3 { 2 } else { 1 }))

@@ -328,7 +328,7 @@ async fn a_gateway_answers_for_all_its_shards() {
     .await;
     let mut router = Router::connect(&gateway).await;
     router.exchange(&hkeys(&keys(5)), &expected).await;
-    // A missing shard takes away its own pods only.
+    // If a shard is missing, only the pods of that shard are missing.
     let [_, away] = <[Daemon; 2]>::try_from(shards).ok().unwrap();
     away.stop().await;
     let (one, none) = (format!("*1\r\n{}", field(left, "gpu")), "*0\r\n");

@@ -71,7 +71,7 @@ impl Paths {
             let symbol = self.symbol(random);
             path.push(symbol);
         }
-        // One block differs, and all behind it have the same contents under another prefix.
+        // One block differs, and all blocks after it have the same contents under another prefix.
         if self.alphabet != Alphabet::Distinct && random.chance(30) {
             let place = random.below(path.len());
             path[place] = self.symbol(random);

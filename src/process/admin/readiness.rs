@@ -10,8 +10,8 @@ worded! {
     /// A latch: a precondition of serving, which is set when it is met.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Latch {
-        /// A connection to NATS stands. In a daemon, it is the connection that receives events; in a gateway, it is the gateway's
-        /// connection.
+        /// A connection to NATS is up. In a daemon, it is the connection that receives events; in a gateway, it is the
+        /// gateway's connection.
         Connected => "connected",
         /// The snapshot is loaded, or it is certain that there is no snapshot to load.
         SnapshotLoaded => "snapshot_loaded",
@@ -61,10 +61,10 @@ type LatchTroubles = [Option<String>; Latch::ALL.len()];
 #[derive(Default)]
 pub struct Readiness {
     bits: AtomicU8,
-    /// Functions that tell whether a connection stands at the moment, one for each followed connection.
+    /// Functions that return whether a connection is up at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
     /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
-    /// while that connection stands.
+    /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
 }
 
@@ -88,15 +88,15 @@ impl Readiness {
         self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
     }
 
-    /// Adds a connection for [`Latch::Connected`]; `stands` tells whether the connection stands at the moment. From now on, only
-    /// the added connections decide this latch: it is set while at least one of them stands.
+    /// Adds a connection for [`Latch::Connected`]; `stands` returns whether the connection is up at the moment. From
+    /// now on, only the added connections decide this latch: it is set while at least one added connection is up.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
     }
 
-    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection
-    /// stands. The trouble is shown as a reason why the daemon is not ready. The trouble does not change whether the
-    /// daemon is ready.
+    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection is
+    /// up. The trouble is shown as a reason why the daemon is not ready. The trouble does not change whether the daemon
+    /// is ready.
     pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
         self.troubles.lock()[latch as usize] = trouble;
     }

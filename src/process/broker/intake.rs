@@ -21,8 +21,8 @@ use kvatlas_telemetry::log_gated;
 /// Interval between two checks of the number of bytes that were received and not taken. The number can exceed the bound
 /// by the bytes that arrive in one interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. With a lower
-/// number, bytes of messages that have been taken would count as waiting.
+/// Upper bound on the bytes that the server sends with a message in addition to the message's subjects, headers and
+/// payload. With a lower number, bytes of messages that have been taken would count as waiting.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
 /// Counts the bytes that a connection has received, and how many of them the process has taken.

@@ -120,9 +120,9 @@ impl SubscribeError {
 /// Incident of a connection to NATS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionNotice {
-    /// The connection stands, for the first time or again.
+    /// The connection is established, for the first time or again.
     Connected,
-    /// The connection broke. Messages are lost until it stands again.
+    /// The connection broke. Messages are lost until it is established again.
     Disconnected,
     /// A subscription's buffer was full and messages were dropped.
     SlowConsumer,
@@ -329,7 +329,8 @@ pub async fn connect_counted(
     connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
-/// Adds `client` to the connections that [`Readiness`] follows: the process is not ready while none of them is connected.
+/// Adds `client` to the connections that [`Readiness`] follows: the process is not ready while no followed connection
+/// is up.
 pub fn follow_connection(readiness: &Readiness, client: &Client) {
     let client = client.clone();
     readiness.follow_connection(move || client.connection_state() == State::Connected);

@@ -139,7 +139,7 @@ pub struct NewServer {
     pub tenant: String,
     /// Kind of engine that is tried first when the server is asked.
     pub format: Format,
-    /// Number of tokens in a block; `None` if the engine has to tell it.
+    /// Number of tokens in a block; `None` if the engine has to report the number.
     pub block_size: Option<u32>,
     /// Facts about the engine's blocks that are not in the engine's events.
     pub beside: BesideEvents,
@@ -419,16 +419,16 @@ pub type RemovedEngines = Vec<EngineKey>;
 
 /// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
-    /// Begins to follow an engine. If the engine is already followed in exactly this way, only the new address for requests and
-    /// the new labels are taken over.
+    /// Begins to follow an engine. If the engine is already followed in exactly this way, only its address for requests
+    /// and its labels are replaced.
     ///
     /// # Errors
     ///
     /// [`RegisterRefusal`].
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
 
-    /// Begins to ask a server for its publishers, and to follow those. If the server is already asked in exactly this way, only
-    /// the new address for requests and the new labels are taken over.
+    /// Begins to ask a server for its publishers, and to follow those. If the server is already asked in exactly this
+    /// way, only its address for requests and its labels are replaced.
     ///
     /// # Errors
     ///

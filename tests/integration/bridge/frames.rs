@@ -1,4 +1,4 @@
-//! An engine that announces frames of any length, and a well-behaved engine beside it.
+//! An engine that announces frames of any length, and a well-behaved engine at the same bridge.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

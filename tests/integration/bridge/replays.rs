@@ -299,7 +299,7 @@ async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_bl
     }
 }
 
-/// Behind a proxy the connection stands while another engine takes the place of the first.
+/// Behind a proxy the connection stays open while another engine takes the place of the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_topic_behind_a_standing_connection_is_another_engine() {
     let Some(python) = python() else { return };

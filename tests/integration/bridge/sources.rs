@@ -206,7 +206,7 @@ async fn what_mooncake_store_owns_is_a_pools() {
     );
     // The pool does not report evictions.
     assert_eq!(answer["holders"][0]["degraded"], json!(["host_gap"]));
-    // In this dialect, the answer leaves pools out, because a gateway sends no request to a pool.
+    // On this route, the answer leaves pools out, because a gateway sends no request to a pool.
     let dialect = http
         .post(
             "/query",
@@ -219,7 +219,7 @@ async fn what_mooncake_store_owns_is_a_pools() {
     site.settles("_pstore", 3, &[]).await;
 }
 
-/// Events that a server of TensorRT-LLM has to report. Each answer takes all of them out.
+/// Events that a server of TensorRT-LLM has to report. Each answer removes all events from the server.
 type Said = Arc<Mutex<Vec<Value>>>;
 
 /// Starts a simulated server of TensorRT-LLM, which answers only questions for events.

@@ -55,7 +55,7 @@ struct Arguments {
     fill: Option<Vec<u32>>,
 }
 
-/// Default path of the trace, beside the repository.
+/// Default path of the trace, next to the repository.
 const DEFAULT_TRACE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../../../shared/traces/conversation_trace.jsonl"

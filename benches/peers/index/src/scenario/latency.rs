@@ -199,7 +199,7 @@ fn time_searches<R: Reader>(
     } else {
         1024_usize.div_ceil(questions.len()).max(3)
     };
-    // The first two passes are counted apart, because they fill the caches and whatever an index keeps of queries.
+    // The first two passes are counted separately. They fill the caches, and whatever an index remembers of queries.
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for pass in 0..=passes {
         let order = shuffled(questions.len(), (repetition * (passes + 1) + pass) as u64 + 2);

@@ -36,7 +36,8 @@ const WORKERS: u32 = 64;
 const PIECE_BLOCKS: u32 = 32;
 /// Number of pieces that a worker keeps. All workers together keep 0.6M blocks.
 const WORKER_PIECES_MAX: usize = 300;
-/// Approximate number of blocks in a list of events. Within a list, no event waits for its due time.
+/// Approximate number of blocks in a list of events. The thread waits for the due time of a list, and then applies all
+/// events of the list without waiting.
 const LIST_BLOCKS: u64 = 16_384;
 /// Share of a rate that must be reached, so that the rate is valid.
 const REACHED_MIN: f64 = 0.99;
