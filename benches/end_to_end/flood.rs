@@ -46,7 +46,7 @@ accounts {
 }
 "#;
 
-/// Account by which a flood enters, and whether its messages are allowed there.
+/// Account by which a flood enters, together with whether its messages exceed the limit of the account.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
     /// The daemon's account.

@@ -134,7 +134,7 @@ impl JumpSearch<'_> {
                 let dropped = self.split_missing(position, trust, &mut missing);
                 self.note(dropped, position);
             }
-            // A holder that lacks the block at `next` but none before it continues the search.
+            // The remaining holders have stored the block at `next` again meanwhile, so they continue the search.
             active.extend(missing);
             current = next;
         }

@@ -55,7 +55,8 @@ pub struct ConnectionLimits {
     pub head_timeout: Duration,
     /// Age at which a connection takes no further request; `None` for no limit.
     pub age_max: Option<Duration>,
-    /// Time that a request in progress still has after `age_max` is reached, or after the stop.
+    /// Time that a request in progress has to finish after the connection reaches `age_max`, or after the listener is
+    /// stopped.
     pub drain_timeout: Duration,
     /// Maximum size of the head of a request, in bytes. A longer head is refused with status 431.
     pub head_bytes_max: usize,

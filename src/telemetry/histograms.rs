@@ -77,7 +77,8 @@ impl Histograms {
         }
     }
 
-    /// Returns the series of a name and labels, made at zero if it is new. `None` for a name that is not declared as a histogram.
+    /// Returns the series of a name and labels. A new series is made, at zero, if there is none. `None` for a name that
+    /// is not declared as a histogram.
     pub(super) fn series(&self, key: &Key) -> Option<Arc<Buckets>> {
         let declared = self.declared.get(key.name())?;
         let mut series = self.series.lock();

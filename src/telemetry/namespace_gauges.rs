@@ -32,7 +32,8 @@ metric_group! {
         pub index_bytes: Gauge = "kvatlas_index_bytes", Bytes;
         /// Events that wait for their parent block to be stored.
         pub parked_events: Gauge = "kvatlas_parked_events", Count;
-        /// Blocks that have the same hash as an earlier block; if above 0, a sequence hash does not identify its prefix.
+        /// Blocks that have the same hash as an earlier block; if above 0, two different prefixes have the same
+        /// sequence hash.
         pub chain_conflicts: Gauge = "kvatlas_chain_conflicts", Count;
         /// Age of a holder's last batch, by the publisher's clock, at the time when the daemon applied it; the largest
         /// of all holders.

@@ -351,7 +351,7 @@ fn search(places: ServerBinaryPaths) -> Result<PathBuf, BrokerError> {
         .ok_or(BrokerError::NotFound)
 }
 
-/// Makes a path absolute. Otherwise a program path without a slash would be searched for in `PATH`.
+/// Makes a path absolute. The operating system would search `PATH` for a program whose path has no slash.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

@@ -71,8 +71,8 @@ impl Intake {
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Counts the first `received` bytes of the connection as taken. Call this when no message waits any more. Read
-    /// `received` from [`Self::received`] before the check that no message waits.
+    /// Counts the first `received` bytes of the connection as taken. To use it, first read `received` from
+    /// [`Self::received`], then check that no message waits, and then call this.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }

@@ -147,7 +147,7 @@ pub struct NewServer {
     pub groups: GroupFacts,
     /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
-    /// Scheme of the hashes that name the engine's blocks; `None` for the contract's scheme.
+    /// Scheme of the hashes that name the engine's blocks; `None` for kvatlas's own scheme.
     pub scheme: Option<Scheme>,
     /// Address where requests for the engine go, and its labels.
     pub profile: Profile,
@@ -172,7 +172,7 @@ pub struct ServerKey {
     pub model: Option<String>,
     /// Tenant for whom the server serves the model.
     pub tenant: String,
-    /// Scheme of the hashes that name the engine's blocks; `None` for the contract's scheme.
+    /// Scheme of the hashes that name the engine's blocks; `None` for kvatlas's own scheme.
     pub scheme: Option<Scheme>,
 }
 

@@ -33,7 +33,7 @@ impl Site {
     }
 }
 
-/// Returns the contract's hashes of the first `count` blocks of sequence `which`: the block hashes, then the sequence
+/// Returns kvatlas's hashes of the first `count` blocks of sequence `which`: the block hashes, then the sequence
 /// hashes.
 pub(super) fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
     let size = BlockSize::new(BLOCK).unwrap();

@@ -327,8 +327,7 @@ async fn an_event_plane_is_read_to_its_end_after_a_stall() {
             scene.tells(&["stored"]).await;
             continue;
         }
-        // The bridge cannot trust messages that waited during the pause. After some messages none waits, so the next
-        // message makes the engine exact.
+        // At some point, no old message waits any more. The next message is then a new one, and makes the engine exact.
         for number in 3.. {
             if scene.next().await.contains(&"exact") {
                 break;

@@ -25,11 +25,11 @@ const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
 const ROUTERS: usize = 4;
 /// Pause between two checks whether all holders are exact.
 const HEAL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of a router's queries after which it asks how much the daemon has applied.
+/// A router asks how much the daemon has applied after this number of queries.
 const QUERIES_PER_STATUS: u64 = 8;
-/// Number of a worker's batches after which it begins a new epoch, as after a restart.
+/// A worker begins a new epoch after this number of batches, as after a restart.
 const BATCHES_PER_EPOCH: u64 = 200;
-/// Number of batches after which one of the anchors begins a new epoch.
+/// One of the anchors begins a new epoch after this number of batches.
 const BATCHES_PER_RENEWAL: u64 = 150;
 /// Number of anchors: workers that always have every prompt, so that an answer without holders is blind. There are two,
 /// which begin new epochs in turn.

@@ -82,7 +82,7 @@ enum Part {
     Lanes,
     /// Right and wrong answers without times: holes, and the same blocks after different prefixes.
     Holes,
-    /// D: a recorded trace at an offered rate, and the highest rate that is possible.
+    /// D: a recorded trace at an offered rate, and the highest rate that the index can keep up with.
     Replay,
 }
 
