@@ -1,4 +1,4 @@
-//! Cost of a block on the way from an engine's bytes to the contract's events, by format.
+//! Cost of a block on the way from an engine's bytes to kvatlas's events, by format.
 //!
 //! ```sh
 //! cargo bench --package kvatlas-engines --bench engines
@@ -10,8 +10,8 @@
 //! | walk | pass over every value of the payloads, which is the least that a decoder can do |
 //! | serde | decode with `rmp-serde` or `serde_json` into owned structs |
 //! | decode | decode with the decoder of `kvatlas-engines` |
-//! | and translate | decode, and translate to events: hashes of the contract, names, copies |
-//! | and send | decode, translate, and encode as the contract's bytes |
+//! | and translate | decode, and translate to events: hashes, names, copies |
+//! | and send | decode, translate, and encode in kvatlas's wire format |
 //!
 //! Each figure is the median of the rounds in nanoseconds for each block, with the least and the greatest. Blocks have
 //! 16 tokens.
@@ -20,7 +20,7 @@
 //! - `single` has events that store one block.
 //! - `removed` has the removals of both, one block in each event, as vLLM writes them.
 //! - `gpt-oss` has the same for a model with windows of 128 tokens. vLLM keeps only the last window of each long event.
-//!   The figures count blocks of main attention.
+//!   The figures count blocks of full attention.
 //!
 //! All rounds use the same decoder and translator. The last column counts the allocations in one further round.
 
@@ -151,7 +151,7 @@ impl Changes {
         }
     }
 
-    /// Returns the same changes for a model with windows. The events of windows come directly before those of main
+    /// Returns the same changes for a model with windows. The events of windows come directly before those of full
     /// attention.
     fn with_windows(&self) -> Self {
         let kept = |names: &[u64]| names[names.len().saturating_sub(WINDOW_BLOCKS)..].to_vec();

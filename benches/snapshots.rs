@@ -11,8 +11,8 @@
 //!   twice (to check it, then to apply it), reads the later `--tail` batches of the stream, and answers queries. For
 //!   comparison, the time that reading the file alone takes, from the same cache.
 //! - *query*: searches of 64 blocks by sequence hashes in the index itself, one after another on one thread. They run
-//!   without a snapshot, and while snapshots are written all the time. *lane* is the time that a message then waits for
-//!   its lane.
+//!   without a snapshot, and while snapshots are written all the time. *lane* is the time that a message waits for its
+//!   lane meanwhile.
 //!
 //! Blocks lie in chains of 1024; every chain is held by `--sharing` holders. Needs a `nats-server`.
 
@@ -284,8 +284,8 @@ impl Measured {
     }
 }
 
-/// Searches and waits for the lanes during one period. With a snapshotter, snapshots are written meanwhile. `query`
-/// returns a query by its number, and the number of holders that it must find.
+/// Measures the times of searches and of waits for the lanes during one period. With a snapshotter, snapshots are
+/// written meanwhile. `query` returns a query by its number, and the number of holders that it must find.
 async fn measure(
     pool: &Arc<LanePool>,
     namespaces: &Arc<Namespaces>,

@@ -5,8 +5,7 @@
 //! ```
 //!
 //! The vocabulary is made up: 100,000 words of made-up syllables. Figures are the median of the rounds, with the least
-//! and the greatest.
-//! `benches/peers/tokens/run.sh` measures on a real vocabulary, beside toktrie.
+//! and the greatest. `benches/peers/tokens/run.sh` measures with a real vocabulary, and compares with toktrie.
 
 #![allow(
     missing_docs,

@@ -106,7 +106,7 @@ pub(crate) fn all() -> Vec<Attack> {
     all
 }
 
-/// Returns attacks by blocks at costly places.
+/// Returns attacks whose blocks have a position, parent or hash that is costly for the index.
 fn shapes() -> Vec<Attack> {
     vec![
         attack("one chain", 16, |number| {
@@ -182,8 +182,8 @@ fn shapes() -> Vec<Attack> {
 /// Number of levels of the deep tree in one message. Each level stores two blocks.
 const LEVELS: u64 = 16_000;
 
-/// Stores two blocks under each block of a chain, so that each block is a run of its own. Then removes all except the
-/// last block. The final message removes the last block, too.
+/// Stores two blocks under each block of a chain, so that the index cannot keep consecutive blocks together (as a run).
+/// Then removes all except the last block. The final message removes the last block, too.
 fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     let (trunk, side) = (|level: u64| mix(level), |level: u64| mix(1 << 40 | level));
     if number == 16 {
@@ -221,7 +221,7 @@ fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     on_device(events)
 }
 
-/// Returns attacks by costly block names.
+/// Returns attacks whose blocks have names that are costly for the index.
 fn names() -> Vec<Attack> {
     vec![
         attack("own names", 8, |number| {
@@ -268,7 +268,7 @@ fn names() -> Vec<Attack> {
     ]
 }
 
-/// Returns attacks by blocks whose parents are absent.
+/// Returns attacks whose blocks arrive without or before their parents.
 fn absent_parents() -> Vec<Attack> {
     vec![
         attack("blocks without a parent", 8, |number| {
@@ -296,7 +296,7 @@ fn absent_parents() -> Vec<Attack> {
                 return on_device(vec![stored(None, [short(0)])]);
             }
             let from = 1 + number * EVENT;
-            // Later blocks are sent first.
+            // The messages are sent in reverse order, so that children come before their parents.
             let from = 1 + (7 * EVENT) - (from - 1);
             let chain = sequence(
                 Some(short(from - 1)),
@@ -354,7 +354,7 @@ fn waiting(number: u64) -> (Tier, Vec<Event>) {
     on_device(events)
 }
 
-/// Returns attacks by removals and clears.
+/// Returns attacks that remove or clear blocks.
 fn removals() -> Vec<Attack> {
     vec![
         attack("each second block removed", 16, |number| {

@@ -10,10 +10,10 @@
 //! | MiB | size of all messages, each of at most 1 MiB |
 //! | longest message | longest time to apply one message, while no other holder is active |
 //! | ns a byte | time to apply all messages, for each byte |
-//! | longest turn | longest time that another holder waits to store or remove one block: the least of the rounds |
-//! | longest query | longest time of a query for blocks of that other holder |
-//! | kept, counted | bytes kept for each byte sent, at most after a message: by the allocator, and by the index's own
-//! count |
+//! | longest turn | longest time that another holder waits to store or remove one block, in the best of the rounds |
+//! | longest query | longest time of a query for blocks of that other holder, in the best of the rounds |
+//! | kept, counted | bytes kept for each byte sent, the most after any message: as the allocator counts, and as
+//! the index counts |
 //! | left | bytes that are left for each MiB sent, after the holder is gone |
 //!
 //! With an argument, only the kinds whose names contain it are run.
@@ -44,7 +44,7 @@ use kinds::Attack;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Number of rounds with another holder beside the attack.
+/// Number of rounds in which another holder is active during the attack.
 const ROUNDS: usize = 5;
 
 /// Figures of an attack without another holder.
@@ -58,7 +58,7 @@ struct Alone {
     left: usize,
 }
 
-/// Figures of another holder beside an attack: the longest times of a store and of a query.
+/// Figures of another holder during an attack: the longest times of a store and of a query.
 #[derive(Clone, Copy)]
 struct Beside {
     store: Duration,
@@ -157,7 +157,7 @@ fn alone(attack: &Attack) -> Alone {
     figures
 }
 
-/// Runs the attack beside another holder.
+/// Runs the attack while another holder stores, removes and queries blocks.
 fn beside(attack: &Attack) -> Beside {
     let index = new_index(attack);
     let mut writer = register(&index, "attacker");

@@ -1,4 +1,4 @@
-//! Events: the rate at which a daemon applies them, and a load of events beside queries.
+//! Events: the rate at which a daemon applies them, and a load of events during queries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{Scale, counted_subjects, median, namespace, start_child, subjects, w
 use crate::common::publisher::Publisher;
 use crate::common::{KilledOnDrop, processor_time};
 
-/// Number of blocks in each batch of the load beside queries.
+/// Number of blocks in each batch of the load that runs during queries.
 const LOAD_BLOCKS: u64 = 64;
 
 /// Returns the events of batch `number` of a worker. A batch stores a chain, and a later batch removes it, so that the
@@ -65,8 +65,8 @@ impl fmt::Display for Rounds {
     }
 }
 
-/// Measures batches a second, from the first publish until the last batch is applied. Measures messages a second of a
-/// bare counter in the same way. Returns the daemon's rate for the largest batches.
+/// Measures batches a second, from the first publish until the last batch is applied. Also measures the messages a
+/// second of the counter, which only counts messages. Returns the daemon's rate for the largest batches.
 pub(crate) async fn bench_events(
     broker: &EmbeddedBroker,
     client: &async_nats::Client,

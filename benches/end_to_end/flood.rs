@@ -1,12 +1,12 @@
-//! Small queries beside a flood of large ones: the cost of one client's flood for other clients.
+//! Small queries during a flood of large queries: the cost of one client's flood for other clients.
 //!
-//! The flood comes from a process and a connection of its own. Beside each form of it, small queries go to the daemon.
-//! As a control, the bare responder gets small queries beside the same flood.
+//! The flood comes from a process and a connection of its own. During each form of flood, small queries go to the
+//! daemon. As a control, the bare responder gets small queries during the same flood.
 //!
 //! A flood enters by one of two accounts. In the daemon's own account, messages may be as large as the server accepts.
 //! The account for routers has the limit of `deploy/nats/accounts.conf`. There the server refuses a larger message at
-//! its first line, and ends the connection. Such a flood does not use the client library, which would refuse by itself,
-//! and connects again at once.
+//! its first line, and ends the connection. The client library would refuse to send such messages. So this flood does
+//! without the library, and connects again immediately.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -46,7 +46,7 @@ accounts {
 }
 "#;
 
-/// Account by which a flood enters, and whether its messages are allowed there.
+/// Account by which a flood enters, together with whether its messages exceed the limit of the account.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
     /// The daemon's account.
@@ -201,7 +201,7 @@ impl Flooded {
     }
 }
 
-/// Runs one round of small queries beside a flood.
+/// Runs one round of small queries during a flood.
 async fn beside(
     url: &str,
     client: &async_nats::Client,

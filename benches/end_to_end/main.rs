@@ -1,7 +1,7 @@
 //! End to end over a real broker: the cost of the daemon in comparison with NATS itself.
 //!
 //! ```sh
-//! cargo bench --profile dist --bench end_to_end            # about two minutes, behind a build of some minutes
+//! cargo bench --profile dist --bench end_to_end            # about two minutes, after a build of some minutes
 //! cargo bench --profile dist --bench end_to_end -- --quick
 //! cargo bench --profile dist --bench end_to_end -- --events # the events alone
 //! cargo bench --profile dist --bench end_to_end -- --queries # the queries alone, with nothing else going on
@@ -15,7 +15,7 @@
 //! prompts are *whole*: one worker holds the whole prompt. The others are *mixed*: eight workers hold the prompt to
 //! eight different depths. That is the worst case for the search and for the reply's size.
 //!
-//! Flood: small queries one after another, alone and beside large requests on another connection.
+//! Flood: small queries one after another, alone and during large requests on another connection.
 //!
 //! Events: the time from publishing until the daemon's cursor shows that the events are applied. The daemon is compared
 //! with a subscriber that only counts messages. The daemon, the echo and the counter each have a process of their own,

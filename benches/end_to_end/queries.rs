@@ -57,7 +57,7 @@ impl Target {
         }
     }
 
-    /// Returns the encoded requests. The echo gets those for whole prompts.
+    /// Returns the encoded requests. The echo gets the requests for whole prompts.
     fn payloads(self) -> Vec<bytes::Bytes> {
         let first = if self == Self::Mixed { PROMPTS } else { 0 };
         let encode = |number| {

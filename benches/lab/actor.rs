@@ -74,7 +74,7 @@ impl Actor {
 }
 
 fn serve(mut index: impl PrefixIndex, inbox: &Receiver<ActorMessage>) {
-    // A reply that cannot be sent has lost its asker, who does not wait any more.
+    // Sending a reply fails if the caller no longer waits for it. Nothing needs to be done then.
     while let Ok(message) = inbox.recv() {
         match message {
             ActorMessage::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),

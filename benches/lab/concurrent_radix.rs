@@ -84,7 +84,7 @@ impl SharedIndex for ConcurrentRadixTree {
         for block in blocks {
             node = self.tree.enter(&node, block.content, holder);
             let before = names.insert(block.name, Arc::clone(&node));
-            // A name that moves leaves its old place.
+            // If the name stood for another block, the holder leaves that block's node.
             if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, &node)) {
                 self.tree.leave(before, holder);
             }

@@ -18,9 +18,9 @@ use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixI
 ///
 /// - **It conflates blocks of equal content**: the entry of a block hash has no positions or prefixes. So a holder of
 ///   `A B` matches the query `B A` whole, and a holder of `X B` and `A` matches `A B`.
-/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of
-///   a content tells only that the holder has it, not how often. Removing one of two blocks with the same content
-///   hides the other.
+/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of a
+///   content tells only that the holder has such a block, not how many. Removing one of two blocks with the same
+///   content hides the other.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost

@@ -131,7 +131,8 @@ impl JumpIndex {
     }
 
     fn note_holes(&self, holder: HolderNumber, has_holes: bool) {
-        // Most events change nothing about holes; searches hold the lock for reading.
+        // Most events do not change whether the holder has holes. For them the lock for reading is enough, as searches
+        // hold it.
         if self.holed.read().contains(&holder) == has_holes {
             return;
         }
@@ -176,7 +177,7 @@ impl SharedIndex for JumpIndex {
             if held_blocks.blocks.get(&block.name) == Some(&held) {
                 continue;
             }
-            // A name that moves leaves its old place.
+            // If the name stood for another block, the holder is removed from that block's entry.
             if let Some(before) = held_blocks.remove(block.name) {
                 self.withdraw(holder, block.name, before);
             }
@@ -194,7 +195,7 @@ impl SharedIndex for JumpIndex {
             let mut held_blocks = held_blocks.write();
             for name in names {
                 if let Some(held) = held_blocks.remove(*name) {
-                    // Before the block can be missed, so that no search at rest jumps over it.
+                    // The hole is noted before the block is withdrawn, so that no search at rest jumps over the hole.
                     self.note_holes(holder, held_blocks.orphans > 0);
                     self.withdraw(holder, *name, held);
                 }

@@ -134,7 +134,7 @@ impl JumpSearch<'_> {
                 let dropped = self.split_missing(position, trust, &mut missing);
                 self.note(dropped, position);
             }
-            // Holders that have come back meanwhile go on.
+            // The remaining holders have stored the block at `next` again meanwhile, so they continue the search.
             active.extend(missing);
             current = next;
         }

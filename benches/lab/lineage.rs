@@ -98,7 +98,8 @@ impl SharedIndex for LineageIndex {
     }
 
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
-        // Fails only for queries deeper than any block that can be stored, which nobody holds.
+        // The search fails only if the query is deeper than any block that can be stored. No holder can have such a
+        // block.
         let Ok(matches) = self.indexer.find_matches(query.chain(), Search::default()) else {
             return Vec::new();
         };

@@ -108,7 +108,7 @@ fn apply_all(index: &impl SharedIndex, inbox: &Receiver<PoolMessage>) {
             PoolMessage::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
             PoolMessage::Remove(holder, names) => index.remove(holder, &names),
             PoolMessage::Clear(holder) => index.clear(holder),
-            // An asker that does not wait any more needs no reply.
+            // Sending the reply fails if the caller no longer waits for it. Nothing needs to be done then.
             PoolMessage::Flush(reply) => {
                 let _ = reply.send(());
             }
@@ -139,7 +139,7 @@ impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
             let _ = lane.messages.send(PoolMessage::Flush(reply.clone()));
         }
         drop(reply);
-        // Ends when every lane has replied or is gone.
+        // The loop ends when every lane has replied or ended.
         while replies.recv().is_ok() {}
     }
 

@@ -163,7 +163,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         }
         drop(above);
         let mut above = parent.state.write();
-        // Another thread may have made it meanwhile.
+        // Another thread may have made the child meanwhile.
         let child = above.children.get(&key).cloned().unwrap_or_else(|| {
             let child = Arc::new(TreeNode::new(Some((Arc::downgrade(parent), key))));
             self.nodes.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +190,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
             if !node.state.read().is_empty() {
                 return;
             }
-            // Another thread may have erased it first, and another node may stand in its place.
+            // Another thread may have erased the node meanwhile, and made another node in its place.
             if !above
                 .children
                 .get(&key)

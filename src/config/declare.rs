@@ -148,10 +148,10 @@ impl<T: NamedTable> SettingTable for Named<T> {
     }
 }
 
-/// Declares tables of settings. Each becomes a struct with one field for each row.
+/// Declares tables of settings. Each table becomes a struct with one field for each row.
 ///
-/// A row is a help sentence as doc comment, then `field: Type = default, rule;`. Its key is the section and the field's name;
-/// `field as key` gives another key.
+/// A row is a help sentence as doc comment, then `field: Type = default, rule;`. The setting's key is the section and
+/// the field's name; `field as key` gives another key.
 ///
 /// - `flag "word"` at the end of a row adds a shorter flag.
 /// - `=> live` tells that a running daemon takes the setting at a reload.
@@ -197,7 +197,7 @@ macro_rules! tables {
             }
 
             fn take_live(&mut self, other: &Self) {
-                // Few sections have live settings.
+                // Most sections have no live setting, and `other` would then be an unused parameter.
                 let _ = other;
                 $(tables!(@take_live self.$field, other.$field $(, $default [$($live)?])?);)+
             }

@@ -66,8 +66,8 @@ fn is_of_others(name: &str) -> bool {
         || is_service_port
 }
 
-/// Returns the names of the variables of one section, joined by commas: the section whose prefix `name` begins with. If
-/// there is none, returns the prefixes of all sections.
+/// Finds the section whose prefix `name` begins with, and returns the names of the section's variables, joined by
+/// commas. If there is no such section, returns the prefixes of all sections.
 fn neighbours(name: &str) -> String {
     let section = |setting: &Setting| setting.variable.len() - setting.name().len();
     let near: Vec<_> = SETTINGS

@@ -99,7 +99,7 @@ pub enum Kind {
         /// The greatest value allowed.
         maximum: u64,
     },
-    /// A number of bytes within bounds, both included. Units such as in `64 MiB` are understood.
+    /// A number of bytes within bounds, both included. A text may have a unit, as in `64 MiB`.
     Bytes {
         /// The least value allowed, in bytes.
         minimum: u64,

@@ -111,7 +111,7 @@ fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
 }
 
 /// Whether a variable belongs to a setting that tells a client how to reach a daemon. Settings of the embedded server
-/// are not among these.
+/// are for daemons only.
 fn is_for_clients(variable: &str) -> bool {
     SETTINGS.iter().any(|setting| {
         setting.variable == variable

@@ -148,7 +148,7 @@ pub(super) fn server_urls() -> Rule<Vec<async_nats::ServerAddr>> {
     }
 }
 
-/// A value that a text of this kind stands for; `None` if the text is empty.
+/// A value of type `T`, which is read from a text of this kind; `None` if the text is empty.
 pub(super) fn optional<T: FromStr>(kind: Kind) -> Rule<Option<T>> {
     Rule {
         kind,

@@ -59,7 +59,7 @@ configuration! {
 }
 
 tables! {
-    /// How to reach NATS.
+    /// Settings of the connections to NATS.
     pub NatsConfig in [nats] {
         /// NATS servers to connect to, joined by commas.
         urls as url: Vec<async_nats::ServerAddr> = "nats://127.0.0.1:4222", server_urls();
@@ -69,24 +69,26 @@ tables! {
         tls_required: bool = "false", boolean();
         /// Begin TLS before the server sends anything; the server must be configured for that (handshake_first).
         tls_first: bool = "false", boolean();
-        /// PEM file of certificate authorities to trust for NATS, in place of the system's; read anew for every connection.
+        /// PEM file of certificate authorities to trust for NATS, in place of the authorities that the system trusts;
+        /// read anew for every connection.
         tls_ca_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// PEM file of the certificate that we show to NATS; read anew for every connection.
+        /// PEM file of the certificate that kvatlas shows to NATS; read anew for every connection.
         tls_cert_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// PEM file of the certificate's private key.
         tls_key_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Name of the connections in NATS's own monitoring.
         connection_name: String = "kvatlas", text(Kind::Name);
-        /// Beginning of the subjects on which NATS delivers replies; with permissions, each role has a beginning of its own.
+        /// Beginning of the subjects on which NATS delivers replies; give each role a different beginning if clients
+        /// must not read each other's replies.
         inbox_prefix: String = "_INBOX", text(Kind::SubjectPrefix);
-        /// Start a NATS server of our own on a free local port, for development.
+        /// Start a private NATS server on a free local port, for development.
         embedded: bool = "false", boolean(), flag "embedded";
-        /// The nats-server binary of the embedded server; if unset, kvatlas looks for one in NATS_SERVER_BIN, in PATH, beside
-        /// itself, and in .tools/ (where deploy/setup.sh puts it).
+        /// The nats-server binary of the embedded server; if unset, kvatlas looks for one in NATS_SERVER_BIN, in PATH,
+        /// in the directory of its own program, and in .tools/ (where deploy/setup.sh puts it).
         server_binary: Option<PathBuf> = "", path(Kind::OptionalFile);
     }
 
-    /// The means to authenticate to NATS.
+    /// Settings for authenticating to NATS.
     Credentials in [nats] {
         /// NATS credentials file (JWT and seed) to authenticate with; read anew for every connection.
         credentials_file: Option<PathBuf> = "", path(Kind::OptionalFile) => live;
@@ -100,45 +102,48 @@ tables! {
         password: Option<Secret> = "", secret() => live;
     }
 
-    /// Which subjects to use.
+    /// Settings of the NATS subjects.
     pub SubjectsConfig in [subjects] {
         /// The beginning of every NATS subject of kvatlas.
         prefix: String = "kvatlas", text(Kind::SubjectPrefix);
     }
 
-    /// How events are taken in.
+    /// Settings for receiving and applying events.
     pub EventsConfig in [events] {
         /// Threads that apply events; 0 is half the cores, at least 1.
         lanes: usize = "0", integer(0, 256);
-        /// Bytes of events that wait for one lane, at most. Beyond it, messages of core NATS are dropped, and messages of
-        /// JetStream wait in the stream.
+        /// Maximum number of bytes of the events that wait for one lane. Beyond it, messages of core NATS are dropped,
+        /// and messages of JetStream wait in the stream.
         lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
-        /// Messages in the NATS client's buffer in front of the lanes' queues, at most; the daemon empties the buffer without
-        /// waiting.
+        /// Maximum number of messages in the NATS client's buffer in front of the lanes' queues; the daemon empties the
+        /// buffer without waiting.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
-        /// Approximate bytes that one connection may have received and the daemon has not taken yet. This bounds each connection
-        /// for events of core NATS, for queries, and for answers of publishers. Beyond it the connection ends; a new one is made
-        /// when at most half of the bytes wait.
+        /// Approximate maximum of the bytes that one connection has received and the daemon has not taken yet. This
+        /// bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it, the
+        /// connection ends; the daemon connects again when at most half of this number of bytes wait.
         subscription_bytes: usize = "64 MiB", bytes(4 * MIB, 4 * GIB);
-        /// Age of the oldest waiting event, in milliseconds, beyond which the holders whose events wait are degraded as behind; 0
-        /// is never.
+        /// If the oldest waiting event is older than this, in milliseconds, all holders with waiting events are
+        /// degraded as behind; 0 is never.
         behind_after as behind_after_ms: Option<Duration> = "250", milliseconds_or_never(3_600_000);
-        /// Size of one event message, at most.
+        /// Maximum size of one event message.
         max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB) => live;
-        /// Blocks in one event, at most.
+        /// Maximum number of blocks in one event.
         max_blocks_per_event: usize = "65536", integer(1, 16_777_216) => live;
-        /// Events in one batch, at most.
+        /// Maximum number of events in one batch.
         max_events_per_batch: usize = "4096", integer(1, 1_048_576) => live;
-        /// Events of one holder that wait until their parent block is stored (parked events), at most; 0 parks none.
+        /// Maximum number of events of one holder that wait until their parent block is stored (parked events); 0 parks
+        /// none.
         parked_events_max: usize = "64", integer(0, 65_536);
-        /// Bytes of all parked events (events that wait for their parent block), at most; one holder may take a fourth of the
-        /// bytes that the other holders leave. Further events are dropped, and their holders are in doubt.
+        /// Maximum number of bytes of all parked events (events that wait for their parent block); one holder may take
+        /// a fourth of the bytes that the other holders do not use. Further events are dropped, and their holders are
+        /// in doubt.
         parked_bytes_max: usize = "256 MiB", bytes(MIB, 64 * GIB);
-        /// Blocks in the parked events of one holder, at most.
+        /// Maximum number of blocks in the parked events of one holder.
         parked_blocks_max: usize = "65536", integer(0, 16_777_216);
-        /// How long an event stays parked, in milliseconds, at most.
+        /// Maximum time for which an event stays parked, in milliseconds.
         parked_ttl as parked_ttl_ms: Duration = "30000", milliseconds(1, 3_600_000);
-        /// How far the epoch of a publisher, read as microseconds since 1970, may lie ahead of the clock, in seconds; 0 is no limit.
+        /// Maximum time by which a publisher's epoch, read as microseconds since 1970, may lie ahead of the clock, in
+        /// seconds; 0 is no limit.
         max_epoch_ahead as max_epoch_ahead_seconds: Duration = "86400", seconds(0, 31_536_000_000) => live;
         /// How events travel: as messages of core NATS, or through a JetStream stream that keeps them.
         transport: Transport = "core", choice();
@@ -152,115 +157,125 @@ tables! {
         name as stream: String = "KVATLAS_EVENTS", text(Kind::Name);
         /// Create the stream where it is missing; the limits below are for this case.
         create as stream_create: bool = "true", boolean();
-        /// How long the stream keeps an event, in seconds, at most; 0 is no limit.
+        /// Maximum time for which the stream keeps an event, in seconds; 0 is no limit.
         age_max as stream_max_age_seconds: Duration = "86400", seconds(0, 31_536_000);
-        /// Bytes that the stream keeps, at most; 0 is no limit.
+        /// Maximum number of bytes that the stream keeps; 0 is no limit.
         bytes_max as stream_max_bytes: u64 = "4 GiB", bytes(0, 1024 * TIB);
-        /// Messages that the stream keeps, at most; 0 is no limit.
+        /// Maximum number of messages that the stream keeps; 0 is no limit.
         messages_max as stream_max_messages: u64 = "0", integer(0, 1_000_000_000_000);
-        /// NATS servers that keep the stream.
+        /// Number of NATS servers that keep the stream.
         replicas as stream_replicas: usize = "1", integer(1, 5);
     }
 
-    /// How publishers are asked for missing batches and blocks.
+    /// Settings for asking publishers for missing batches and blocks.
     pub ResyncConfig in [resync] {
-        /// Publishers that are asked for missing batches or blocks at the same time, at most; 0 asks none.
+        /// Maximum number of publishers that are asked for missing batches or blocks at the same time; 0 asks none.
         concurrency: usize = "16", integer(0, 1024);
         /// How long a publisher's answer may take, in milliseconds.
         timeout as timeout_ms: Duration = "5000", milliseconds(10, 600_000);
-        /// Size of one publisher's whole answer, at most.
+        /// Maximum size of the whole answer of one publisher.
         max_answer_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
-        /// Bytes of batches of one holder that wait while its publisher is asked, at most; a single batch may be larger.
+        /// Maximum number of bytes of one holder's batches that wait while the holder's publisher is asked; a single
+        /// batch may be larger.
         max_held_bytes: usize = "1 MiB", bytes(KIB, GIB);
-        /// Pause after the first failed resync of a holder, in milliseconds; it doubles with every further one.
+        /// Pause after the first failed resync of a holder, in milliseconds; the pause doubles with every further
+        /// failure.
         retry_min as retry_min_ms: Duration = "200", milliseconds(1, 3_600_000);
         /// The longest pause between two resyncs of a holder, in milliseconds.
         retry_max as retry_max_ms: Duration = "30000", milliseconds(1, 3_600_000);
     }
 
-    /// How queries are answered.
+    /// Settings for answering queries.
     pub QueriesConfig in [queries] {
-        /// Size of one query message, at most.
+        /// Maximum size of one query message.
         max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB) => live;
-        /// Blocks of one prompt that a query may name, at most.
+        /// Maximum number of blocks that a query may name for one prompt.
         max_depth_blocks: usize = "65536", integer(1, 16_777_216) => live;
-        /// Prompts in one query message, at most.
+        /// Maximum number of prompts in one query message.
         max_batch: usize = "256", integer(1, 65_536) => live;
         /// NATS queue group of the daemons; each query goes to one member.
         queue_group: String = "kvatlas", text(Kind::Name);
-        /// Bytes of large requests that wait for their turn on one connection, at most; further ones are refused with error 429.
-        /// A request is large if the query message, or the reply to a status request, is above 32 KiB.
+        /// Maximum number of bytes of large requests that wait for their turn on one connection; further large requests
+        /// are refused with error 429. A request is large if the query message, or the reply to a status request, is
+        /// above 32 KiB.
         max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
         /// NATS connections that serve queries.
         connections: usize = "1", integer(1, 16);
-        /// Depth (number of leading blocks) in the answers of dialects other than the contract's: the blocks that a request can
-        /// reuse, or the blocks of full attention.
+        /// Kind of depth (number of leading blocks) in answers in the protocols of other routers: usable, the blocks
+        /// that a request can reuse, or matched, the blocks of full attention.
         dialect_depth: Depth = "usable", choice();
         /// Answer the questions of NATS's micro services ($SRV.PING, INFO, STATS), so that `nats micro` finds the daemon.
         discovery: bool = "true", boolean();
     }
 
-    /// The part of the workers that the daemon takes.
+    /// Settings for following only one shard of the workers.
     pub ShardingConfig in [sharding] {
-        /// Take only the workers of this shard, and answer for these; unset, all workers.
+        /// Follow only the workers of this shard, and answer only for these workers; if unset, follow all workers.
         shard: Option<Shard> = "", optional(Kind::OptionalShard), flag "shard";
     }
 
-    /// How a gateway gathers the shards' replies.
+    /// Settings of a gateway, which gathers the replies of shards.
     pub GatewayConfig in [gateway] {
         /// Follow no events: answer queries by gathering the shards' replies.
         enabled: bool = "false", boolean(), flag "gateway";
-        /// How long a gateway waits for the shards, in milliseconds; then it answers without the missing shards.
+        /// How long a gateway waits for the shards, in milliseconds; then the gateway answers without the missing
+        /// shards.
         deadline as deadline_ms: Duration = "250", milliseconds(1, 60_000);
-        /// Requests that a gateway gathers at the same time, at most; more are refused.
+        /// Maximum number of requests for which a gateway gathers replies at the same time; further requests are
+        /// refused.
         max_gathers: usize = "1024", integer(1, 1_048_576);
     }
 
-    /// When a starting daemon takes queries.
+    /// Settings for the time at which a starting daemon begins to take queries.
     pub ReadyConfig in [ready] {
-        /// How long a starting daemon tries to learn as much as a serving replica knows, in milliseconds, at most; it takes
-        /// queries afterwards.
+        /// Maximum time for which a starting daemon tries to learn as much as a serving replica knows, in milliseconds;
+        /// it takes queries afterwards.
         settle as settle_ms: Duration = "30000", milliseconds(0, 3_600_000);
     }
 
     /// Bounds on the index.
     pub LimitsConfig in [limits] {
-        /// Namespaces, at most; the namespace of kvatlas doctor's probe does not count.
+        /// Maximum number of namespaces; the namespace of kvatlas doctor's probe does not count.
         max_namespaces: usize = "64", integer(1, 65_536);
         /// Allow only the namespaces that the file names in tables [namespaces.NAME], and the namespace of kvatlas doctor's
         /// probe.
         named_namespaces_only: bool = "false", boolean();
         /// Time without a holder after which a namespace that the file does not name is forgotten, in seconds; 0 is never.
         empty_namespace as empty_namespace_seconds: Duration = "600", seconds(0, 86_400) => live;
-        /// Workers in one namespace, at most.
+        /// Maximum number of workers in one namespace.
         max_workers_per_namespace: usize = "4096", integer(1, 65_535);
-        /// Data-parallel ranks of one worker, at most.
+        /// Maximum number of data-parallel ranks of one worker.
         max_ranks_per_worker: usize = "64", integer(1, 4096);
-        /// Blocks that one holder may have, at most.
+        /// Maximum number of blocks that one holder may have.
         max_blocks_per_holder: usize = "16777216", integer(1, 4_294_967_295);
-        /// Distinct blocks that the index of one namespace keeps, at most. Beyond it the index forgets leaves, the least recently used first. 0 is no limit.
+        /// Maximum number of distinct blocks that the index of one namespace keeps. Beyond it, the index forgets the
+        /// least recently used blocks that no other block follows. 0 is no limit.
         max_blocks_per_namespace: u64 = "0", integer(0, 1_000_000_000_000);
-        /// Memory for the distinct blocks of one namespace, at most. Beyond it the index forgets leaves, the least recently used
-        /// first. 0 is no limit.
+        /// Maximum memory for the distinct blocks of one namespace. Beyond it, the index forgets the least recently
+        /// used blocks that no other block follows. 0 is no limit.
         max_bytes_per_namespace: u64 = "0", bytes(0, 1024 * TIB);
-        /// Distinct blocks of all namespaces together, at most. Beyond it the namespace that takes the most memory forgets leaves. 0 is no limit.
+        /// Maximum number of distinct blocks of all namespaces together. Beyond it, the namespace that takes the most
+        /// memory forgets blocks that no other block follows. 0 is no limit.
         max_blocks_total: u64 = "0", integer(0, 1_000_000_000_000);
-        /// Memory for the distinct blocks of all namespaces together, at most. Beyond it the namespace that takes the most memory
-        /// forgets leaves. 0 is no limit.
+        /// Maximum memory for the distinct blocks of all namespaces together. Beyond it, the namespace that takes the
+        /// most memory forgets blocks that no other block follows. 0 is no limit.
         max_bytes_total: u64 = "0", bytes(0, 1024 * TIB);
-        /// Length of a namespace's or worker's name, at most.
+        /// Maximum length of the name of a namespace or worker.
         max_name_bytes: usize = "64", integer(1, 64);
     }
 
-    /// The contract of a namespace. A table `[namespaces.NAME]` of the file overrides it for one namespace.
+    /// Settings of a namespace: block size, hashing, and times of silence. A table `[namespaces.NAME]` of the file
+    /// overrides them for one namespace.
     pub NamespaceConfig in [namespace_defaults] named in [namespaces] {
-        /// Tokens in a block, for a namespace if neither its table nor its batches tell.
+        /// Number of tokens in a block of a namespace if neither the namespace's table in the file nor its batches give
+        /// the number.
         block_size: u32 = "16", integer(1, 65_536);
-        /// Trust the hashes that engines send, or recompute them, for a namespace whose table does not tell.
+        /// Whether to trust the hashes that engines send (engine), or to recompute them (recompute).
         hashing: Hashing = "engine", choice();
-        /// Silence after which a holder is stale at the latest, in milliseconds; publishers send something every second; 0 is never.
+        /// Time without a message after which a holder is stale at the latest, in milliseconds; 0 is never. Publishers
+        /// send a message every second.
         stale_after as stale_after_ms: Option<Duration> = "3000", milliseconds_or_never(86_400_000);
-        /// Silence after which a holder is removed, in milliseconds; 0 is never.
+        /// Time without a message after which a holder is removed, in milliseconds; 0 is never.
         remove_after as remove_after_ms: Option<Duration> = "600000", milliseconds_or_never(86_400_000);
     }
 
@@ -270,7 +285,7 @@ tables! {
         directory: Option<PathBuf> = "", path(Kind::OptionalPath);
         /// Time between snapshots, in seconds.
         interval as interval_seconds: Duration = "60", seconds(1, 86_400);
-        /// Snapshots to keep.
+        /// Number of snapshots to keep.
         keep: usize = "3", integer(1, 1000);
         /// The Object Store to send snapshots to and to start from, if there is one.
         object_store: Option<ObjectStoreConfig>;
@@ -278,16 +293,16 @@ tables! {
 
     /// The Object Store to which snapshots are sent and from which a fresh replica starts.
     pub ObjectStoreConfig in [snapshots] {
-        /// Bucket of the NATS Object Store to which snapshots are sent and from which a fresh replica starts; made if missing; if
-        /// unset, there is none.
+        /// Bucket of the NATS Object Store to which snapshots are sent and from which a fresh replica starts; made if
+        /// missing; if unset, no Object Store is used.
         bucket as object_store: String = "", text(Kind::OptionalName);
-        /// Time between snapshots that are sent, in seconds, at least.
+        /// Minimum time between two snapshots that are sent, in seconds.
         interval as object_store_interval_seconds: Duration = "300", seconds(1, 86_400);
-        /// Size of one snapshot to send or fetch, at most.
+        /// Maximum size of one snapshot to send or fetch.
         snapshot_bytes_max as object_store_max_bytes: u64 = "8 GiB", bytes(MIB, TIB);
-        /// How long a start waits for a snapshot from the Object Store, in seconds, at most.
+        /// Maximum time for which a start waits for a snapshot from the Object Store, in seconds.
         patience as object_store_patience_seconds: Duration = "60", seconds(1, 3600);
-        /// NATS servers that keep the bucket, if the daemon makes it.
+        /// Number of NATS servers that keep the bucket, if the daemon makes it.
         replicas as object_store_replicas: usize = "1", integer(1, 5);
     }
 
@@ -306,126 +321,132 @@ tables! {
         listen: Option<SocketAddr> = "off", listen_address();
         /// File with the bearer token that HTTP queries need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Size of the body of one HTTP query, at most.
+        /// Maximum size of the body of one HTTP query.
         max_body_bytes: usize = "8 MiB", bytes(KIB, 256 * MIB);
-        /// Bytes of all bodies of HTTP queries that have come and not been answered, at most; beyond it the address with the most
-        /// bytes loses a body.
+        /// Maximum number of bytes of all bodies of HTTP queries that have arrived and are not answered yet; beyond it,
+        /// a query of the address with the most bytes is refused.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
-        /// HTTP connections for queries at the same time, at most.
+        /// Maximum number of HTTP connections for queries at the same time.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// HTTP connections for queries from one address at the same time, at most; a further one takes the place of the oldest
-        /// that waits for its client.
+        /// Maximum number of HTTP connections for queries from one address at the same time; at the maximum, a new
+        /// connection replaces the oldest connection that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long an HTTP connection may wait for the head of a request, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
-        /// How long the body of an HTTP query may take to arrive, and how long a client may take to read a piece of its dump, in
-        /// milliseconds.
+        /// How long the body of an HTTP query may take to arrive, and how long a client may take to read a piece of a
+        /// dump, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }
 
-    /// Whether routers may hint where they have sent requests.
+    /// Settings for hints, in which routers report where they have sent requests.
     pub HintsConfig in [hints] {
-        /// How long the blocks of a router's hint are predicted, in milliseconds: about as long as a first token takes; 0 takes
-        /// no hints.
+        /// How long answers show the blocks of a router's hint as predicted, in milliseconds; choose about the time
+        /// that an engine takes for the first token. 0 takes no hints.
         time_to_live as ttl_ms: Option<Duration> = "0", milliseconds_or_never(60_000);
-        /// Bytes of all hints, at most; beyond it the oldest hints are dropped.
+        /// Maximum number of bytes of all hints; beyond it, the oldest hints are dropped.
         max_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
-    /// Whether Dynamo's routers may ask, as their remote indexer.
+    /// Settings for answering Dynamo's routers, as their remote indexer.
     pub DynamoConfig in [dynamo] {
-        /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; with =TENANT after a
-        /// component, its models belong to that tenant; if unset, none.
+        /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; if =TENANT
+        /// follows a component, the component's models belong to that tenant; if unset, none.
         components: Vec<DynamoComponent> = "", components();
         /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; if unset, there is none.
         discovery: Option<Discovery> = "", optional(Kind::OptionalDiscovery);
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// Host that routers are told together with the listener's port; if unset, the listener's IP address.
+        /// Host that routers are told together with the listener's port; if unset, routers are told the listener's IP
+        /// address.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
-        /// Bytes of all requests of Dynamo's routers over TCP until their answers are made, at most; a connection whose request
-        /// exceeds it is cut off.
+        /// Maximum number of bytes of all requests of Dynamo's routers over TCP whose answers are not made yet; a
+        /// connection whose request exceeds it is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
-        /// Connections of Dynamo's routers at the same time, at most.
+        /// Maximum number of connections of Dynamo's routers at the same time.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// Connections of Dynamo's routers from one address at the same time, at most; a further one takes the place of the
-        /// oldest that waits for its client.
+        /// Maximum number of connections of Dynamo's routers from one address at the same time; at the maximum, a new
+        /// connection replaces the oldest connection that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
-        /// How long a connection of a router of Dynamo may be idle, in milliseconds.
+        /// How long a connection of one of Dynamo's routers may be idle, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
-        /// How long a request of a router of Dynamo may take to arrive, and how long the router may take to receive the answer,
-        /// in milliseconds.
+        /// How long a request of one of Dynamo's routers may take to arrive, and how long the router may take to
+        /// receive the answer, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "5000", milliseconds(10, 600_000);
     }
 
-    /// Whether llm-d's routers may ask, as their Redis.
+    /// Settings for answering llm-d's routers in place of Redis.
     pub RedisConfig in [redis] {
-        /// Address of the listener that answers llm-d's routers in Redis's place; port 0 takes a free one, off disables it.
+        /// Address of the listener that answers llm-d's routers in place of Redis; port 0 takes a free one, off
+        /// disables it.
         listen: Option<SocketAddr> = "off", listen_address();
         /// File with the password that llm-d's routers need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Bytes of one command of llm-d's routers, and of the commands of a pipeline that are read before they are answered, at
-        /// most.
+        /// Maximum number of bytes of one command of llm-d's routers, and of the pipelined commands that are read
+        /// before they are answered.
         max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
-        /// Bytes of all commands of llm-d's routers that have come and not been answered, at most; a connection whose command
-        /// exceeds it is cut off.
+        /// Maximum number of bytes of all commands of llm-d's routers that have arrived and are not answered yet; a
+        /// connection whose command exceeds it is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
-        /// Connections of llm-d's routers at the same time, at most.
+        /// Maximum number of connections of llm-d's routers at the same time.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// Connections of llm-d's routers from one address at the same time, at most; a further one takes the place of the oldest
-        /// that waits for its client.
+        /// Maximum number of connections of llm-d's routers from one address at the same time; at the maximum, a new
+        /// connection replaces the oldest connection that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
-        /// How long a connection of a router of llm-d may be idle, in milliseconds.
+        /// How long a connection of one of llm-d's routers may be idle, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
-        /// How long a command of a router of llm-d may take to arrive, and how long the router may take to receive the reply, in
-        /// milliseconds.
+        /// How long a command of one of llm-d's routers may take to arrive, and how long the router may take to receive
+        /// the reply, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
-        /// Bytes of all speculative entries (guesses of llm-d's routers), at most; beyond it the oldest entries are dropped.
+        /// Maximum number of bytes of all speculative entries (guesses of llm-d's routers); beyond it, the oldest
+        /// entries are dropped.
         max_speculative_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
-        /// How long a speculative entry of a router of llm-d is kept if the router does not take it back, in milliseconds.
+        /// How long a speculative entry of one of llm-d's routers is kept if the router does not take the entry back,
+        /// in milliseconds.
         speculative_ttl as speculative_ttl_ms: Duration = "10000", milliseconds(100, 3_600_000);
     }
 
-    /// Whether SGLang's routers may ask, as their indexer.
+    /// Settings for answering SGLang's routers, as their indexer.
     pub GrpcConfig in [grpc] {
         /// Address of the listener that answers SGLang's routers over gRPC; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "off", listen_address();
-        /// Namespace about which SGLang's routers are answered; if unset, all namespaces whose hashes are SGLang's. A gateway
-        /// needs one.
+        /// Namespace about which SGLang's routers are answered; if unset, all namespaces with SGLang's hashes. A
+        /// gateway needs this setting.
         namespace: Option<String> = "", optional_text(Kind::OptionalName);
         /// File with the token that clients of gRPC need; if unset, they need none.
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Size of one question over gRPC, at most.
+        /// Maximum size of one question over gRPC.
         max_message_bytes: usize = "8 MiB", bytes(4 * KIB, 64 * MIB);
-        /// Bytes of all questions over gRPC that have come and not been answered, at most; beyond it the source with the most
-        /// bytes loses its oldest question.
+        /// Maximum number of bytes of all questions over gRPC that have arrived and are not answered yet; beyond it,
+        /// the oldest question of the source with the most bytes is refused.
         max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
-        /// Requests of one connection over gRPC at the same time, at most.
+        /// Maximum number of requests of one connection over gRPC at the same time.
         max_streams: u32 = "64", integer(1, 4096);
-        /// Connections of SGLang's routers at the same time, at most.
+        /// Maximum number of connections of SGLang's routers at the same time.
         max_connections: usize = "1024", integer(1, 65_536);
-        /// Connections of SGLang's routers from one address at the same time, at most; a further one takes the place of the
-        /// oldest that waits for its client.
+        /// Maximum number of connections of SGLang's routers from one address at the same time; at the maximum, a new
+        /// connection replaces the oldest connection that waits for its client.
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long a connection over gRPC may be without a question, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
         /// How long a question over gRPC may take to arrive and to be answered, in milliseconds; the client's own deadline may be
         /// shorter.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
-        /// Clients that may report over gRPC which blocks workers have, as SGLang's bridge does: none (off), those with the token of grpc.writing_token_file (token), or all that may ask (open); needs grpc.namespace.
+        /// Clients that may report over gRPC which blocks workers have, as SGLang's bridge does: none (off), clients
+        /// with the token of grpc.writing_token_file (token), or all clients that may ask (open); needs grpc.namespace.
         writing: GrpcWriting = "off", choice();
         /// File with the token that clients need to report blocks over gRPC.
         writing_token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
-        /// Bytes of all blocks that are reported over gRPC, at most; a worker whose blocks do not fit is left out of answers
-        /// until a snapshot fits.
+        /// Maximum number of bytes of all blocks that are reported over gRPC; a worker whose blocks do not fit is left
+        /// out of answers until a snapshot of its blocks fits.
         max_reported_bytes: usize = "256 MiB", bytes(64 * KIB, 64 * GIB);
         /// Time without a report about a worker over gRPC after which answers leave the worker out, in milliseconds; 0 is never.
         report_silence as max_report_silence_ms: Option<Duration> = "60000", milliseconds_or_never(86_400_000);
-        /// Bytes of all counts of how often blocks were looked up over gRPC, at most; beyond it the oldest counts are dropped.
+        /// Maximum number of bytes of the counts that tell how often each block was looked up over gRPC; beyond it, the
+        /// oldest counts are dropped.
         max_hit_count_bytes: usize = "16 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
-    /// The log.
+    /// Settings of the log.
     pub LoggingConfig in [logging] {
         /// Format of the log lines.
         format: LogFormat = "text", choice();
@@ -433,18 +454,18 @@ tables! {
         level: String = "info", text(Kind::LogFilter) => live;
     }
 
-    /// Spans of traced requests, and where they go.
+    /// Settings for tracing requests and sending the spans to a collector.
     pub TracesConfig in [traces] {
         /// The URL to which spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; if unset, nothing
         /// is traced.
         endpoint: Option<String> = "", optional_text(Kind::OptionalHttpUrl);
-        /// Spans that wait to be sent, at most; more are dropped and counted.
+        /// Maximum number of spans that wait to be sent; further spans are dropped and counted.
         spans_max as max_waiting_spans: usize = "4096", integer(1, 1_048_576);
     }
 
-    /// How to stop.
+    /// Settings of the shutdown.
     pub ShutdownConfig in [shutdown] {
-        /// How long a shutdown waits for work to finish, in seconds, at most.
+        /// Maximum time for which a shutdown waits for work to finish, in seconds.
         drain as drain_seconds: Duration = "10", seconds(1, 600);
     }
 }

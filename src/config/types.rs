@@ -84,8 +84,8 @@ impl Transport {
 }
 
 worded! {
-    /// Kind of depth that answers give for a holder if the client speaks another dialect than the contract's. A depth is a number
-    /// of leading blocks of the prompt.
+    /// Kind of depth that answers give for a holder if the client uses a protocol other than that of kvatlas. A depth
+    /// is a number of leading blocks of the prompt.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum Depth {
         /// The leading blocks that a request can reuse.

@@ -58,7 +58,8 @@ impl HttpConnection {
         authority: &str,
     ) -> Result<Self, HttpError> {
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // Ends with the last answer's body, once the sender is gone.
+        // This task ends when the connection ends: after the sender has been dropped and the last answer's body has
+        // been read.
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to a server has ended");

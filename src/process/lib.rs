@@ -1,16 +1,17 @@
-//! Code that the processes of kvatlas share: the daemon, the gateway, the bridge, and the commands that send requests to them.
+//! Code that the processes of kvatlas share: the daemon, the gateway, the bridge, and the commands that send requests
+//! to them.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`broker`] | connections to NATS that reconnect by themselves, and the development broker |
 //! | [`admin`] | the HTTP listener of operators: metrics, probes, views |
-//! | [`http`] | questions over HTTP, with bounds |
-//! | [`listener`] | a listener with limits on connections, on which all others build |
+//! | [`http`] | requests over HTTP, with a bound on the size of answers |
+//! | [`listener`] | a listener that limits its connections; all other listeners build on it |
 //! | [`registry`] | the registry of engines, by which listeners tell the bridge which engines to follow |
 //! | [`presence`] | the protocol by which tools find a process among the services of NATS |
 //! | `instance` | the name by which people tell a process from others |
 //! | [`setup`] | the needs of a daemon: size of messages, stream, room for snapshots |
-//! | [`storage`] | the file system behind a directory, and the lock by which one process has it |
+//! | [`storage`] | file operations on a directory, and the lock that keeps other processes out of it |
 //! | [`dynamo`] | messages of Dynamo's request plane, and questions to etcd |
 
 pub mod admin;

@@ -1,22 +1,22 @@
-//! One listener: connections within limits, in total and by source. The admin listener and the query listener use it for HTTP.
-//! The listeners for the routers of llm-d, SGLang and Dynamo use it for their protocols. A *source* is an IPv4 address, or the
-//! first 64 bits of an IPv6 address.
+//! A listener that limits its connections, in total and for each source. The admin listener and the query listener use
+//! it for HTTP. The listeners for the routers of llm-d, SGLang and Dynamo use it for their protocols. A *source* is an
+//! IPv4 address, or the first 64 bits of an IPv6 address.
 //!
 //! | what a client can hold | what bounds it |
 //! |---|---|
-//! | connections | `connections_max` of all, `per_source_max` of one source |
-//! | a connection without a request | the time for a head |
+//! | connections | `connections_max` in total, `per_source_max` for one source |
+//! | a connection without a request | `head_timeout`, the time to send the head of a request |
 //! | a connection while a limit is reached | the oldest connection that waits for its client is closed to make room for
 //! a new one |
 //! | a connection whose request's body does not come | its reader [notes](ClientWait) that it waits for its client |
 //! | memory for a head | `head_bytes_max` |
 //!
-//! So silent connections cannot keep others out, however many there are. At a limit, a new connection takes the place of the
-//! oldest connection that waits for its client:
+//! So any number of silent connections cannot keep others out. At a limit, a new connection takes the place of an older
+//! one, the oldest of those that wait for their clients:
 //!
-//! - At the limit of a source, a connection of that source is closed.
-//! - At the limit of all, a connection of the source with the most connections is closed.
-//! - If all connections of that source are being answered, the new connection is refused.
+//! - At the limit of a source, the new connection replaces a connection of the same source.
+//! - At the total limit, it replaces a connection of the source that has the most connections.
+//! - If no connection of the chosen source waits for its client, the new connection is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -55,7 +55,8 @@ pub struct ConnectionLimits {
     pub head_timeout: Duration,
     /// Age at which a connection takes no further request; `None` for no limit.
     pub age_max: Option<Duration>,
-    /// Time that a request in progress still has after `age_max` is reached, or after the stop.
+    /// Time that a request in progress has to finish after the connection reaches `age_max`, or after the listener is
+    /// stopped.
     pub drain_timeout: Duration,
     /// Maximum size of the head of a request, in bytes. A longer head is refused with status 431.
     pub head_bytes_max: usize,
@@ -115,7 +116,7 @@ impl<C: ConnectionCounts> Acceptor<C> {
                 // Closing at once tells the client more than an answer that never comes.
                 continue;
             };
-            // An answer is one small write, which must not wait for the acknowledgement of the write before.
+            // An answer is one small write. It must not wait until the client has acknowledged the previous write.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "a connection sends with delay");
             }
@@ -177,7 +178,7 @@ struct OpenConnections {
 
 struct OpenConnection {
     source: IpAddr,
-    /// Whether the connection waits for its client: for a request, or for an answer to be taken.
+    /// Whether the connection waits for its client: for a request, or until the client has taken an answer.
     waits: Arc<AtomicBool>,
     displaced: CancellationToken,
 }

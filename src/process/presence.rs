@@ -1,9 +1,9 @@
-//! The micro service protocol of NATS (`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`). With it, `nats micro` lists the daemons and
-//! the number of requests that each has answered. Bridges are listed, too, and take no requests.
+//! The micro service protocol of NATS (`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`). With it, `nats micro` lists the
+//! daemons and the number of requests that each has answered. Bridges are listed, too, although they take no requests.
 //!
-//! NATS's ADR-32 defines the protocol. The client library's own implementation also makes the subscriptions for queries and
-//! status requests. kvatlas makes these itself, because a daemon must be able to leave its queue group without losing a
-//! request. So this module implements only the answers to `$SRV` requests.
+//! NATS's ADR-32 defines the protocol. The client library's own implementation also makes the subscriptions for queries
+//! and status requests. kvatlas makes these itself, because a daemon must be able to leave its queue group without
+//! losing a request. So this module implements only the answers to `$SRV` requests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -195,7 +195,7 @@ impl About<'_> {
 
 impl InstanceIdentity {
     fn new(client: &Client, metadata: BTreeMap<&'static str, String>) -> Self {
-        // The id is as unique as the inboxes of clients must be.
+        // The client library makes a unique inbox name. Its last part serves as the id of this instance.
         let inbox = client.new_inbox();
         Self {
             name: NAME,
@@ -236,13 +236,13 @@ pub struct Presence {
     /// Requests that the process takes; `None` for a bridge, which takes none.
     served: Option<Served>,
     started_us: u64,
-    /// Subjects of the contract, to which no reply may go.
+    /// The subjects that kvatlas itself uses. No reply may go to such a subject.
     contract: Subjects,
 }
 
 impl Presence {
-    /// Makes a value that answers the protocol's questions on `client` for one process. `served` tells which requests the process
-    /// takes, if any. No reply is sent to a subject of the `contract`.
+    /// Makes a value that answers the protocol's questions on `client` for one process. `served` tells which requests
+    /// the process takes, if any. No reply is sent to a subject in `contract`, the subjects that kvatlas itself uses.
     pub fn new(client: Client, about: About<'_>, served: Option<Served>, contract: Subjects) -> Self {
         let started_us = served.as_ref().map(|served| served.counts.started_us);
         Self {
@@ -285,7 +285,8 @@ impl Presence {
     }
 
     async fn answer(&self, question: Message) {
-        // The reply is sent with the daemon's rights, so the client must not choose a subject of the contract for it.
+        // The reply is sent with the daemon's permissions. So a client must not make a reply go to a subject that
+        // kvatlas itself uses.
         let is_allowed = |subject: &Subject| self.contract.may_reply_to(subject);
         let Some(reply_to) = question.reply.filter(is_allowed) else {
             return;

@@ -84,7 +84,7 @@ mod tests {
         assert_eq!((room.wanted_bytes, &room.error), (FREE_BYTES_MIN, &None));
         assert!(room.free_bytes.is_some());
         let file = fs::File::create(folder.path().join("a")).unwrap();
-        // Sparse: it takes no room itself.
+        // The file is sparse, so it takes no space on the disk.
         file.set_len(FREE_BYTES_MIN).unwrap();
         assert_eq!(SnapshotRoom::at(folder.path()).wanted_bytes, 2 * FREE_BYTES_MIN);
         let nowhere = SnapshotRoom::at(&folder.path().join("nowhere"));

@@ -9,8 +9,8 @@ mod lock;
 
 pub use lock::{DirectoryLock, LockError, shown};
 
-/// Opens a regular file to read it. Pipes and devices are refused: opening a pipe would wait for a writer, and opening a device
-/// can have any effect.
+/// Opens a regular file to read it. Pipes and devices are refused: opening a pipe would wait for a writer, and opening
+/// a device can have side effects.
 ///
 /// # Errors
 ///

@@ -24,8 +24,8 @@ pub enum Attention {
     States,
 }
 
-/// Places in a prompt where an engine keeps blocks of windows and states. At two further places the engine always keeps them: at
-/// the end of the prompt, and where two prompts were found to differ.
+/// Places in a prompt where an engine keeps blocks of windows and states. Whatever this value is, the engine also keeps
+/// these blocks at the end of the prompt, and where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
     /// Only at the end of the prompt, and where two prompts were found to differ. This is vLLM's default,
@@ -68,7 +68,7 @@ impl CacheModel {
         blocks.saturating_sub(self.tail_blocks())..blocks
     }
 
-    /// Whether a cache keeps the window's or state's block at `position`. `boundaries` are the boundaries between
+    /// Whether a cache keeps the block of a window or state at `position`. `boundaries` are the boundaries between
     /// blocks at which further requests are expected to resume.
     pub(super) fn keeps(self, position: usize, boundaries: &[usize]) -> bool {
         let retained = match self.retention {
@@ -85,10 +85,10 @@ impl CacheModel {
     /// Returns how many leading blocks of a prompt of `blocks` blocks a request can reuse.
     ///
     /// - `matched` is the number of leading blocks that the cache has for full attention.
-    /// - `is_kept` returns whether the cache has the window's or state's block at a position.
+    /// - `is_kept` returns whether the cache has the block of a window or state at a position.
     ///
-    /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed,
-    /// because it has the prompt's last token. So at most the blocks before it are reused.
+    /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always
+    /// computed, because it has the prompt's last token. So at most the blocks before it are reused.
     pub(super) fn usable_blocks(
         self,
         blocks: usize,

@@ -35,10 +35,10 @@ struct ResidentBlock {
     parent: Option<SequenceHash>,
     position: usize,
     children: usize,
-    /// Number of the request's admission to the cache that used the block last.
+    /// Number of the admission that last used the block. An admission takes one request into the cache.
     used: u64,
-    /// Number of the admission to the cache that used the block's side block (a block of the windows or states) last.
-    /// `None` if the block has no side block.
+    /// Number of the admission that last used the block's side block (a block of the windows or states). `None` if the
+    /// block has no side block.
     side_used: Option<u64>,
 }
 
@@ -64,7 +64,8 @@ pub struct Admission {
 /// admission. Side blocks (of windows or states) rank by position, and the leaf ranks last.
 type Age = (u64, usize);
 
-/// Rank of the leaf among the blocks that the admission of one request used: it is evicted last.
+/// Rank of the leaf, the last block that an admission used. Of all blocks that the admission used, the leaf is evicted
+/// last.
 const LEAF: usize = usize::MAX;
 
 /// The resident blocks of one worker.
@@ -331,7 +332,7 @@ mod tests {
         assert_eq!((admission.hit_blocks, admission.resident_blocks), (0, 3));
         assert_eq!(admission.evicted.len(), 2);
         assert_eq!((cache.len(), cache.matched_blocks(&long)), (3, 3));
-        // Again: everything that there is room for is there, and stays.
+        // The second admission finds all blocks that fit into the cache, and evicts none of them.
         let again = cache.admit(&long);
         assert_eq!((again.hit_blocks, again.evicted.len()), (3, 0));
     }
@@ -353,7 +354,8 @@ mod tests {
         );
         assert_eq!(cache.admit(&first).sides_stored, [first[2]]);
         assert_eq!(cache.usable_blocks(&first), 3);
-        // Full attention has two blocks, and no state lies there: the second request pays, the third is served.
+        // Full attention has two blocks of the second prompt, but there is no state after them. So the second request
+        // computes all blocks, and stores that state. The third request can reuse it.
         let admission = cache.admit(&second);
         assert_eq!((admission.matched_blocks, admission.hit_blocks), (2, 0));
         assert_eq!(admission.sides_stored, [second[1], second[2]]);
@@ -447,7 +449,7 @@ mod tests {
                 _ if self.tail_blocks() == 0 => return BTreeSet::new(),
                 Retention::All => all.collect(),
                 Retention::Boundaries => BTreeSet::new(),
-                // As the engine counts, also behind the last whole interval.
+                // Like the engine, this also counts the interval after the last whole interval of the prompt.
                 Retention::Every(blocks) => (0..=ids.len())
                     .map(|intervals| (intervals + 1) * blocks.get())
                     .flat_map(|end| tail(end).take(blocks.get()))
@@ -496,8 +498,8 @@ mod tests {
         }
 
         /// Evicts the oldest block if there is no room. Returns `false` if nothing can be evicted. Blocks of the
-        /// request `ids` are never evicted. Side blocks (of windows or states) that this request used are evicted only
-        /// if `blocks` is true, that is, to make room for its blocks.
+        /// request `ids` are never evicted. `blocks` tells whether room is needed for a block of this request. Only
+        /// then are side blocks (of windows or states) that this request used evicted.
         fn make_room(&mut self, ids: &[u64], blocks: bool, admission: &mut Admission) -> bool {
             if self.used.len() + self.sides.len() < self.capacity {
                 return true;

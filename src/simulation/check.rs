@@ -28,13 +28,13 @@ pub enum Difference {
         /// Number of leading blocks that the worker holds according to the reply.
         answered: u32,
     },
-    /// The reply has a holder that is not one of the simulator's.
+    /// The reply has a holder that does not exist in the simulation.
     Stranger(String),
     /// The reply does not mark a holder as exact.
     NotExact {
         /// Worker that the reply describes wrongly.
         worker: WorkerName,
-        /// Reasons for the daemon's doubt, in the words of the wire contract.
+        /// Reasons why the reply calls the holder degraded, as words of the wire format.
         reasons: Vec<&'static str>,
     },
     /// Every listed holder is right, but the order of the list or the total number of holders is wrong.

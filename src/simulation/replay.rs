@@ -327,7 +327,7 @@ fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     fitting.count().max(1).min(chains.len())
 }
 
-/// Whether the daemon doubts the holder because events may still wait to be applied.
+/// Whether the reply calls the holder degraded because events may still wait to be applied.
 fn may_be_behind(holder: &HolderMatch) -> bool {
     holder.degraded.contains(DegradedReason::Behind)
 }
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(batch_length(&many, 256), BATCH_BYTES / (256 * HOLDER_BYTES));
         assert_eq!(batch_length(&many, usize::MAX), 1);
         assert_eq!(batch_length(&many[..3], 1), 3);
-        // 32 KiB a chain.
+        // One chain of hashes takes 32 KiB.
         assert_eq!(batch_length(&vec![chain.as_slice(); 100], 1), 16);
         let long = vec![chain[0]; 100_000];
         assert_eq!(batch_length(&[long.as_slice(), short], 1), 1);

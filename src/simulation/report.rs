@@ -45,9 +45,9 @@ pub struct Tally {
     pub event_blocks: usize,
     /// Number of distinct blocks in the daemon's index, according to the daemon's last status reply.
     pub indexed_blocks: u64,
-    /// Replies during the run in which a holder was in doubt for more than a moment.
+    /// Replies during the run in which a holder was degraded for more than a moment.
     pub degraded_replies: usize,
-    /// Replies in which a holder was in doubt, but only for a moment: its events were being applied or were waiting.
+    /// Replies in which a holder was degraded, but only for a moment: its events were being applied or were waiting.
     /// Not counted in `degraded_replies`.
     pub momentary_replies: usize,
     /// Replies that were compared with the truth at a time when all events had been applied.
@@ -86,8 +86,8 @@ impl Tally {
         })
     }
 
-    /// Counts a reply in which a holder is in doubt. The reply counts as momentary if every doubt passes in a moment, else as
-    /// degraded.
+    /// Counts a reply in which a holder is degraded. The reply counts as momentary if all reasons pass in a moment,
+    /// else as degraded.
     pub fn record_doubts(&mut self, reply: &QueryReply) {
         let mut in_doubt = reply.holders.iter().filter(|holder| !holder.exact).peekable();
         if in_doubt.peek().is_none() {
@@ -170,9 +170,9 @@ pub struct Report {
     pub wrong_replies: usize,
     /// Replies that were compared with the simulator's own account.
     pub checked_replies: usize,
-    /// Replies during the run in which a holder was in doubt for more than a moment.
+    /// Replies during the run in which a holder was degraded for more than a moment.
     pub degraded_replies: usize,
-    /// Replies in which holders were in doubt for a moment only (`changing` or `behind`). Not counted in
+    /// Replies in which holders were degraded for a moment only (`changing` or `behind`). Not counted in
     /// `degraded_replies`.
     pub momentary_replies: usize,
     /// Latencies of the queries of the run.

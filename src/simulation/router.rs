@@ -15,8 +15,8 @@ use fastrand::Rng;
 /// Time in which a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of
 /// 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// Cost of each block of a running request for another request, in microseconds. Decoding reads the block again for each token,
-/// which is far less work than to compute the block.
+/// Cost that a running request causes to another request, in microseconds for each of its blocks. Decoding reads each
+/// block again for each token, which is far less work than computing the block.
 const RUNNING_BLOCK_US: u64 = 2_000;
 /// Time that a worker takes for a token of an answer, in microseconds.
 const TOKEN_WORK_US: u64 = 25_000;
@@ -132,12 +132,12 @@ mod tests {
     fn a_backlog_outweighs_a_match_until_it_is_worked_off() {
         let mut router = Router::new(2, Rng::with_seed(1));
         assert_eq!(router.choose(0, &[10, 0]), 0);
-        // Eleven blocks to compute, and nothing to answer after it: 220 ms.
+        // The prompt has eleven blocks to compute, which takes 220 ms. No answer follows.
         router.assign(0, &request(11, 0), 0);
         assert_eq!(router.choose(0, &[10, 0]), 1);
         assert_eq!(router.choose(220, &[10, 0]), 0);
         router.assign(0, &request(100, 0), 0);
-        // A late-comer does not turn the clock back.
+        // This request is older than the one before, so it counts as arriving at 220 ms, too.
         assert_eq!(router.choose(0, &[10, 0]), 1);
     }
 
@@ -145,7 +145,7 @@ mod tests {
     fn a_running_answer_counts_with_all_its_blocks() {
         let mut router = Router::new(2, Rng::with_seed(1));
         router.choose(0, &[0, 0]);
-        // All blocks are there already: nothing to compute, 40 tokens to answer in a second.
+        // The worker already holds all blocks of the prompt, so only the answer takes time: 40 tokens in one second.
         router.assign(0, &request(11, 40), 11);
         assert_eq!(router.choose(999, &[1, 0]), 1);
         assert_eq!(router.choose(999, &[2, 0]), 0);

@@ -348,9 +348,9 @@ mod tests {
         let workers = |status: Option<&StatusReply>| behind(&cursors, status).workers;
         assert_eq!(workers(None), 2);
         assert_eq!(workers(Some(&status(&[("a", 7, 2), ("b", 7, 1)]))), 1);
-        // The same number in an older epoch is something else.
+        // A batch number of an older epoch does not count, even if the number is equal.
         assert_eq!(workers(Some(&status(&[("a", 6, 3), ("b", 7, 1)]))), 1);
-        // A heartbeat has come since.
+        // A heartbeat has moved the holder beyond the expected batch number.
         let done = status(&[("a", 7, 4), ("b", 7, 1), ("c", 1, 1)]);
         assert_eq!(workers(Some(&done)), 0);
     }

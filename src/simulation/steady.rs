@@ -84,7 +84,7 @@ impl SteadyFleet {
                 SUBSCRIPTION_CAPACITY,
                 ConnectPatience::Forever,
                 move |notice| {
-                    // Each attempt to connect fails in the same words.
+                    // Each failed attempt to connect gives the same notice, which is logged only once.
                     let is_news =
                         last.send_if_modified(|last| last.replace(notice.clone()).as_ref() != Some(&notice));
                     if is_news {
@@ -126,7 +126,7 @@ impl SteadyFleet {
     /// [`SimulationError::Publisher`] if a publisher has ended.
     pub async fn go_on(&mut self, time: Duration) -> Result<SteadyTally, SimulationError> {
         let mut arrivals = tokio::time::interval(Duration::from_secs(1) / self.options.rate.get());
-        // Requests that a slow answer held up are not made up for.
+        // If a slow answer delays requests, the fleet does not send them faster afterwards.
         arrivals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let until = Instant::now() + time;
         while arrivals.tick().await < until {

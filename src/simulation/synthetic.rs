@@ -32,7 +32,7 @@ const PAUSE_MS: (u64, u64) = (2_000, 60_000);
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Conversation {
     next_turn_ms: u64,
-    /// Number of the conversation. It decides the order of turns that are due at the same time.
+    /// Number of the conversation. Turns that begin at the same time are served in the order of these numbers.
     number: u64,
     turns_left: u64,
     chain: Vec<SequenceHash>,

@@ -41,7 +41,7 @@ impl Drop for EngineLease {
 }
 
 metric_group! {
-    /// A bridge: its sources of engines, and its faults.
+    /// Metrics about sources in which a bridge finds engines, and faults of the bridge.
     BridgeMetrics::new() keeping {
         /// Engines that have series of their own, each with its number of handles.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
@@ -153,7 +153,7 @@ impl BridgeMetrics {
 label_of!(Reason: "reason");
 
 metric_group! {
-    /// One engine that a bridge follows.
+    /// Metrics about one engine that a bridge follows.
     EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
         /// Lease of the engine's own series; `None` for an engine that shares the label [`OTHER_ENGINES`].
         _lease: Option<EngineLease> = None
@@ -168,7 +168,7 @@ metric_group! {
         replays: Counter = "kvatlas_bridge_replays_total", Count;
         /// Times that batches of an engine were found to be lost, and the engine could not send them again.
         gaps: Counter = "kvatlas_bridge_gaps_total", Count;
-        /// Times that another process was found in an engine's place.
+        /// Times that the bridge found that an engine had been replaced by another process.
         restarts: Counter = "kvatlas_bridge_restarts_total", Count;
         /// 1 while the engine's blocks are known for certain, else 0.
         exact: Gauge = "kvatlas_bridge_engine_exact", Count;
@@ -206,7 +206,7 @@ impl EngineMetrics {
         log_gated!(warn "batches of an engine are lost; in doubt until it clears or restarts"; %engine);
     }
 
-    /// Counts and logs that another process was found in the engine's place.
+    /// Counts and logs that the bridge found another process in place of the engine.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
         log_gated!(info "the engine is another process: nothing of the old one is left"; %engine);
@@ -217,8 +217,8 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records whether this bridge tells daemons of the engine's blocks. Of all bridges that follow the engine (a
-    /// group), one tells daemons.
+    /// Records whether this bridge reports the engine's blocks to daemons. Of all bridges that follow the engine (a
+    /// group), one bridge reports its blocks.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }
@@ -318,7 +318,8 @@ mod tests {
                 let engine = bridge.of_engine("m", &number.to_string());
                 engine.set_exact(true);
             }
-            // One name in two models is two engines, and one that has come twice stays until both have left.
+            // The same engine name in two namespaces means two engines. An engine of which two handles exist keeps its
+            // series until both handles are dropped.
             for namespace in ["m", "n", "n"] {
                 kept.push(bridge.of_engine(namespace, "a/0"));
             }

@@ -17,8 +17,8 @@ pub(super) const LATENCIES: &[f64; 19] = &[
 pub(super) const LONG_TIMES: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
-/// Upper bounds of buckets, in seconds, for the time from an engine's change until queries see it. They reach to minutes, because
-/// a daemon that catches up with a stream reads old events.
+/// Upper bounds of buckets, in seconds, for the time from a change in an engine until queries see the change. The
+/// largest bounds are minutes, because a daemon that catches up with a stream reads old events.
 pub(super) const LAGS: &[f64; 16] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];

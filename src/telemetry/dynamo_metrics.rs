@@ -7,7 +7,7 @@ use super::declare::metric_group;
 use super::labels::{DynamoOutcome, PerLabel};
 
 metric_group! {
-    /// Requests of Dynamo's routers.
+    /// Metrics about requests of Dynamo's routers.
     DynamoMetrics::new() {
         /// Requests of Dynamo's routers, by outcome.
         requests: PerLabel<DynamoOutcome, Counter> = "kvatlas_dynamo_requests_total", Count;
@@ -22,7 +22,7 @@ impl DynamoMetrics {
 }
 
 metric_group! {
-    /// Connections of Dynamo's routers.
+    /// Metrics about connections of Dynamo's routers.
     DynamoConnectionMetrics::new() {
         /// Connections to the listener for Dynamo's routers that are open.
         open: Gauge = "kvatlas_dynamo_connections", Count;

@@ -24,7 +24,7 @@ pub struct AppliedBatch {
     pub clears: u64,
     /// Time that the lane (a thread that applies events) took to decode and apply the batch.
     pub elapsed: Duration,
-    /// Age of the batch when queries saw it, by its publisher's clock; `None` if the batch has no time.
+    /// Age of the batch, by its publisher's clock, when queries first saw its changes; `None` if the batch has no time.
     pub lag: Option<Duration>,
 }
 
@@ -71,7 +71,7 @@ impl AppliedBatches {
 }
 
 metric_group! {
-    /// Events of a namespace.
+    /// Metrics about events of a namespace.
     EventMetrics::for_namespace(namespace: &str) keeping {
         /// Name of the namespace, for the log lines.
         namespace: Box<str> = namespace.into()
@@ -90,7 +90,7 @@ metric_group! {
         clears: Counter = "kvatlas_holder_clears_total", Count;
         /// Event batches dropped whole, by reason.
         batches_dropped: PerLabel<DropReason, Counter> = "kvatlas_batches_dropped_total", Count;
-        /// Blocks of applied batches that the index did not take over as they were sent, by reason.
+        /// Blocks of applied batches that the index refused or changed, by reason.
         blocks_rejected: PerLabel<RejectReason, Counter> = "kvatlas_blocks_rejected_total", Count;
         /// Times that a batch arrived but batches before it were missing.
         sequence_gaps: Counter = "kvatlas_sequence_gaps_total", Count;
@@ -98,11 +98,11 @@ metric_group! {
         epoch_changes: Counter = "kvatlas_epoch_changes_total", Count;
         /// Transitions of a holder from exact to degraded, by reason.
         holders_degraded: PerLabel<DegradedReason, Counter> = "kvatlas_holders_degraded_total", Count;
-        /// Holders removed because nothing was heard of them for too long.
+        /// Holders removed because no message about them arrived for too long.
         holders_removed: Counter = "kvatlas_holders_removed_total", Count;
         /// Time that a lane (a thread that applies events) took to decode and apply one batch.
         apply_duration: Histogram = "kvatlas_batch_apply_duration_seconds", Seconds, LATENCIES;
-        /// Time from an engine's change, by its publisher's clock, until queries see it.
+        /// Time from a change in an engine, by the publisher's clock, until queries see the change.
         visible_lag: Histogram = "kvatlas_event_visible_lag_seconds", Seconds, LAGS;
         /// Blocks that one batch stored or removed.
         batch_blocks: Histogram = "kvatlas_batch_blocks", Count, BATCH_BLOCKS;
@@ -152,7 +152,7 @@ impl EventMetrics {
         }
     }
 
-    /// Counts and logs blocks of an event that the index did not take over as they were sent.
+    /// Counts and logs blocks of an event that the index refused or changed.
     ///
     /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level
     /// debug.
@@ -194,8 +194,8 @@ impl EventMetrics {
     }
 
     /// Logs that a second publisher of the holder sends batches of an epoch (`lower`) below the epoch that the daemon
-    /// follows (`believed`). Call it once in the time in which two publishers claim the holder. [`Self::contest_ended`]
-    /// logs the end of that time.
+    /// follows (`believed`). Call it once when two publishers begin to claim the holder. [`Self::contest_ended`] logs
+    /// that only one still claims it.
     pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
         log_gated!(
             warn "two publishers claim a worker: batches of a lower epoch are dropped";

@@ -7,7 +7,7 @@ use super::labels::{GatherOutcome, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// A shard: a daemon that takes a part of the workers.
+    /// Metrics about a shard: a daemon that takes a part of the workers.
     ShardMetrics::new() {
         /// Event messages that were ignored because their worker belongs to another shard.
         pub other_shard_messages: Counter = "kvatlas_other_shard_messages_total", Count;
@@ -15,7 +15,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// A gateway, which gathers the replies of shards.
+    /// Metrics about a gateway, which gathers the replies of shards.
     GatherMetrics::new() {
         /// Requests for which a gateway asked the shards, by outcome.
         gathers: PerLabel<GatherOutcome, Counter> = "kvatlas_gathers_total", Count;
@@ -25,7 +25,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// A shard that a gateway asks.
+    /// Metrics about a shard that a gateway asks.
     MissingShardMetrics::for_shard(shard: usize) {
         /// Answers that a gateway gave without the reply of a shard, by the shard's index.
         replies_missing: Counter = "kvatlas_shard_replies_missing_total", Count;

@@ -10,7 +10,7 @@ use super::labels::{GrpcMethod, GrpcOutcome, PerLabel, ReportLoss, ReportState};
 use super::log_gated;
 
 metric_group! {
-    /// Requests to a method of the listener for SGLang's routers.
+    /// Metrics about requests to a method of the listener for SGLang's routers.
     GrpcMethodMetrics::of_method(method: GrpcMethod) {
         /// Requests to the listener for SGLang's routers, by method and outcome.
         requests: PerLabel<GrpcOutcome, Counter> = "kvatlas_grpc_requests_total", Count;
@@ -18,7 +18,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// Workers that answers over gRPC leave out.
+    /// Metrics about workers that answers over gRPC leave out.
     GrpcAddressMetrics::new() {
         /// Workers with blocks that were left out of an answer to a router of SGLang, because their address is not known.
         without_address: Counter = "kvatlas_grpc_without_address_total", Count;
@@ -62,13 +62,14 @@ impl GrpcMetrics {
 }
 
 metric_group! {
-    /// Blocks that are reported over gRPC.
+    /// Metrics about blocks that are reported over gRPC.
     GrpcReportMetrics::new() {
         /// Workers that are reported over gRPC, by whether all of their blocks are known.
         workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
         /// Memory of all blocks that are reported over gRPC.
         bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
-        /// Times that the reported blocks of a worker were forgotten, so that it has to send a snapshot, by reason.
+        /// Times that the reported blocks of a worker were forgotten, by reason; the worker then has to send a snapshot
+        /// of its blocks.
         lost: PerLabel<ReportLoss, Counter> = "kvatlas_grpc_reports_lost_total", Count;
     }
 }
@@ -82,7 +83,8 @@ impl GrpcReportMetrics {
         self.bytes.set(bytes as f64);
     }
 
-    /// Counts and logs that the reported blocks of a worker were forgotten. They stay unknown until the worker sends a snapshot.
+    /// Counts and logs that the reported blocks of a worker were forgotten. The worker's blocks stay unknown until the
+    /// worker sends a snapshot.
     pub fn lost(&self, reason: ReportLoss, worker: &str) {
         self.lost.get(reason).increment(1);
         log_gated!(
@@ -93,7 +95,7 @@ impl GrpcReportMetrics {
 }
 
 metric_group! {
-    /// Counts of how often blocks were looked up over gRPC.
+    /// Metrics about counts of how often blocks were looked up over gRPC.
     GrpcHitMetrics::new() {
         /// Blocks whose look-ups over gRPC are counted.
         counted: Gauge = "kvatlas_grpc_hit_counts", Count;
@@ -112,7 +114,7 @@ impl GrpcHitMetrics {
 }
 
 metric_group! {
-    /// Connections of SGLang's routers.
+    /// Metrics about connections of SGLang's routers.
     GrpcConnectionMetrics::new() {
         /// Connections to the listener for SGLang's routers that are open.
         open: Gauge = "kvatlas_grpc_connections", Count;

@@ -9,13 +9,13 @@ use super::labels::{HintDrop, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// Hints of routers.
+    /// Metrics about hints of routers.
     HintMetrics::new() {
         /// Hints of routers that were kept.
         pub taken: Counter = "kvatlas_hints_total", Count;
-        /// Hints of routers that have come true: all their blocks were known before their time ended.
+        /// Hints of routers that have come true: all blocks of the hint were known before the hint's time ended.
         pub fulfilled: Counter = "kvatlas_hints_fulfilled_total", Count;
-        /// Hints of routers whose time ended before all their blocks were known.
+        /// Hints of routers that have not come true: the hint's time ended before all of its blocks were known.
         pub expired: Counter = "kvatlas_hints_expired_total", Count;
         /// Hints of routers that were not kept, or were dropped before their time ended, by reason.
         dropped: PerLabel<HintDrop, Counter> = "kvatlas_hints_dropped_total", Count;

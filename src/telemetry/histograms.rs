@@ -77,7 +77,8 @@ impl Histograms {
         }
     }
 
-    /// Returns the series of a name and labels, made at zero if it is new. `None` for a name that is not declared as a histogram.
+    /// Returns the series of a name and labels. A new series is made, at zero, if there is none. `None` for a name that
+    /// is not declared as a histogram.
     pub(super) fn series(&self, key: &Key) -> Option<Arc<Buckets>> {
         let declared = self.declared.get(key.name())?;
         let mut series = self.series.lock();
@@ -202,7 +203,7 @@ mod tests {
         }
         let handle = Histogram::from_arc(Arc::clone(&together));
         samples.record(&handle);
-        // Nothing is left.
+        // `record` has forgotten the samples, so a second call records nothing.
         samples.record(&handle);
         assert_eq!(counts(&one_by_one), counts(&together));
         assert_eq!(counts(&together).iter().sum::<u64>(), 1000);

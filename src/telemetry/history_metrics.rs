@@ -8,7 +8,7 @@ use super::declare::metric_group;
 use super::log_gated;
 
 metric_group! {
-    /// The history of holders' states.
+    /// Metrics about the history of holders' states.
     HistoryMetrics::new() {
         /// States of holders that the history had no room for.
         dropped: Counter = "kvatlas_history_dropped_total", Count;

@@ -10,7 +10,7 @@ use super::labels::{HttpOutcome, HttpRoute, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// Requests to a route of the query listener.
+    /// Metrics about requests to a route of the query listener.
     HttpMetrics::of_route(route: HttpRoute) {
         /// Requests to the query listener, by outcome.
         requests: PerLabel<HttpOutcome, Counter> = "kvatlas_http_requests_total", Count;
@@ -28,7 +28,7 @@ impl HttpMetrics {
 }
 
 metric_group! {
-    /// Connections to the query listener.
+    /// Metrics about connections to the query listener.
     HttpConnectionMetrics::new() {
         /// Connections to the query listener that are open.
         open: Gauge = "kvatlas_http_connections", Count;
@@ -39,10 +39,10 @@ metric_group! {
 }
 
 metric_group! {
-    /// Bodies of requests to the query listener, and questions over gRPC.
+    /// Metrics about bodies of requests to the query listener, and questions over gRPC.
     HttpBodyMetrics::new() {
-        /// Bodies of requests to the query listener, and questions over gRPC, that were dropped because all of them together took
-        /// too much room.
+        /// Bodies of requests to the query listener, and questions over gRPC, that were dropped because all bodies and
+        /// questions together took too much room.
         refused: Counter = "kvatlas_http_bodies_refused_total", Count;
     }
 }

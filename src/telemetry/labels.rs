@@ -162,10 +162,10 @@ label_values! {
         OutOfOrder => "out_of_order",
         /// The chunks contradict one another, or the request.
         Contradiction => "contradiction",
-        /// The answer does not have the missing batches in their order. Or the answer is a full state, and has events that
-        /// neither store nor doubt blocks.
+        /// The answer does not have the missing batches in their order. Or the answer is a full state, and has events
+        /// of another kind than stored blocks and doubted blocks.
         WrongBatches => "wrong_batches",
-        /// The blocks in the answer are named by another chain of hashes than the namespace uses.
+        /// The blocks in the answer are named by hashes of another scheme than the namespace uses.
         OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
@@ -266,7 +266,7 @@ label_values! {
 label_values! {
     /// Reason why a bridge ended the connection of a router that subscribes to the republished events of an engine.
     RepublishCut: "reason" {
-        /// The router takes what is sent too slowly.
+        /// The router reads too slowly.
         Slow => "slow",
         /// The router sends more than subscriptions and questions need.
         TooMuch => "too_much",
@@ -360,7 +360,8 @@ label_values! {
     ReplyDropReason: "reason" {
         /// The request names no reply subject.
         NoReplySubject => "no_reply_subject",
-        /// The reply subject belongs to the contract or to the server, so a reply would reach others than the client.
+        /// The reply subject is a subject of kvatlas or of the NATS server, so a reply would reach others than the
+        /// client.
         ForbiddenReplySubject => "forbidden_reply_subject",
         /// The connection did not take the reply.
         PublishFailed => "publish_failed",

@@ -2,18 +2,18 @@
 //!
 //! The contract:
 //!
-//! * Each metric is one row of a `metric_group!` (`declare`), in the file of its subject: handle, name, unit, buckets and
-//!   help. Its type, its labels, its description, the page `deploy/metrics.md` and the tests follow from the row.
+//! * Each metric is one row of a `metric_group!` (`declare`), in the file of its subject: handle, name, unit, buckets
+//!   and help. Its type, its labels, its description, the page `deploy/metrics.md` and the tests follow from the row.
 //! * No text that a client chose becomes a label, with three exceptions: the name of a namespace, of an engine that a
 //!   bridge follows, and of a known holder. All other label values are variants of an enum in [`labels`], numbers of
 //!   lanes or shards, and the version and commit of the program.
-//! * The caller bounds the number of namespaces. The caller creates the handles of a namespace only after it has admitted the
-//!   namespace under its configured limit. Events and queries without an admitted namespace are counted under
-//!   [`labels::UNATTRIBUTED_NAMESPACE`].
+//! * The caller bounds the number of namespaces. The caller creates the handles of a namespace only after it has
+//!   admitted the namespace under its configured limit. Events and queries without an admitted namespace are counted
+//!   under [`labels::UNATTRIBUTED_NAMESPACE`].
 //! * Handles such as [`EventMetrics`] are looked up once and then held. Counting a message costs an atomic addition and
-//!   no lookup. Creating the handle creates all its series at zero, so a rate is right from the first drop on.
-//! * One method call counts and logs. A line that a client can provoke at will is written by [`log_gated!`]: its gate
-//!   lets one line per reason and second through, with the number of suppressed lines.
+//!   no lookup. Creating the handle creates all its series at zero, so a rate includes the first event that is counted.
+//! * One method call both counts an event and logs it. A line that a client can provoke at will is written by
+//!   [`log_gated!`]: its gate lets one line per reason and second through, with the number of suppressed lines.
 //!
 //! A series lives until the process ends, even when its namespace is forgotten. Set the gauges of a namespace to their
 //! defaults before dropping it. Only the series of an engine that a bridge follows, and of a holder's outcomes, end

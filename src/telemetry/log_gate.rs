@@ -14,12 +14,13 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 /// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
-    /// Time at which the gate lets the next line pass at a steady rate, in nanoseconds since [`now_ns`]'s origin.
+    /// Time from which the gate would let the next line pass if it allowed no bursts, in nanoseconds since [`now_ns`]'s
+    /// origin.
     due_ns: AtomicU64,
     suppressed: AtomicU64,
-    /// Interval between two lines that the gate lets pass at the steady rate, in nanoseconds.
+    /// Interval between two lines in the long run, in nanoseconds.
     step_ns: u64,
-    /// Time by which the gate may let a line pass before its turn, in nanoseconds. It allows bursts.
+    /// Time by which a line may come before `due_ns` and still pass, in nanoseconds. It allows bursts.
     early_ns: u64,
 }
 
@@ -72,11 +73,12 @@ impl LogGate {
     }
 }
 
-/// Writes a log line if the gate of this place in the code lets it pass. The line's last field is the number of suppressed lines.
-/// Each place in the code has one gate for the whole process.
+/// Writes a log line if the gate of this place in the code lets it pass. The line's last field is the number of
+/// suppressed lines. Each place in the code has one gate for the whole process.
 ///
-/// `log_gated!(warn "message"; fields)` lets one line pass per second, with `"message" up to N` bursts of `N`. With
-/// `"message" per Label(value)`, each value of the label has a gate.
+/// `log_gated!(warn "message"; fields)` lets one line pass per second. `log_gated!(warn "message" up to N)` lets a
+/// burst of `N` lines pass. `log_gated!(warn "message" per Label(value))` has a separate gate for each value of the
+/// label.
 #[macro_export]
 macro_rules! log_gated {
     ($level:ident $message:literal $(; $($fields:tt)+)?) => {

@@ -114,7 +114,7 @@ where
     let builder = tracing_subscriber::fmt()
         .with_env_filter(parse(filter)?)
         .with_writer(writer)
-        // To report a failed write, the library would write to standard error itself, and panic if that is closed.
+        // By default, the library reports a failed write on standard error. If standard error is closed, that panics.
         .log_internal_errors(false);
     Ok(match format {
         LogFormat::Text => {

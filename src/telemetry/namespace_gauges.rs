@@ -10,7 +10,7 @@ use super::declare::metric_group;
 use super::labels::{HolderState, PerLabel};
 
 metric_group! {
-    /// The index of a namespace.
+    /// Metrics about the index of a namespace.
     NamespaceGauges::for_namespace(namespace: &str) keeping {
         /// Number of evictions that the counter already includes. A namespace that is made anew has a new handle, in which the
         /// number begins at 0.
@@ -32,9 +32,11 @@ metric_group! {
         pub index_bytes: Gauge = "kvatlas_index_bytes", Bytes;
         /// Events that wait for their parent block to be stored.
         pub parked_events: Gauge = "kvatlas_parked_events", Count;
-        /// Blocks that have the same hash as an earlier block; if above 0, a sequence hash does not identify its prefix.
+        /// Blocks that have the same hash as an earlier block; if above 0, two different prefixes have the same
+        /// sequence hash.
         pub chain_conflicts: Gauge = "kvatlas_chain_conflicts", Count;
-        /// Largest age of a holder's last batch when it was applied, by the publisher's clock.
+        /// Age of a holder's last batch, by the publisher's clock, at the time when the daemon applied it; the largest
+        /// of all holders.
         pub event_lag: Gauge = "kvatlas_event_lag_seconds", Seconds;
         /// Age of the oldest event that the daemon knows of and has not applied; 0 if all events are applied.
         pub behind: Gauge = "kvatlas_behind_seconds", Seconds;

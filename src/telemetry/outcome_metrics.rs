@@ -10,7 +10,7 @@ use super::labels::{HolderState, OutcomeRefusal, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// Outcomes that routers report about a namespace.
+    /// Metrics about outcomes that routers report about a namespace.
     OutcomeMetrics::for_namespace(namespace: &str) {
         /// Requests whose outcome a router has reported, by how certain the answer was.
         requests: PerLabel<HolderState, Counter> = "kvatlas_outcomes_total", Count;
@@ -26,7 +26,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// Outcomes that were refused.
+    /// Metrics about outcomes that were refused.
     OutcomeErrorMetrics::new() {
         /// Outcomes, or whole reports of outcomes, that were refused, by reason.
         refused: PerLabel<OutcomeRefusal, Counter> = "kvatlas_outcomes_refused_total", Count;
@@ -34,7 +34,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// Outcomes that routers report about one holder.
+    /// Metrics about outcomes that routers report about one holder.
     HolderOutcomeMetrics::of_holder(namespace: &str, holder: &str) {
         /// Blocks that answers promised to requests whose outcome a router has reported, by holder and by how certain the answer
         /// was.

@@ -22,7 +22,7 @@ pub(crate) fn unix_seconds(time: SystemTime) -> f64 {
 }
 
 metric_group! {
-    /// The program.
+    /// Metrics about the program.
     BuildMetrics::of(version: &str, commit: &str) {
         /// Always 1; the labels tell the version of the program, and the commit that it was built from.
         info: Gauge = "kvatlas_build_info", Count;
@@ -30,7 +30,7 @@ metric_group! {
 }
 
 metric_group! {
-    /// The process.
+    /// Metrics about the process.
     ProcessMetrics::new() {
         /// Start of the process, in seconds since the Unix epoch.
         start_time: Gauge = "kvatlas_process_start_time_seconds", Seconds;
@@ -40,9 +40,9 @@ metric_group! {
         connected: Gauge = "kvatlas_connected", Count;
         /// Processor time that the process has used, in whole seconds.
         cpu: Counter = "kvatlas_process_cpu_seconds_total", Seconds;
-        /// Memory of the process that lies in RAM; 0 if the system does not tell.
+        /// Memory of the process that is in RAM; 0 if the system does not report it.
         resident_memory: Gauge = "kvatlas_process_resident_memory_bytes", Bytes;
-        /// File descriptors that the process has open; 0 if the system does not tell.
+        /// File descriptors that the process has open; 0 if the system does not report the number.
         open_descriptors: Gauge = "kvatlas_process_open_file_descriptors", Count;
         /// File descriptors that the process may have open.
         allowed_descriptors: Gauge = "kvatlas_process_allowed_file_descriptors", Count;
@@ -83,7 +83,7 @@ impl ProcessMetrics {
     }
 }
 
-/// Returns the number of bytes of the process's memory that lie in RAM. `None` on systems without `/proc`.
+/// Returns the number of bytes of the process's memory that are in RAM. `None` on systems without `/proc`.
 fn resident_bytes() -> Option<u64> {
     // The second number is the count of resident pages.
     let numbers = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -92,7 +92,7 @@ fn resident_bytes() -> Option<u64> {
 }
 
 metric_group! {
-    /// The queue of a lane.
+    /// Metrics about the queue of a lane.
     LaneMetrics::for_lane(lane: usize) {
         /// Payload bytes that wait for a lane.
         queue_bytes: Gauge = "kvatlas_lane_queue_bytes", Bytes;
@@ -112,7 +112,7 @@ impl LaneMetrics {
 }
 
 metric_group! {
-    /// Connections to the message broker.
+    /// Metrics about connections to the message broker.
     ConnectionMetrics::for_connection(connection: Connection) keeping {
         /// Connection that the log lines name.
         which: Connection = connection
@@ -139,7 +139,7 @@ impl ConnectionMetrics {
 }
 
 metric_group! {
-    /// The admin listener.
+    /// Metrics about the admin listener.
     AdminMetrics::new() {
         /// Connections to the admin listener that were closed because too many were open: the new connection, or the oldest one
         /// that waited for its client.

@@ -32,7 +32,7 @@ pub struct AnsweredPrompt {
 }
 
 metric_group! {
-    /// Queries of a namespace.
+    /// Metrics about queries of a namespace.
     QueryMetrics::for_namespace(namespace: &str) {
         /// Queries answered without an error, by the form in which they name the prompt.
         answered: PerLabel<QueryKind, Counter> = "kvatlas_queries_total", Count;
@@ -44,8 +44,8 @@ metric_group! {
         matched_ratio: Histogram = "kvatlas_query_matched_ratio", Count, SHARES;
         /// Leading blocks of a prompt that the best holder in the answer has.
         matched_blocks: Histogram = "kvatlas_query_matched_blocks", Count, DEPTHS;
-        /// Share of the best holder's leading blocks that a request can reuse, from 0 to 1; only for prompts of which a holder
-        /// has a block.
+        /// Share of the best holder's leading blocks that a request can reuse, from 0 to 1; prompts of which no holder
+        /// has the first block are left out.
         usable_ratio: Histogram = "kvatlas_query_usable_ratio", Count, SHARES;
     }
 }
@@ -62,8 +62,7 @@ impl QueryMetrics {
         self.duration.record(elapsed);
     }
 
-    /// Counts the answer about one prompt, and records its numbers of blocks. A share is not recorded if the number
-    /// that it is a share of is zero.
+    /// Counts the answer about one prompt, and records its numbers of blocks. A share of zero blocks is not recorded.
     pub fn found(&self, prompt: AnsweredPrompt) {
         self.answers.get(prompt.state).increment(1);
         self.matched_blocks.record(f64::from(prompt.matched_blocks));
@@ -126,7 +125,7 @@ impl QueryMetricsByNamespace {
 }
 
 metric_group! {
-    /// Failed queries, of all namespaces together.
+    /// Metrics about failed queries, of all namespaces together.
     QueryErrorMetrics::new() {
         /// Queries answered with an error, by its code.
         errors: PerLabel<ErrorCode, Counter> = "kvatlas_query_errors_total", Count;
@@ -157,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_metrics_of_many_namespaces_are_bounded() {
-        // A label for all, so that other tests have the names of theirs.
+        // All namespaces of this test share one label, so the test uses up no labels that other tests need.
         let label: fn(&str) -> &str = |_| "bounded";
         let metrics = QueryMetricsByNamespace::default();
         for number in 0..=NAMESPACE_LABELS_MAX {

@@ -10,7 +10,7 @@ use super::labels::{GuessDrop, PerLabel, RedisCommand, RedisRefusal};
 use super::log_gated;
 
 metric_group! {
-    /// Commands of llm-d's routers.
+    /// Metrics about commands of llm-d's routers.
     RedisMetrics::new() {
         /// Commands of the listener for llm-d's routers that were carried out.
         commands: PerLabel<RedisCommand, Counter> = "kvatlas_redis_commands_total", Count;
@@ -36,7 +36,7 @@ impl RedisMetrics {
 }
 
 metric_group! {
-    /// Connections of llm-d's routers.
+    /// Metrics about connections of llm-d's routers.
     RedisConnectionMetrics::new() {
         /// Connections to the listener for llm-d's routers that are open.
         open: Gauge = "kvatlas_redis_connections", Count;
@@ -52,7 +52,7 @@ count_connections!(
 );
 
 metric_group! {
-    /// Speculative entries of llm-d's routers.
+    /// Metrics about speculative entries of llm-d's routers.
     RedisGuessMetrics::new() {
         /// Speculative entries of llm-d's routers that are kept.
         kept: Gauge = "kvatlas_redis_speculative_entries", Count;

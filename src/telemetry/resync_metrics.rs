@@ -11,7 +11,7 @@ use super::labels::{PerLabel, ResyncFailure};
 use super::log_gated;
 
 metric_group! {
-    /// Resyncs of a namespace.
+    /// Metrics about resyncs of a namespace.
     ResyncMetrics::for_namespace(namespace: &str) keeping {
         /// Name of the namespace, for the log lines.
         namespace: Box<str> = namespace.into()
@@ -63,7 +63,7 @@ impl ResyncMetrics {
 }
 
 metric_group! {
-    /// Resyncs of all namespaces.
+    /// Metrics about resyncs of all namespaces.
     ResyncGauges::new() {
         /// Publishers that the daemon is asking for missing batches or blocks.
         pub running: Gauge = "kvatlas_resyncs_running", Count;

@@ -13,7 +13,7 @@ use super::log_gated;
 use super::process_metrics::unix_seconds;
 
 metric_group! {
-    /// Snapshots.
+    /// Metrics about snapshots.
     SnapshotMetrics::new() keeping {
         /// Time at which the newest snapshot was begun, in microseconds since the Unix epoch; 0 while there is none.
         newest_us: AtomicU64 = AtomicU64::new(0)

@@ -9,7 +9,7 @@ use super::labels::{ConsumerReset, PerLabel};
 use super::log_gated;
 
 metric_group! {
-    /// The events stream of JetStream.
+    /// Metrics about the events stream of JetStream.
     StreamMetrics::new() {
         /// Sequence number of the last message of the events stream that was read; 0 without JetStream.
         sequence: Gauge = "kvatlas_stream_sequence", Count;
@@ -29,8 +29,8 @@ impl StreamMetrics {
         self.lag.set(messages_left as f64);
     }
 
-    /// Counts and logs messages that the stream had dropped before they were read. `expected` is the sequence number of the first
-    /// of them.
+    /// Counts and logs messages that the stream had dropped before they were read. `expected` is the sequence number of
+    /// the first dropped message.
     pub fn lost(&self, messages: u64, expected: u64) {
         self.lost.increment(messages);
         log_gated!(

@@ -9,7 +9,7 @@ use super::labels::{PerLabel, SpanDropReason};
 use super::log_gated;
 
 metric_group! {
-    /// Traces.
+    /// Metrics about traces.
     TraceMetrics::new() {
         /// Spans that a collector has taken.
         pub exported: Counter = "kvatlas_spans_exported_total", Count;

@@ -6,7 +6,8 @@ use super::token_trie::TokenTrie;
 
 impl TokenTrie {
     /// Cuts a text into tokens. Each token is the longest one that matches the rest of the text. A model's own
-    /// tokeniser may give other tokens, because it merges bytes in another order, but these stand for the same bytes.
+    /// tokeniser may give other tokens, because it merges bytes in another order, but the tokens of both stand for the
+    /// same bytes.
     ///
     /// # Errors
     ///

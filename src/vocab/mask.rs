@@ -7,8 +7,8 @@ use super::token::TokenId;
 
 /// Number of words at the end of a mask for bogus tokens. A bogus token is a made-up number for a node without a token.
 ///
-/// With only one such word, each node without a token would wait for the word that the previous such node has just
-/// written. That would be a chain through half of all nodes.
+/// Nodes without a token write to these words in turn. If there were only one word, each of these nodes, which are half
+/// of all nodes, would wait for the write of the one before.
 const BOGUS_WORDS: usize = 16;
 
 /// Returns the number of whole words for the tokens of a vocabulary of `size` tokens.
@@ -16,11 +16,11 @@ fn real_words(size: usize) -> usize {
     size.div_ceil(u64::BITS as usize)
 }
 
-/// Returns the bogus token for a node without a token. `ordinal` is the number of the node in the order of making;
-/// `size` is the size of the vocabulary in tokens.
+/// Returns the bogus token for a node without a token. `ordinal` is the number of the node in the order in which nodes
+/// are made; `size` is the size of the vocabulary in tokens.
 pub(super) fn bogus_token(size: usize, ordinal: usize) -> u32 {
     let word = real_words(size) + ordinal % BOGUS_WORDS;
-    // At most 2^24 and 16 words of 64: within the 25 bits of a node.
+    // The number is at most 2^24 plus 16 words of 64 bits, which fits the 25 bits of a node.
     u32::try_from(word * u64::BITS as usize).unwrap_or(u32::MAX)
 }
 

@@ -36,7 +36,7 @@ pub enum TableError {
     WrongRow {
         /// Number of the state.
         state: usize,
-        /// Number of transitions that it has.
+        /// Number of transitions of this state.
         transitions: usize,
     },
     /// A transition leads to a state that does not exist.

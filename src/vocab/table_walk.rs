@@ -1,17 +1,19 @@
-//! The traversal for tables. It allows the same tokens as [`traverse`](super::traverse), with fewer instructions for each node.
+//! The traversal for tables. It allows the same tokens as [`traverse`](super::traverse), with fewer instructions for
+//! each node.
 //!
 //! # The chain, and what was tried
 //!
-//! From a node to its child there is a chain of steps: load the state from the stack, load the transition, store the new state,
-//! load it again. Loading a value immediately after its store takes as long as all other steps together. Two things keep the
-//! processor busy meanwhile. Siblings don't wait for each other, so the processor works on several of them at the same time.
-//! And two *lanes* take turns, one node at a time: one lane walks from the first root forwards, the other from the last root
-//! backwards. So two independent chains are under way at any time. What remains is the number of instructions for each node.
+//! From a node to its child there is a chain of steps: load the state from the stack, load the transition, store the
+//! new state, load it again. Loading a value immediately after its store takes as long as all other steps together. Two
+//! things keep the processor busy meanwhile. Siblings don't wait for each other, so the processor works on several of
+//! them at the same time. And two *lanes* take turns, one node at a time: one lane walks from the first root forwards,
+//! the other from the last root backwards. So two independent chains are under way at any time. So the time depends
+//! mostly on the number of instructions for each node.
 //!
-//! The table has the time for each node, as a multiple of `toktrie`'s time in the same run. The vocabulary has 131,072 tokens
-//! (266,312 nodes), and the tables come from regular expressions. The first three rows are whole walks in an exploratory
-//! program; each later row is the change by a single idea. The column `accepting` is for expressions that accept nearly all,
-//! the column `rejecting` for expressions that reject nearly all.
+//! The table has the time for each node, as a multiple of `toktrie`'s time in the same run. The vocabulary has 131,072
+//! tokens (266,312 nodes), and the tables come from regular expressions. The first three rows are whole walks in an
+//! exploratory program; each later row is the change by a single idea. The column `accepting` is for expressions that
+//! accept nearly all, the column `rejecting` for expressions that reject nearly all.
 //!
 //! | idea | accepting | rejecting |
 //! |---|---|---|
@@ -31,10 +33,10 @@
 //! | fields by direction: the change of depth into a node, ready to add, and the other numbers for the way past | − 0.12 | − 0.03 |
 //! | large nodes without a test or a call: the way past them is the way in, with the dead state | (included) | |
 //!
-//! Keeping the state in a register shortens the chain, but is slower because it needs more instructions. A second, independent
-//! chain is faster. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted, 0.14 to 0.45 where
-//! nearly all is rejected. Any recogniser other than a table has its stack to itself, so it can't be walked in lanes:
-//! [`traverse`](super::traverse) takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
+//! Keeping the state in a register shortens the chain, but is slower because it needs more instructions. A second,
+//! independent chain is faster. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted,
+//! 0.14 to 0.45 where nearly all is rejected. A recogniser other than a table has a single stack, so two lanes cannot
+//! use it: [`traverse`](super::traverse) takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
 
 #![allow(
     unsafe_code,
@@ -151,7 +153,7 @@ impl WalkLane {
     ///   [`TOKEN_BYTES_MAX`], the greatest of the type of node; the entry written is `depth`. Every entry read was
     ///   written: the bottom by `new`, the others at the node's parent. At `end`, `top` is the bottom again.
     /// - *Table.* Every entry of the stack is the checked start or has been read from the table. Every place in the
-    ///   table has a whole row of 256 behind it. The row of the dead state leads only to itself.
+    ///   table is the start of a whole row of 256 entries. The row of the dead state leads only to itself.
     /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
     #[inline(always)]
     unsafe fn step(&mut self, shared: &WalkedTable) {

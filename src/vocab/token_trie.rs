@@ -19,7 +19,7 @@ pub(super) struct Root {
 pub struct TokenTrie {
     flat: FlatTrie<TokenNode>,
     roots: Vec<Root>,
-    /// Index of the first root with each byte.
+    /// For each byte, the index of the first root with this byte; `None` if no root has it.
     first_roots: Vec<Option<u32>>,
     vocabulary_size: usize,
 }
@@ -42,7 +42,7 @@ impl TokenTrie {
         })?;
         let mut roots = Vec::new();
         let mut first_roots = vec![None; 1 << u8::BITS];
-        // A trie has no more nodes than that.
+        // A trie has at most 2^32 nodes, so every index fits.
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         for (index, node) in flat.roots() {
             let (start, end) = (number(index), number(flat.subtree_end(index)));

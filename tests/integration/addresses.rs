@@ -87,7 +87,8 @@ async fn every_answer_says_where_a_holder_is() {
     let workers = got(&mut http, "/workers", "/0").await;
     assert_eq!(workers["addresses"], json!({"0": "10.0.0.7:8000"}));
     assert_eq!(workers["labels"], json!({"0": both["labels"]}));
-    // In this dialect, the query's block hashes are kvatlas's own. The stored hashes are others, so nothing is found.
+    // On this route, the query gives tokens, from which kvatlas computes its own block hashes. The stored hashes are
+    // others, so nothing is found.
     let asked_for = json!({"model_name": "llama", "token_ids": [1, 2, 3]});
     let dynamo = http.post("/query", &asked_for).await.json();
     assert_eq!(dynamo.get("addresses"), None, "{dynamo}");
@@ -111,7 +112,7 @@ async fn every_answer_says_where_a_holder_is() {
     let admin: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(said(&admin["holders"][0]), both);
 
-    // The profile that was told last counts. An empty profile takes the earlier one back.
+    // The last profile counts. An empty profile takes the earlier one back.
     for next in [profile("https://gpu-0.example/v1", json!({})), Profile::default()] {
         publisher.set_profile(next.clone()).await.unwrap();
         client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
@@ -142,7 +143,7 @@ async fn an_address_outlasts_the_daemon_and_goes_with_its_holder() {
         .await
         .unwrap();
     client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
-    // A further batch does not tell the profile.
+    // A further batch does not contain the profile.
     publisher
         .publish(Tier::DEVICE, vec![stored(hashes(20, 1))])
         .await
@@ -236,7 +237,8 @@ async fn a_reply_that_is_too_long_goes_without_addresses() {
     assert!(status.len() == HOLDERS as usize && status.iter().all(|holder| holder.address.is_none()));
 }
 
-/// Returns the description of an engine with nothing at its address, so that the bridge knows only what it was told.
+/// Returns the description of an engine that does not exist, so that the bridge knows only the facts in the
+/// description.
 fn new_engine(endpoint: &str, text: &str) -> GivenEngine {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),

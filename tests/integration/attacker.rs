@@ -1,12 +1,12 @@
-//! Honest workers and routers beside hostile ones, on one broker and in one namespace.
+//! Honest and hostile workers and routers together, on one broker and in one namespace.
 //!
 //! Hostile clients do whatever the permissions of `deploy/nats` allow. A hostile publisher sends anything on the
-//! subjects of its own workers, and answers a daemon's questions about them with anything. A hostile router sends
-//! anything on query subjects. A seed decides what they do.
+//! subjects of its own workers, and answers a daemon's questions about these workers with anything. A hostile router
+//! sends anything on query subjects. A seed decides what hostile clients do.
 //!
-//! All the time, replies about honest workers are compared with the truth: no reply that is marked exact may be wrong,
-//! and at the end every reply must equal the truth. The daemon must not end or panic, and its memory must stay within a
-//! bound.
+//! During the whole test, replies about honest workers are compared with the truth: no reply that is marked exact may
+//! be wrong, and at the end every reply must equal the truth. The daemon must not end or panic, and its memory must
+//! stay within a bound.
 //!
 //! | kind | what it is |
 //! |---|---|

@@ -18,7 +18,7 @@ use crate::support::{
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_process::broker::round_trip;
 
-/// Time for which the daemon is stopped. It is longer than events may wait.
+/// Time for which the daemon is stopped. It is longer than `events.behind_after_ms` allows events to wait.
 const STOPPED_FOR: Duration = Duration::from_millis(600);
 
 async fn publish(publisher: &mut Publisher, events: Vec<Event>) -> BatchCursor {

@@ -138,7 +138,7 @@ async fn a_demonstration_that_stays_has_a_fleet_and_ends_when_it_is_told() {
             .map(drop)
     })
     .await;
-    // The commands that the output suggests for breaking the deployment do break it.
+    // The output suggests commands that break the deployment. Each command does break it.
     let mut shown = |word: &str| {
         lines
             .find_map(|line| Some(line.split_once(word)?.1.to_owned()))

@@ -1,5 +1,5 @@
-//! Kill -9 of the real process. The newest snapshot can be loaded, and holders whose later batches it cannot know are
-//! not exact.
+//! The real process is killed with SIGKILL. Afterwards, the newest snapshot can be loaded. A holder is not exact if
+//! batches may have come after the snapshot.
 
 use std::path::Path;
 

@@ -251,7 +251,7 @@ async fn whoever_asks_does_not_speak_with_the_rights_of_the_daemon() {
         let sent = client.nats.publish_with_reply(question, reply_to, "".into());
         sent.await.unwrap();
     }
-    // Answers to these questions come after those to the earlier questions.
+    // Answers to these questions come after the answers to the earlier questions.
     for verb in ["PING", "INFO", "STATS"] {
         asked(&client, &format!("$SRV.{verb}"), 1).await;
     }

@@ -17,7 +17,7 @@ const PAGES: [(&str, &str); 4] = [
     ("metrics.md", include_str!("../../deploy/metrics.md")),
 ];
 
-/// Requires that one of the pages has `text`. If none has it, `text` is what to add.
+/// Requires that one of the pages has `text`. The failure shows `text`, so that it can be added to a page.
 fn require(text: &str) {
     let holds = |(_, page): &(&str, &str)| page.contains(text);
     assert!(PAGES.iter().any(holds), "no page in deploy/ has:\n{text}");

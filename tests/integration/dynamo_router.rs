@@ -258,7 +258,7 @@ async fn a_gateway_answers_for_all_its_shards() {
     };
     assert_ne!(shard_of("7"), shard_of("11"), "several shards have some");
     assert_eq!(ask().await, expected());
-    // A missing shard takes away its own workers only.
+    // If a shard is missing, only the workers of that shard are missing.
     shards.remove(shard_of("11")).stop().await;
     let mut rest = expected();
     let scores = rest["TieredScores"]["device"]["scores"].as_array_mut();

@@ -163,7 +163,7 @@ async fn an_answer_does_not_forgive_what_came_after_the_question() {
     let (_broker, daemon, mut engine) = engine_with_blocks(&[], None).await;
     engine.say(at(3), None, vec![]).await;
     let (_, question) = engine.asked().await;
-    // This message is newer than the answer below, whatever it was about.
+    // The daemon must not take the answer below as newer than this message, whatever this message was about.
     engine.send(b"garbage".to_vec()).await;
     engine.is_degraded("undecodable").await;
     let missing = [batch(at(2), None, vec![]), batch(at(3), None, vec![])];
@@ -389,7 +389,8 @@ async fn a_store_that_was_rolled_back_and_has_grown_again_is_noticed() {
             first.take().unwrap().stop().await;
         }
         broker.kill();
-        // In the older copy of the store, other messages get the numbers that were read, and further messages follow.
+        // In the older copy of the store, new messages get the numbers of messages that the daemon has read, and
+        // further numbers.
         let elsewhere = broker_on_store(&server(), copy.path()).await;
         let writer = Engine::begin(elsewhere.url(), "gpu-0").await;
         let reborn = |seq| BatchCursor { epoch: 2, seq };

@@ -1,5 +1,5 @@
-//! HTTP answers of a gateway over shards. On every route and in every dialect, they equal the answers of one daemon
-//! with all workers. A shard answers in the same way for its own workers.
+//! HTTP answers of a gateway over shards. On every route, also on the routes of other indexers, they equal the answers
+//! of one daemon with all workers. A shard answers in the same way for its own workers.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,8 @@ use crate::support::{Client, broker, daemon, eventually};
 
 const SHARDS: u32 = 2;
 
-/// Routes on which a gateway answers differently from a daemon: the status of each, and the reason.
+/// Routes on which a gateway answers differently from a daemon: the path, the statuses of daemon and gateway, and the
+/// reason.
 const DIFFERENT: [(&str, [u16; 2], &str); 2] = [
     (
         "/dump",
@@ -261,7 +262,7 @@ fn questions() -> Vec<Question> {
     all
 }
 
-/// Returns requests in the dialects of other indexers.
+/// Returns requests on the routes of other indexers.
 fn in_dialects() -> Vec<Question> {
     let hashes: Vec<u64> = chain(5).iter().map(|hash| hash.as_u64()).collect();
     let blocks: Vec<u64> = block_hashes_of(5).iter().map(|hash| hash.as_u64()).collect();

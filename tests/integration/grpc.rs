@@ -261,7 +261,8 @@ async fn a_router_is_told_what_each_address_can_reuse() {
     assert!(left_out.is_some_and(|count| count != "0"), "{left_out:?}");
 }
 
-/// Returns, from `/v1/query`, the numbers of pages that a router must get for the same query.
+/// Sends the same query to `/v1/query`. Returns the number of pages for each address that a router must get, and
+/// whether the whole answer is certain.
 async fn by_http(http: &mut HttpClient, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
     let hashes: Vec<String> = hashes
         .iter()

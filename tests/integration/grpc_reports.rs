@@ -1,5 +1,5 @@
-//! Workers whose blocks are reported over gRPC, as SGLang's bridge does it. The tests cover workers of the index beside
-//! them, gaps, missing tokens, and counts of look-ups.
+//! Workers whose blocks are reported over gRPC, as SGLang's bridge does it. The tests also cover workers that the index
+//! knows from events, gaps, missing tokens, and counts of look-ups.
 
 use std::collections::BTreeMap;
 
@@ -267,7 +267,7 @@ async fn a_reported_worker_is_told_beside_those_of_the_index() {
     let client = Client::connect(broker.url()).await;
     publish(&client, "kvatlas").await;
     expected.extend(told_of_first());
-    // The answer has all of them when the whole fleet is known.
+    // Once the daemon knows the whole fleet, the answer has all expected workers.
     eventually("the fleet is known", async || {
         (router.told(&asked).await.0 == expected).then_some(())
     })
@@ -376,7 +376,7 @@ async fn look_ups_are_counted_for_those_who_want_that() {
         let tiers = reported.map(|node| (node.address.clone(), node.hashes_by_tier.len()));
         assert_eq!(tiers, (pages == 9).then(|| (address("sgl-0"), 1)));
     }
-    // Eight pages were found in the index, at a worker without an address. They are counted all the same.
+    // Eight pages were found in the index, at a worker without an address. Their look-ups are still counted.
     let numbers = numbers(&asked);
     let expected: Vec<_> = (0..9)
         .map(|place| (numbers[place], if place < 3 { 2 } else { 1 }))

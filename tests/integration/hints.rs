@@ -72,8 +72,8 @@ async fn what_routers_hint_is_predicted_apart_until_events_tell_of_it() {
         (!reply.predicted.is_empty()).then_some(reply)
     })
     .await;
-    // Workers that already have as many blocks, and unknown workers, are not predicted. The known holders do not
-    // change.
+    // The answer predicts blocks neither for workers that already have as many blocks, nor for unknown workers. The
+    // known holders do not change.
     assert_eq!(predicted(&reply), [("gpu-1", 6)]);
     assert_eq!(matches(&reply), known);
     eventually("the answer is exact beside a prediction", async || {

@@ -1,4 +1,4 @@
-//! Times since which holders are not exact. They outlast restarts.
+//! The daemon keeps the time since which each holder is not exact. The times outlast restarts.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Queries over HTTP to a real daemon, in the contract's form and in the dialects of other indexers.
+//! Queries over HTTP to a real daemon, in kvatlas's own form and in the forms of other indexers.
 
 use futures_util::future::LocalBoxFuture;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
@@ -439,7 +439,7 @@ async fn bad_requests_have_typed_answers() {
             json!({"model": MODEL, "token_ids": [1], "block_size": 16, "lora_id": 3}),
             400,
         ),
-        // Neither dialect supports the number of an adapter. Without it, the answer would be about the base model.
+        // Neither route supports the number of an adapter. Without it, the answer would be about the base model.
         (
             "/query",
             json!({"model_name": MODEL, "token_ids": [1], "lora_id": 3}),
@@ -844,7 +844,7 @@ async fn a_body_takes_no_more_memory_than_its_limits_let_it() {
     assert_eq!(answer.status, 400);
     let text = String::from_utf8(answer.body).unwrap();
     assert!(text.contains("at most 65536 queries"), "{text}");
-    // This smaller number of queries is read, and then refused by the contract's limit.
+    // This smaller number of queries is read, and then refused by the limit on queries in one message.
     let many = json!({ "model": MODEL, "queries": vec![json!({ "sequence_hashes": [1] }); 300] });
     assert_eq!(site.http.post("/v1/query", &many).await.status, 413);
     for field in ["lora_name", "cache_salt"] {

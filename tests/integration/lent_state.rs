@@ -37,7 +37,8 @@ async fn it_is_given_as_it_was_at_the_last_batch_that_was_sent() {
     let keeper = Arc::new(Mutex::new(Keeper(Vec::new())));
     let state: SharedState = keeper.clone();
     let options = PublisherOptions {
-        // With so small a queue, the keeper waits for the publisher, and the publisher for the keeper.
+        // With so small a queue, the owner of the state (keeper) waits for the publisher, and the publisher waits for
+        // the state.
         queue_batches_max: 1,
         // Batches after the first one wait to be sent.
         batch_delay: Duration::from_secs(3600),

@@ -174,7 +174,7 @@ async fn a_publisher_that_fell_silent_while_the_daemon_was_away_is_stale() {
     }
 }
 
-/// A holder's blocks, lent to its publisher.
+/// Full state without blocks, which the test lends to a publisher.
 struct NoBlocks;
 
 impl FullState for NoBlocks {

@@ -1,4 +1,4 @@
-//! The main task over a real broker: events come in, and queries get exact prefix matches.
+//! The daemon's main task over a real broker: events come in, and queries get exact prefix matches.
 
 use crate::support::{
     Client, broker, daemon, hashes, matches, namespace, old_server, own_port, removed, stored, stored_after,
@@ -13,7 +13,7 @@ use kvatlas_core::wire::{
 };
 use kvatlas_process::broker::embedded::EmbeddedBroker;
 
-/// Runs the whole task once. The tests run it with each version of the server.
+/// Runs one scenario from the first event to the last query. The tests run it with each version of the server.
 async fn serve_and_ask(broker: &EmbeddedBroker) {
     let daemon = daemon(broker.url(), &[]).await;
     let client = Client::connect(broker.url()).await;

@@ -218,7 +218,7 @@ async fn an_operator_commands_all_daemons_with_either_configuration() {
             is_exact_with(&queries, "gpu-0", 3).await;
         }
         an_operator_forgets_a_worker(broker.url(), daemons.len()).await;
-        // The worker's next heartbeat begins anew.
+        // The worker's next heartbeat makes the daemons ask for its blocks again.
         is_exact_with(&queries, "gpu-0", 3).await;
         for daemon in daemons {
             daemon.stop().await;
@@ -478,8 +478,8 @@ async fn reports_reach_the_shards(gateway: std::net::SocketAddr) {
     }
 }
 
-/// Stops the daemon `leaving`. Checks that it may publish on `filler`: by such a message, it learns that it has seen every
-/// request.
+/// Stops the daemon `leaving`. Checks that it may publish on `filler`. A message on this subject shows the leaving
+/// daemon that it has received all earlier requests.
 async fn leaves_in_good_order(url: &str, leaving: Daemon, filler: &str) {
     let listener = InRole::connect(url, "daemon").await;
     let mut fillers = listener.nats.subscribe(filler.to_owned()).await.unwrap();

@@ -149,8 +149,9 @@ fn session() -> Option<Vec<Vec<(String, String)>>> {
     Some(connections)
 }
 
-/// Replays a connection, byte for byte, with two exceptions. The number of the connection differs. And the listener
-/// knows llm-d's scripts from the start; their result depends on the guesses that there are.
+/// Replays a connection, byte for byte, except for three commands. `eval` is left out, because the listener knows
+/// llm-d's scripts from the start. `evalsha` must return 1. In the reply to `hello`, the number of the connection must
+/// be 1.
 async fn replay(daemon: &Daemon, exchanges: &[(String, String)]) {
     let mut router = Router::connect(daemon).await;
     for (sent, expected) in exchanges {
@@ -190,7 +191,7 @@ async fn a_session_with_a_real_redis_has_the_same_bytes() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
     let client = Client::connect(broker.url()).await;
-    // kvatlas gets, as events, what the router itself has learned of engines.
+    // In the recorded session, the router itself writes what engines hold. kvatlas gets the same facts as events.
     let (mut one, mut three) = (
         publisher(&client, "10.0.0.1:8000"),
         publisher(&client, "10.0.0.3:8000"),
@@ -327,7 +328,7 @@ async fn a_gateway_answers_for_all_its_shards() {
     .await;
     let mut router = Router::connect(&gateway).await;
     router.exchange(&hkeys(&keys(5)), &expected).await;
-    // A missing shard takes away its own pods only.
+    // If a shard is missing, only the pods of that shard are missing.
     let [_, away] = <[Daemon; 2]>::try_from(shards).ok().unwrap();
     away.stop().await;
     let (one, none) = (format!("*1\r\n{}", field(left, "gpu")), "*0\r\n");

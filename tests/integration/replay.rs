@@ -261,8 +261,8 @@ fn the_demo_says_how_to_get_a_server() {
     );
 }
 
-/// The production trace of 12,031 requests lies beside the checkout on the developers' machines. Elsewhere the test
-/// reports that it was skipped; in CI the trace must be there.
+/// The production trace of 12,031 requests is in a directory next to the checkout on the developers' machines.
+/// Elsewhere the test reports that it was skipped; in CI the trace must be there.
 #[test]
 fn every_reply_about_a_real_trace_is_right() {
     let path =

@@ -1,6 +1,6 @@
-//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon. All faults of the
-//! questions and answers that follow are tested, too. After every scenario, every reply equals the truth. In no
-//! scenario is a reply wrong that is marked exact.
+//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon. The questions and
+//! answers by which a daemon gets lost batches are also tested, with all their faults. After every scenario, every
+//! reply equals the truth. No reply that is marked exact is wrong in any scenario.
 
 use std::sync::Arc;
 use std::time::Duration;

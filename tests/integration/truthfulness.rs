@@ -116,7 +116,7 @@ async fn duplicates_and_old_epochs_change_nothing() {
         let subject = subjects().events(&namespace(), &worker(GPU));
         client.nats.publish(subject, again.encode().into()).await.unwrap();
     }
-    // This batch goes over the same connection, so it arrives after them.
+    // This batch goes over the same connection, so it arrives after the two batches above.
     let status = client.tell(&mut publisher, GPU, 0, Vec::new()).await;
     assert!(status.exact);
     assert_eq!((status.epoch, status.seq), (5, 3));

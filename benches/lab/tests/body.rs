@@ -1,5 +1,5 @@
 //! Common test of all designs: applies the same streams of operations to each design, and compares every answer with
-//! the oracle's.
+//! the oracle's answer.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ const LANES: usize = 3;
 /// Test run of one design, together with the oracle.
 struct Run {
     design: Design,
-    /// Whether the design's answers must equal the oracle's.
+    /// Whether the design's answers must equal the oracle's answers.
     is_exact: bool,
     index: Box<dyn PrefixIndex>,
     oracle: Oracle,

@@ -25,9 +25,9 @@ fn path(tail: u32) -> Prefix {
         .collect()
 }
 
-/// Changes blocks of each holder after the first [`KEPT`] blocks while readers send queries. The readers check that
-/// no holder ever lacks the kept blocks or has more blocks than there are. At the end every answer must equal the
-/// oracle's. The index must be empty after all holders are cleared.
+/// Changes blocks of each holder after the first [`KEPT`] blocks while readers send queries. The readers check that no
+/// holder ever lacks the kept blocks or has more blocks than there are. At the end every answer must equal the oracle's
+/// answer. The index must be empty after all holders are cleared.
 fn tails_come_and_go(index: impl SharedIndex) {
     let mut pool = ThreadPool::new(index, 3).unwrap();
     let mut oracle = Oracle::default();

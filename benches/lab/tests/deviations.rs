@@ -76,13 +76,14 @@ fn the_conflating_designs_match_one_block_again_and_again() {
 #[test]
 fn a_nested_dictionary_knows_only_the_last_name_of_a_content() {
     let twice = |index: &mut dyn PrefixIndex| store(index, HOLDER, &[A, B, A]);
-    // The first block is gone in truth; its name was forgotten, so the dictionary removes nothing.
+    // The holder no longer has the first block. But the dictionary has forgotten the name of that block, so it removes
+    // nothing.
     let without_first = |index: &mut dyn PrefixIndex| {
         twice(index);
         remove(index, &[A]);
     };
     expect(without_first, &[A, B], 0, 2, 0);
-    // The last block is gone in truth; the dictionary and the inverted index lose the first with it.
+    // The holder no longer has the last block. The dictionary and the inverted index lose the first block, too.
     let without_last = |index: &mut dyn PrefixIndex| {
         twice(index);
         remove(index, &[A, B, A]);
@@ -178,7 +179,7 @@ fn a_jump_compares_sets_and_not_counts() {
 #[test]
 fn a_jump_does_not_believe_an_entry_of_another_prefix() {
     let mut index = jumping();
-    // Every content of the query is there at its position and only once, but not behind this prefix.
+    // The entry of each position has only one block, with the content of the query. But it follows another prefix.
     store(&mut index, HOLDER, &[A]);
     store(&mut index, HOLDER, &[X, B, X, A, B, A, X]);
     assert_eq!(depth(&index, &[A, B, X, A, B, A, X]), 1);

@@ -71,7 +71,7 @@ impl Paths {
             let symbol = self.symbol(random);
             path.push(symbol);
         }
-        // One block differs, and all behind it have the same contents under another prefix.
+        // One block differs, and all blocks after it have the same contents under another prefix.
         if self.alphabet != Alphabet::Distinct && random.chance(30) {
             let place = random.below(path.len());
             path[place] = self.symbol(random);
@@ -138,7 +138,7 @@ impl Operation {
     fn remove(random: &mut Random, holder: HolderNumber, path: &[u32]) -> Self {
         let depth = path.len();
         let range = match random.below(5) {
-            // The tail, as engines evict; the head; a stretch in the middle; one block.
+            // The removed range is the tail (as engines evict), the head, a stretch in the middle, or one block.
             0 | 1 => random.below(depth)..depth,
             2 => 0..1 + random.below(depth),
             3 => {

@@ -417,7 +417,7 @@ fn a_reload_takes_live_settings_and_no_others() {
     expected.logging.level.clone_from(&again.logging.level);
     assert!(expected != begun && expected != again);
     assert_eq!(begun.with_live(&again), expected);
-    // What began goes on as it was.
+    // The call of `with_live` has not changed `begun`.
     assert_eq!(begun, load(&[], &[], "").unwrap());
 }
 

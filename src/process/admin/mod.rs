@@ -2,13 +2,13 @@
 //!
 //! The contract:
 //!
-//! * The listener has an operating-system thread of its own with its own runtime, so that it answers while every other thread is
-//!   saturated. Its answers come from an [`AdminSource`], whose methods run on that thread. They must not wait for a lane (a
-//!   thread that applies events) or a connection.
+//! * The listener has an operating-system thread of its own with its own runtime, so that it answers while every other
+//!   thread is saturated. Its answers come from an [`AdminSource`], whose methods run on that thread. They must not
+//!   wait for a lane (a thread that applies events) or a connection.
 //! * [`AdminServer::start`] returns only after it has bound the address, so a taken port stops the start of the daemon.
 //! * Bounds limit everything that a client can hold: the connections, the time to send a request, the size of its head,
 //!   the life of a connection. A request with a body is refused.
-//! * The listener has no authentication and no encryption. It only reads, but it tells the names of workers and
+//! * The listener has no authentication and no encryption. It only reads, but it shows the names of workers and
 //!   namespaces. Bind it to an address that only operators reach.
 //!
 //! | route | answer |
@@ -37,7 +37,7 @@ pub use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
 /// Maximum number of answers that are streamed at the same time. A client address may have twice as many connections.
-/// So its streams never have to be closed to make room for its other requests.
+/// So the listener never has to close the streams of a client to make room for other requests of the same client.
 pub const STREAMS_MAX: usize = 16;
 
 /// A request for the page in a browser, or for a file that the page loads.

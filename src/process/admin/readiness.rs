@@ -10,8 +10,8 @@ worded! {
     /// A latch: a precondition of serving, which is set when it is met.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Latch {
-        /// A connection to NATS stands. In a daemon, it is the connection that receives events; in a gateway, it is the gateway's
-        /// connection.
+        /// A connection to NATS is up. In a daemon, it is the connection that receives events; in a gateway, it is the
+        /// gateway's connection.
         Connected => "connected",
         /// The snapshot is loaded, or it is certain that there is no snapshot to load.
         SnapshotLoaded => "snapshot_loaded",
@@ -61,10 +61,10 @@ type LatchTroubles = [Option<String>; Latch::ALL.len()];
 #[derive(Default)]
 pub struct Readiness {
     bits: AtomicU8,
-    /// Functions that tell whether a connection stands at the moment, one for each followed connection.
+    /// Functions that return whether a connection is up at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
-    /// The last trouble, by latch (precondition of serving), with the connection that the latch waits for. `None` while
-    /// that connection stands.
+    /// For each latch (precondition of serving): the last trouble with the connection that the latch waits for. `None`
+    /// while that connection is up.
     troubles: Mutex<LatchTroubles>,
 }
 
@@ -88,15 +88,15 @@ impl Readiness {
         self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
     }
 
-    /// Adds a connection for [`Latch::Connected`]; `stands` tells whether the connection stands at the moment. From now on, only
-    /// the added connections decide this latch: it is set while at least one of them stands.
+    /// Adds a connection for [`Latch::Connected`]; `stands` returns whether the connection is up at the moment. From
+    /// now on, only the added connections decide this latch: it is set while at least one added connection is up.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
     }
 
-    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection
-    /// stands. The trouble is shown as a reason why the daemon is not ready. The trouble does not change whether the
-    /// daemon is ready.
+    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` if the connection is
+    /// up. The trouble is shown as a reason why the daemon is not ready. The trouble does not change whether the daemon
+    /// is ready.
     pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
         self.troubles.lock()[latch as usize] = trouble;
     }
@@ -104,13 +104,14 @@ impl Readiness {
     /// Records that the daemon is stopping. It is not ready from now on.
     pub fn start_draining(&self) {
         self.bits.fetch_or(DRAINING, Ordering::AcqRel);
-        // Our clones of the clients are dropped, so that each connection ends with the part of the daemon that uses it.
+        // The functions hold clones of the clients. Dropping the clones lets each connection end with the part of the
+        // daemon that uses it.
         self.connections.lock().clear();
     }
 
     /// Whether a question that has reached the daemon may be answered. All latches must be set except
-    /// [`Latch::Connected`], and the daemon must not be draining. Without that latch, no NATS server can be reached,
-    /// and answers call no holder exact.
+    /// [`Latch::Connected`], and the daemon must not be draining. While [`Latch::Connected`] is not set, no NATS server
+    /// can be reached, and answers call no holder exact.
     pub fn may_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
@@ -153,7 +154,8 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Returns the same report, but with `latch` unset if there are `refusals` of what it stands for. They are told as reasons.
+    /// Returns the report with `refusals`, the NATS server's refusals of the precondition that `latch` stands for. If
+    /// there are any, `latch` is unset, and the refusals are shown as reasons.
     #[must_use]
     pub fn refused(self, latch: Latch, refusals: Vec<String>) -> Self {
         let bits = match refusals.is_empty() {

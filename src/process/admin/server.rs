@@ -62,7 +62,8 @@ impl Default for AdminLimits {
         Self {
             connections: ConnectionLimits {
                 connections_max: 64,
-                // Twice the largest number of the page's streams, so a stream is never displaced by a request beside it.
+                // The page has at most half as many streams. So a stream is never closed to make room for another
+                // request of its client.
                 per_source_max: 2 * super::STREAMS_MAX,
                 head_timeout: Duration::from_secs(5),
                 age_max: Some(Duration::from_secs(60)),
@@ -129,7 +130,8 @@ impl AdminServer {
         let thread = thread::Builder::new()
             .name("kvatlas-admin".to_owned())
             .spawn(move || {
-                // This is dropped after all else, even by a panic. It tells `stop` that the thread is over.
+                // This value is dropped last, also if the thread panics. Dropping it tells `stop` that the thread has
+                // ended.
                 let _end_sender = end_sender;
                 runtime.block_on(acceptor.run(listener, service));
             })

@@ -1,15 +1,16 @@
 //! A NATS server as a child process, for development and for tests.
 //!
-//! [`EmbeddedBroker`] runs a `nats-server` on a port of 127.0.0.1. The child lives as long as the value: dropping the value
-//! kills the child. If this process dies without dropping it, even by SIGKILL, a small shell process (the watchdog) notices the
-//! end of a pipe and kills the child. The watchdog works on every Unix and needs no `unsafe`. Unlike Linux's parent-death
-//! signal, it is not tied to the thread that started the child. On a machine without `/bin/sh` there is no watchdog, and such a
-//! death leaves the child running.
+//! [`EmbeddedBroker`] runs a `nats-server` on a port of 127.0.0.1. The child lives as long as the value: dropping the
+//! value kills the child. If this process dies without dropping it, even by SIGKILL, a small shell process (the
+//! watchdog) notices the end of a pipe and kills the child. The watchdog works on every Unix and needs no `unsafe`.
+//! Unlike Linux's parent-death signal, it is not tied to the thread that started the child. On a machine without
+//! `/bin/sh` there is no watchdog, and such a death leaves the child running.
 //!
-//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, which still has a broker to
-//! drain to.
+//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, and the broker still
+//! runs while this process finishes its work.
 //!
-//! The directory of a child stays if this process is killed. The next broker removes it (module `left`).
+//! If this process is killed, the directory of its child stays. The next embedded broker removes the directory (module
+//! `left`).
 
 mod left;
 
@@ -350,7 +351,7 @@ fn search(places: ServerBinaryPaths) -> Result<PathBuf, BrokerError> {
         .ok_or(BrokerError::NotFound)
 }
 
-/// Makes a path absolute. Otherwise a program path without a slash would be searched for in `PATH`.
+/// Makes a path absolute. The operating system would search `PATH` for a program whose path has no slash.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
@@ -368,7 +369,8 @@ fn prepare(options: &BrokerOptions) -> Result<(TempDir, Option<DirectoryLock>), 
             path: std::env::temp_dir(),
             source,
         })?;
-    // Before the configuration file is there, no other broker takes the directory for one that was left.
+    // The lock is taken before the configuration file exists. Without that file, no other broker removes the directory
+    // as one that a killed process left.
     let lock = DirectoryLock::take(directory.path(), left::OWNER).ok();
     let path = directory.path().join(CONFIG_FILE);
     let mut text = format!("max_payload: {MAX_PAYLOAD_BYTES}\n");
@@ -385,7 +387,7 @@ fn prepare(options: &BrokerOptions) -> Result<(TempDir, Option<DirectoryLock>), 
 
 /// Returns the server's command line. Paths are arguments, because in the configuration file they would need quoting.
 fn command(binary: &Path, options: &BrokerOptions, directory: &Path) -> Command {
-    // To a nats-server, 0 is its usual port and -1 a free one.
+    // In the command line of nats-server, port 0 means the usual port, and -1 means a free port.
     let port = options.port.filter(|port| *port != 0).map_or(-1, i32::from);
     let mut command = Command::new(binary);
     command.arg("--config").arg(directory.join(CONFIG_FILE));

@@ -1,11 +1,12 @@
 //! Back-pressure by bytes: a bound on the bytes that a connection has received and the daemon has not taken yet.
 //!
 //! The client library buffers the messages of a subscription, and bounds their number, not their size. The daemon takes
-//! messages without waiting, so the buffer is usually short. But if a client publishes faster than a busy machine takes the
-//! messages, the buffer could fill the memory.
+//! messages without waiting, so the buffer is usually short. But if a client publishes faster than a busy machine takes
+//! the messages, the buffer could fill the memory.
 //!
-//! If more bytes wait than the bound allows, the connection ends. The lost messages are noticed as after any broken connection.
-//! The next connection is made when at most half of the bound is waiting. Until then, the server cannot send anything.
+//! If more bytes wait than the bound allows, the connection ends. The daemon handles the lost messages as after any
+//! broken connection. The next connection is made when at most half of the bound is waiting. Until then, the server
+//! cannot send anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,8 +21,8 @@ use kvatlas_telemetry::log_gated;
 /// Interval between two checks of the number of bytes that were received and not taken. The number can exceed the bound
 /// by the bytes that arrive in one interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. With a lower
-/// number, bytes of messages that have been taken would count as waiting.
+/// Upper bound on the bytes that the server sends with a message in addition to the message's subjects, headers and
+/// payload. With a lower number, bytes of messages that have been taken would count as waiting.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
 /// Counts the bytes that a connection has received, and how many of them the process has taken.
@@ -31,8 +32,8 @@ pub struct Intake {
     /// Statistics of the connection; empty before the connection is made.
     statistics: OnceLock<Arc<Statistics>>,
     taken: AtomicU64,
-    /// Notification for the task that takes messages, so that it looks at its buffers again. Some received bytes never
-    /// come to a subscription, and count as waiting until the task calls [`Intake::took_all`].
+    /// Tells the task that takes messages to check whether its buffers are empty. The server also sends bytes that
+    /// never reach a subscription. These count as waiting until that task calls [`Intake::took_all`].
     look_again: Notify,
 }
 
@@ -70,14 +71,14 @@ impl Intake {
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Counts the first `received` bytes of the connection as taken. Call this when no message waits any more. Read
-    /// `received` from [`Self::received`] before the check that no message waits.
+    /// Counts the first `received` bytes of the connection as taken. To use it, first read `received` from
+    /// [`Self::received`], then check that no message waits, and then call this.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Waits until the bytes that were received and seem not to be taken exceed half of the bound. If the caller then
-    /// finds its buffers empty, it calls [`Self::took_all`].
+    /// Waits until more than half of the bound counts as waiting. If the caller then finds its buffers empty, it calls
+    /// [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }

@@ -120,9 +120,9 @@ impl SubscribeError {
 /// Incident of a connection to NATS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionNotice {
-    /// The connection stands, for the first time or again.
+    /// The connection is established, for the first time or again.
     Connected,
-    /// The connection broke. Messages are lost until it stands again.
+    /// The connection broke. Messages are lost until it is established again.
     Disconnected,
     /// A subscription's buffer was full and messages were dropped.
     SlowConsumer,
@@ -329,7 +329,8 @@ pub async fn connect_counted(
     connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
-/// Adds `client` to the connections that [`Readiness`] follows: the process is not ready while none of them is connected.
+/// Adds `client` to the connections that [`Readiness`] follows: the process is not ready while no followed connection
+/// is up.
 pub fn follow_connection(readiness: &Readiness, client: &Client) {
     let client = client.clone();
     readiness.follow_connection(move || client.connection_state() == State::Connected);
@@ -340,7 +341,7 @@ pub fn follow_connection(readiness: &Readiness, client: &Client) {
 struct LastErrors(Mutex<Vec<String>>);
 
 impl LastErrors {
-    /// Takes the errors of the servers that are tried.
+    /// Keeps the texts of the last errors of the servers in `pool`, the servers that are tried.
     fn note(&self, pool: &[Server]) {
         *self.0.lock() = pool
             .iter()
@@ -348,7 +349,7 @@ impl LastErrors {
             .collect();
     }
 
-    /// Returns the text of the last error of this kind; the kind itself if there was none before this attempt.
+    /// Returns the text of the last error of this kind. Returns the kind itself if no such error is kept.
     fn of_kind(&self, kind: &str) -> String {
         let errors = self.0.lock();
         let error = errors.iter().find(|error| error.starts_with(kind));
@@ -390,7 +391,7 @@ fn describe(error: &async_nats::ConnectError) -> String {
 }
 
 /// Whether `error`, the text of an error of connecting, is about TLS. The client library calls errors of a TLS session
-/// errors of input and output. The beginnings of the texts of rustls tell them.
+/// errors of input and output. The function recognizes them by the first words of rustls's error texts.
 fn is_about_tls(error: &str) -> bool {
     let input_output = ConnectErrorKind::Io.to_string();
     let session = [
@@ -411,8 +412,8 @@ fn is_about_tls(error: &str) -> bool {
     is_of_session || error.starts_with(&ConnectErrorKind::Tls.to_string())
 }
 
-/// Returns a clear cause for an error of connecting, by the text of its [`ConnectErrorKind`] and its whole text. `None` if there
-/// is no clearer text. The original text does not show that a server is absent.
+/// Returns a clear cause for an error of connecting, by the text of its [`ConnectErrorKind`] and its whole text. `None`
+/// if there is no clearer text. The original text would not tell an operator that no server is there.
 fn known_cause(kind: &str, error: &str) -> Option<&'static str> {
     if is_about_tls(error) {
         return Some(NO_TLS);
@@ -553,7 +554,7 @@ mod tests {
                 "{told}"
             );
             assert!(!told.contains("check that it runs"), "{told}");
-            // The daemon has the words of the attempt before.
+            // A daemon's connection keeps the texts of the errors of the last attempt.
             let errors = LastErrors(Mutex::new(vec!["timed out".to_owned(), text.clone()]));
             let event = Event::ClientError(ClientError::Other(kind));
             let told = notice_of(event, "broker:4222", &errors).unwrap().to_string();

@@ -1,21 +1,21 @@
-//! Facts about an engine's blocks that the engine's events do not tell. They depend on the engine's configuration. Flags, files
-//! and registrations give them.
+//! Facts about an engine's blocks that the engine's events do not tell, because they depend on the engine's
+//! configuration. Operators give these facts in flags or files, and clients in registrations.
 
 use std::collections::BTreeMap;
 
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// Word in a flag or a file which says that the engine tells blocks apart by a property that its events leave out.
+/// Word in a flag or a file which says that the engine distinguishes blocks by a property that its events leave out.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BesideEvents {
-    /// Names of adapters by their numbers, for engines whose events tell only the numbers.
+    /// Names of adapters by their numbers, for engines whose events have only the numbers.
     pub adapters: BTreeMap<u64, String>,
-    /// Whether the engine tells blocks apart by adapters, salts or tokens beyond the block that its events leave out.
-    /// If so, the blocks of the engine are in doubt.
+    /// Whether the engine distinguishes blocks by a property that its events leave out: an adapter, a salt, or tokens
+    /// beyond the block. If so, it is in doubt which blocks the engine holds.
     pub is_untold: bool,
 }
 

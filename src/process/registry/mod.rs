@@ -63,7 +63,7 @@ pub struct NewEngine {
     /// Address where requests for the engine go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// Place where Dynamo's workers record the way in which they can be asked for all their blocks. Only operators can give this
+    /// Place where Dynamo's workers record how a bridge can ask them for all their blocks. Only operators can give this
     /// place; a registered publisher has none.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
@@ -139,7 +139,7 @@ pub struct NewServer {
     pub tenant: String,
     /// Kind of engine that is tried first when the server is asked.
     pub format: Format,
-    /// Number of tokens in a block; `None` if the engine has to tell it.
+    /// Number of tokens in a block; `None` if the engine has to report the number.
     pub block_size: Option<u32>,
     /// Facts about the engine's blocks that are not in the engine's events.
     pub beside: BesideEvents,
@@ -147,7 +147,7 @@ pub struct NewServer {
     pub groups: GroupFacts,
     /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
-    /// Scheme of the hashes that name the engine's blocks; `None` for the contract's scheme.
+    /// Scheme of the hashes that name the engine's blocks; `None` for kvatlas's own scheme.
     pub scheme: Option<Scheme>,
     /// Address where requests for the engine go, and its labels.
     pub profile: Profile,
@@ -172,7 +172,7 @@ pub struct ServerKey {
     pub model: Option<String>,
     /// Tenant for whom the server serves the model.
     pub tenant: String,
-    /// Scheme of the hashes that name the engine's blocks; `None` for the contract's scheme.
+    /// Scheme of the hashes that name the engine's blocks; `None` for kvatlas's own scheme.
     pub scheme: Option<Scheme>,
 }
 
@@ -315,7 +315,7 @@ pub enum SizeOf {
     /// An engine that is followed.
     #[error("{0} has that size; unregister the engines of the model first")]
     Engine(Box<EngineKey>),
-    /// This holder in the index, and perhaps further holders.
+    /// A holder in the index. Further holders may have this block size, too.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
     Holder(HolderId),
 }
@@ -419,16 +419,16 @@ pub type RemovedEngines = Vec<EngineKey>;
 
 /// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
-    /// Begins to follow an engine. If the engine is already followed in exactly this way, only the new address for requests and
-    /// the new labels are taken over.
+    /// Begins to follow an engine. If the engine is already followed in exactly this way, only its address for requests
+    /// and its labels are replaced.
     ///
     /// # Errors
     ///
     /// [`RegisterRefusal`].
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
 
-    /// Begins to ask a server for its publishers, and to follow those. If the server is already asked in exactly this way, only
-    /// the new address for requests and the new labels are taken over.
+    /// Begins to ask a server for its publishers, and to follow those. If the server is already asked in exactly this
+    /// way, only its address for requests and its labels are replaced.
     ///
     /// # Errors
     ///

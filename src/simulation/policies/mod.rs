@@ -1,12 +1,12 @@
-//! Comparison of routing policies, to see whether routing on exact answers pays. All policies get the same requests, the same
-//! fleet and the same clock.
+//! Comparison of routing policies, to see whether routing on exact answers pays. All policies get the same requests,
+//! the same fleet and the same clock.
 //!
-//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a fleet of its
-//! own, because the choice of a worker decides what the caches hold afterwards.
+//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a
+//! fleet of its own, because the choice of a worker decides what the caches hold afterwards.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `service` | the model of a worker: a queue of prompts, a cache, decoding beside it |
+//! | `service` | the model of a worker: a queue of prompts, a cache, and decoding at the same time |
 //! | `knowledge` | a router's knowledge: an index fed with events, or its own guesses |
 //! | `router` | the policies, and the load that each weighs |
 //! | `run` | the clock: arrivals, prompts computed, events heard, restarts |
@@ -15,18 +15,19 @@
 //!
 //! # The model
 //!
-//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when the
-//! prompt's turn comes. The first token follows one `token_us` later. Then the answer is decoded beside other work, and the
-//! prompt's blocks count as in flight until the answer ends. A prompt's blocks enter the cache when they are computed, and
-//! evict the least recently used leaves.
+//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when
+//! the prompt's turn comes. The first token follows one `token_us` later. Then the answer is decoded while other
+//! prompts are computed, and the prompt's blocks count as in flight until the answer ends. A prompt's blocks enter the
+//! cache when they are computed, and evict the least recently used leaves.
 //!
-//! With windows or states (`attention`), a request can reuse fewer blocks than full attention has. An index knows both numbers.
-//! The policies that go by matched blocks treat every block that full attention has as reusable, as most routers do.
+//! With windows or states (`attention`), a request can reuse fewer blocks than full attention has. An index knows both
+//! numbers. The policies that go by matched blocks treat every block that full attention has as reusable, as most
+//! routers do.
 //!
-//! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or with
-//! its heartbeat. The index then receives the lost changes, too. A router without an answer treats no block as cached. A router
-//! that guesses receives no events. It assumes that a worker still has the prompts that this router sent there, in a cache of
-//! the real size. No guess can be better.
+//! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or
+//! with its heartbeat. The index then receives the lost changes, too. A router without an answer treats no block as
+//! cached. A router that guesses receives no events. It assumes that a worker still has the prompts that this router
+//! sent there, in a cache of the real size. No guess can be better.
 
 mod knowledge;
 mod outcome;

@@ -19,7 +19,8 @@ worded! {
     /// Rule by which a router picks a worker.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Policy {
-        /// The worker with the least cost: the weighted sum of its blocks to compute, by the index, and its blocks in flight.
+        /// The worker with the least cost. The cost is the weighted sum of the worker's blocks to compute (which the
+        /// index tells) and of its blocks in flight.
         ExactWithLoad => "exact answers, with load",
         /// The worker with the highest hash score for the prompt's first blocks, among the workers with about the least cost. The
         /// cost is that of `ExactWithLoad`.
@@ -280,13 +281,13 @@ mod tests {
         for (prompt, home) in prompts.iter().zip(&homes) {
             let other = (*home + 1) % 4;
             let mut another = PolicyRouter::new(4, 1, Rng::with_seed(99));
-            // What follows the first blocks changes nothing.
+            // Blocks after the first blocks do not change the choice.
             assert_eq!(another.choose(policy, &[0; 4], &[1, 2, prompt[2], 7]), *home);
-            // What is known to be cached elsewhere goes before the home.
+            // A worker that is known to have blocks of the prompt is preferred to the home.
             let mut reusable = [0; 4];
             reusable[other] = 3;
             assert_eq!(another.choose(policy, &reusable, prompt), other);
-            // Without knowledge the home may have one prompt more than others, and not two.
+            // If nothing is known to be cached, the home may have one prompt more than other workers, but not two.
             another.sent(*home, 2, 2);
             assert_eq!(another.choose(policy, &[0; 4], prompt), *home);
             another.sent(*home, 2, 2);

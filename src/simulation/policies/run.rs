@@ -355,7 +355,7 @@ mod tests {
                 for of in [of, of_hybrid] {
                     let outcome = of(policy, &scenario);
                     assert_eq!(outcome.requests, 400, "{outcome:?}");
-                    // Nothing comes before its prompt is computed and a token made.
+                    // A first token comes only after its prompt is computed and the token is made.
                     assert!(outcome.first_token_ms_p50 >= 24.0, "{outcome:?}");
                     assert_eq!(outcome, of(policy, &scenario));
                 }
@@ -371,7 +371,7 @@ mod tests {
         let matched = lacking(of_hybrid(Policy::MatchedWithLoad, quiet));
         // What is cached changes while a prompt waits for its turn.
         assert!(usable.abs() < 0.005 && matched > 0.02, "{usable} {matched}");
-        // Of full attention alone, all that is matched is usable.
+        // In a model with full attention alone, a request can reuse every matched block.
         let same = of(Policy::ExactWithLoad, quiet);
         let plain = of(Policy::MatchedWithLoad, quiet);
         assert_eq!(

@@ -3,7 +3,7 @@
 use super::LabelValue;
 
 label_values! {
-    /// Outcome of a request of a router of Dynamo.
+    /// Outcome of a request from one of Dynamo's routers.
     DynamoOutcome: "outcome" {
         /// The router has its answer.
         Answered => "answered",
@@ -13,7 +13,8 @@ label_values! {
         NotTaken => "not_taken",
         /// The bodies of all requests took too much room.
         NoRoom => "no_room",
-        /// The reply subject belongs to the contract or to the server, so the acknowledgement would reach others than the router.
+        /// The reply subject is a subject of kvatlas or of the NATS server, so the acknowledgement would reach others
+        /// than the router.
         ForbiddenReplySubject => "forbidden_reply_subject",
     }
 }

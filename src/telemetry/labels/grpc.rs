@@ -97,7 +97,7 @@ impl GrpcOutcome {
 }
 
 label_values! {
-    /// Whether the blocks of a worker that is reported over gRPC are known.
+    /// Whether all blocks of a worker are known from the worker's reports over gRPC.
     ReportState: "state" {
         /// All blocks of the worker are known from its reports.
         Told => "told",
@@ -107,7 +107,7 @@ label_values! {
 }
 
 label_values! {
-    /// Reason why the reported blocks of a worker were forgotten, so that it has to send a snapshot.
+    /// Reason why the reported blocks of a worker were forgotten. The worker then has to send a snapshot of its blocks.
     ReportLoss: "reason" {
         /// A batch of changes that the worker reported is missing.
         Gap => "gap",

@@ -3,7 +3,7 @@
 use super::LabelValue;
 
 label_values! {
-    /// Commands that routers of llm-d send, by purpose.
+    /// Commands that llm-d's routers send, by purpose.
     RedisCommand: "command" {
         /// A look-up of a block's holders.
         Hkeys => "hkeys",
@@ -19,7 +19,7 @@ label_values! {
 }
 
 label_values! {
-    /// Reason why a command of a router of llm-d was refused.
+    /// Reason why a command from one of llm-d's routers was refused.
     RedisRefusal: "reason" {
         /// The command is not one that the listener answers.
         UnknownCommand => "unknown_command",

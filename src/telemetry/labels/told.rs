@@ -7,7 +7,7 @@ label_values! {
     OutcomeRefusal: "reason" {
         /// The payload is no report of outcomes, or the subject is not one for such reports.
         Undecodable => "undecodable",
-        /// The report has a version of the contract that the daemon does not support.
+        /// The report has a version of kvatlas's message format that the daemon does not support.
         UnsupportedVersion => "unsupported_version",
         /// The report has more outcomes than one report may have.
         TooMany => "too_many",

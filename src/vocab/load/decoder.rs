@@ -30,7 +30,7 @@ impl TokenizerComponent {
     /// Whether the component, or a part of it, is of this kind.
     pub(super) fn has(&self, kind: &str) -> bool {
         let mut parts = self.decoders.iter().chain(&self.pretokenizers);
-        // serde_json bounds the depth.
+        // serde_json limits the depth of nested values, so this recursion is bounded.
         self.kind == kind || parts.any(|part| part.has(kind))
     }
 }
@@ -81,7 +81,7 @@ impl TokenDecoder {
         let kind = component.kind.as_str();
         match kind {
             "Sequence" => return component.decoders.iter().try_for_each(|part| self.add(part)),
-            // On the whole text, this step concerns the ends alone.
+            // When the step is applied to the whole text, it changes only the ends of the text.
             "Strip" if self.is_fused => {}
             "Fuse" => self.is_fused = true,
             "ByteLevel" if !self.is_fused => {
@@ -93,7 +93,7 @@ impl TokenDecoder {
                 let from = component.pattern.get("String").and_then(Value::as_str);
                 self.replace(kind, from, component.content.as_deref())?;
             }
-            // Everything else in this step concerns the first token alone.
+            // Apart from this replacement, the step changes only the first token.
             "Metaspace" => {
                 let from = component.replacement.as_deref().or(Some("▁"));
                 self.replace(kind, from, Some(" "))?;

@@ -1,4 +1,4 @@
-//! An engine that announces frames of any length, and a well-behaved engine beside it.
+//! An engine that announces frames of any length, and a well-behaved engine at the same bridge.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,8 +21,8 @@ fn greeting() -> [u8; 64] {
 
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 
-/// Returns the next connection that subscribes. On a busy machine, the bridge may give up a connection before it
-/// subscribes.
+/// Returns the next connection on which the bridge subscribes. On a busy machine, the bridge may give up a connection
+/// before that.
 pub(super) async fn subscriber(listener: &TcpListener) -> TcpStream {
     loop {
         let (stream, _) = listener.accept().await.unwrap();

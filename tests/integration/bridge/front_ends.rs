@@ -1,4 +1,4 @@
-//! vLLM's own front end over gRPC. It tells the sockets, the model, the block size and the process of an engine, but
+//! vLLM's own front end over gRPC. It reports the sockets, the model, the block size and the process of an engine, but
 //! passes on no events.
 //!
 //! The front end is simulated, with the messages of vLLM 0.33. The publishers behind it are real.

@@ -120,8 +120,8 @@ fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
     }
 }
 
-/// Waits until the state of a bridge `is_kept`, ends the bridge by `signal`, and lets the next bridge continue from
-/// `state`.
+/// Waits until `is_kept` tells that the state of a bridge is kept. Then ends the bridge by `signal`, and lets the next
+/// bridge continue from `state`.
 pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept: impl AsyncFn() -> bool) {
     let Some(python) = python() else { return };
     let spec = Spec {

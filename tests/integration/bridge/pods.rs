@@ -87,7 +87,7 @@ impl Cluster {
     }
 }
 
-/// Whether a selector of labels, or of the name, selects an object.
+/// Whether `selector`, which names labels or the object's name, selects the object.
 fn selects(selector: &str, object: &Value) -> bool {
     let mut pairs = selector.split(',').filter_map(|pair| pair.split_once('='));
     pairs.all(|(key, value)| match key {

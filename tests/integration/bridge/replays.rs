@@ -248,8 +248,8 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
     );
 }
 
-/// The numbers of the new process continue those of the old process, exactly or with a gap. Its first batches cannot be
-/// had: there is no replay socket, or it keeps too few batches.
+/// The numbers of the new process continue those of the old process, exactly or with a gap. The bridge cannot get its
+/// first batches: there is no replay socket, or it keeps too few batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_blocks() {
     let Some(python) = python() else { return };
@@ -299,7 +299,7 @@ async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_bl
     }
 }
 
-/// Behind a proxy the connection stands while another engine takes the place of the first.
+/// Behind a proxy the connection stays open while another engine takes the place of the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_topic_behind_a_standing_connection_is_another_engine() {
     let Some(python) = python() else { return };

@@ -170,7 +170,7 @@ impl Router {
     }
 }
 
-/// Starts a bridge, in addition to `site`'s, that republishes engine `gpu-0`.
+/// Starts another bridge, which republishes engine `gpu-0`. `site` already has a bridge of its own.
 fn republishing(site: &Site, port: u16, state: Option<&std::path::Path>) -> Bridge {
     let state = state.map(|folder| StateDirectory::open(folder, Duration::ZERO).unwrap());
     let bridge = Bridge::new(

@@ -9,7 +9,7 @@ use super::{Site, follow_text, stored};
 use crate::support::process::kvatlas;
 use crate::support::subjects;
 
-/// Sends the reset of an engine, and returns the reply of the only bridge.
+/// Asks the only bridge to reset an engine, and returns the bridge's reply.
 pub(super) async fn reset(site: &Site, engine: &str) -> AdminReply {
     let request = AdminRequest {
         engine: Some(engine.to_owned()),

@@ -24,7 +24,7 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
 
-/// Answers of a simulated server. A value of null stands for status 404.
+/// Answers of a simulated server. A null value means status 404.
 #[derive(Clone)]
 pub(super) struct Answers {
     sources: Value,
@@ -400,7 +400,7 @@ async fn a_server_is_registered_over_http() {
             .extend(change.as_object().unwrap().clone());
         assert_eq!(http.post("/register", &changed).await.status, status, "{changed}");
     }
-    // The registration is in Mooncake's dialect, and for a model that the server does not have.
+    // The registration is in Mooncake's form, and for a model that the server does not have.
     let other = json!({"instance_id": "gpu-2", "endpoint": server.url(), "modelname": "other"});
     assert_eq!(http.post("/register", &other).await.status, 200);
     eventually("it is said why it is not followed", async || {

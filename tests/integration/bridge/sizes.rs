@@ -128,7 +128,7 @@ async fn the_first_engine_that_is_registered_gives_its_namespace_the_block_size(
         .unwrap();
     assert_eq!((reply.query_blocks, reply.holders[0].matched_blocks), (4, 3));
     assert_eq!(up.block_size().await, 64);
-    // In Mooncake's dialect, each query gives the block size.
+    // On Mooncake's route, each query gives the block size.
     let ask = |size| json!({"model": "m", "token_ids": [1], "block_size": size});
     assert_eq!(up.http.post("/query", &ask(64)).await.status, 200);
     assert_eq!(up.http.post("/query", &ask(16)).await.status, 400);
@@ -195,7 +195,7 @@ async fn holders_from_a_snapshot_have_the_block_size_that_they_had() {
     up.registers(&publishers, 0, 7, 64).await;
     up.finds(&json!({"7": {"0": 192}})).await;
     up.stop().await;
-    // The same engine comes back with another block size. The old size does not stand in its way.
+    // The same engine comes back with another block size. The old size does not prevent that.
     let mut up = Up::start(broker.url(), config(broker.url(), &settings)).await;
     publishers.publish(1, &json!([stored(5, 32)]));
     up.registers(&publishers, 1, 7, 32).await;

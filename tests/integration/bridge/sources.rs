@@ -33,7 +33,7 @@ impl Site {
     }
 }
 
-/// Returns the contract's hashes of the first `count` blocks of sequence `which`: the block hashes, then the sequence
+/// Returns kvatlas's hashes of the first `count` blocks of sequence `which`: the block hashes, then the sequence
 /// hashes.
 pub(super) fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
     let size = BlockSize::new(BLOCK).unwrap();
@@ -206,7 +206,7 @@ async fn what_mooncake_store_owns_is_a_pools() {
     );
     // The pool does not report evictions.
     assert_eq!(answer["holders"][0]["degraded"], json!(["host_gap"]));
-    // In this dialect, the answer leaves pools out, because a gateway sends no request to a pool.
+    // On this route, the answer leaves pools out, because a gateway sends no request to a pool.
     let dialect = http
         .post(
             "/query",
@@ -219,7 +219,7 @@ async fn what_mooncake_store_owns_is_a_pools() {
     site.settles("_pstore", 3, &[]).await;
 }
 
-/// Events that a server of TensorRT-LLM has to report. Each answer takes all of them out.
+/// Events that a server of TensorRT-LLM has to report. Each answer removes all events from the server.
 type Said = Arc<Mutex<Vec<Value>>>;
 
 /// Starts a simulated server of TensorRT-LLM, which answers only questions for events.
@@ -252,7 +252,7 @@ pub(super) fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
     json!({"event_id": id, "data": {"type": "stored", "parent_hash": parent, "blocks": blocks}, "window_size": null})
 }
 
-/// The same event, of a rank of attention data parallelism.
+/// Returns the event as the engine reports it for the rank `rank` of attention data parallelism.
 fn of_rank(rank: u32, mut event: Value) -> Value {
     event["attention_dp_rank"] = json!(rank);
     event
@@ -296,7 +296,8 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_of_tensorrt_llm_that_answers_after_seconds_is_in_sight_meanwhile() {
-    /// Silence of the engine after which the server ends its answer, as the genuine one does, and a little more.
+    /// Time for which the simulated server waits before it answers. It is a little longer than the real server waits
+    /// for a silent engine.
     const SILENCE: std::time::Duration = std::time::Duration::from_millis(2500);
     let site = Site::new(&[]).await;
     let (said, asked) = (Said::default(), Arc::new(AtomicUsize::new(0)));

@@ -327,7 +327,7 @@ async fn an_event_plane_is_read_to_its_end_after_a_stall() {
             scene.tells(&["stored"]).await;
             continue;
         }
-        // Sooner or later no message waits any more, and the next message is a new one.
+        // At some point, no old message waits any more. The next message is then a new one, and makes the engine exact.
         for number in 3.. {
             if scene.next().await.contains(&"exact") {
                 break;

@@ -45,7 +45,7 @@ async fn epoch(site: &Site) -> u64 {
     site.holder("gpu-0").await.unwrap().epoch
 }
 
-/// The replay socket keeps only a few batches, so the next bridge must publish what it has seen itself.
+/// The replay socket keeps only a few batches. So the next bridge must publish blocks that it has seen itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     let Some(python) = python() else { return };
@@ -59,7 +59,8 @@ async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     site.settles("gpu-0", 0, &[]).await;
     let second = bridge(&site, &publishers);
     knows(&second, 0, false).await;
-    // The test publishes few batches at a time, so that the replay socket still has those that a connection missed.
+    // The test publishes few batches at a time, so that the replay socket still has the batches that a connection
+    // missed.
     for round in 0..5 {
         for part in 0..20 {
             publishers.publish(0, &json!([stored(round, part, 1)]));

@@ -1,4 +1,4 @@
-//! Two replicas that are restarted one after the other. Every query is answered, and no answer lacks all holders.
+//! Two replicas that are restarted one after the other. Every query is answered, and every answer names a holder.
 
 use std::path::Path;
 

@@ -9,7 +9,8 @@ use crate::support::truth::Workload;
 use crate::support::way::Way;
 use crate::support::{Client, daemon, server, snapshots_in};
 
-/// Number of bytes before the first frame. The file is cut at each of these, and at random places after them.
+/// Number of bytes before the first frame. The file is cut after each number of bytes up to this one, and at random
+/// places in the rest.
 const HEADER_BYTES: usize = 64;
 /// Number of random places in one run.
 const PLACES: u64 = 8;

@@ -1,4 +1,4 @@
-//! A bridge that the server lets report one of its engines only.
+//! A bridge that follows several engines, of which the server lets it report only one.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::{USERS, broker, inbox_prefix, password};
 use crate::support::process::Process;
 use crate::support::{eventually, http_get};
 
-/// Starts a bridge with the rights of gpu-0's publisher, for engines that are not there.
+/// Starts a bridge with the rights of gpu-0's publisher, for engines that do not exist.
 fn bridge(url: &str, engines: &[&str]) -> Process {
     let (password, prefix) = (password("gpu-0"), inbox_prefix("gpu-0"));
     let variables = [

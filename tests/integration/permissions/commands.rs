@@ -48,7 +48,8 @@ async fn an_operators_goodbye_is_no_error_with_either_configuration() {
             holder(&queries, "gpu-0").await.is_none().then_some(())
         })
         .await;
-        // Without a goodbye, daemons may ask the publisher, which this one would not hear.
+        // If the worker sends no goodbye, daemons may ask its publisher for batches. This role may not subscribe to
+        // such questions.
         let (code, said) = command(
             broker.url(),
             "operator",

@@ -76,7 +76,7 @@ async fn the_documented_rights_are_enough_for_jetstream() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_probe_that_is_refused_is_no_silent_daemon() {
     let broker = broker(USERS).await;
-    // No daemon runs, and still the refusal is what is told.
+    // No daemon runs, but the check reports the refusal and not the missing daemon.
     let (code, checks) = doctor(broker.url(), "daemon", &[]).await;
     let probe = check(&checks, "round trip");
     assert_eq!((code, &probe["outcome"]), (Some(1), &"failed".into()), "{probe}");
@@ -128,7 +128,7 @@ async fn the_rights_of_a_role_are_enough_for_it_with_either_configuration() {
             let rights = check(&checks, &format!("permissions of a {role}"));
             assert_eq!(rights["outcome"], "fine", "{user}: {rights}");
             let probe = check(&checks, "round trip");
-            // In an account of its own, the daemon's user has all rights.
+            // In the configuration with accounts, the daemon's user has all rights.
             let may_probe = user == "operator" || user == "daemon" && configuration == ACCOUNTS;
             let expected = if may_probe { "fine" } else { "skipped" };
             assert_eq!(probe["outcome"], expected, "{user}: {probe}");
@@ -151,7 +151,7 @@ async fn a_daemon_needs_each_of_its_subscriptions() {
         ("$SRV.>", "$SRV.PING"),
         ("kvatlas.v1.shards.>", "kvatlas.v1.shards.query.>"),
     ] {
-        // The daemon is the first that has the right.
+        // The daemon's entry is the first in the file that has the right, so only the daemon loses it.
         let right = format!("\"{subject}\",");
         assert!(USERS.contains(&right), "{right}");
         let broker = broker(&USERS.replacen(&right, "", 1)).await;

@@ -84,8 +84,8 @@ impl Cluster {
         binary.clone_into(&mut self.servers[number].binary);
     }
 
-    /// Tells a server to shut down in good order, and waits until it has. The server hands its stores over, and ends
-    /// its connections one after the other.
+    /// Tells a server to shut down in good order, and waits for its end. The server hands its stores over, and ends its
+    /// connections one after the other.
     pub async fn retire(&mut self, number: usize) {
         let broker = self.servers[number].broker.as_ref().unwrap();
         let pid = Pid::from_raw(i32::try_from(broker.pid()).unwrap()).unwrap();

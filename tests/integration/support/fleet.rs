@@ -25,11 +25,11 @@ const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
 const ROUTERS: usize = 4;
 /// Pause between two checks whether all holders are exact.
 const HEAL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of a router's queries after which it asks how much the daemon has applied.
+/// A router asks how much the daemon has applied after this number of queries.
 const QUERIES_PER_STATUS: u64 = 8;
-/// Number of a worker's batches after which it begins a new epoch, as after a restart.
+/// A worker begins a new epoch after this number of batches, as after a restart.
 const BATCHES_PER_EPOCH: u64 = 200;
-/// Number of batches after which one of the anchors begins a new epoch.
+/// One of the anchors begins a new epoch after this number of batches.
 const BATCHES_PER_RENEWAL: u64 = 150;
 /// Number of anchors: workers that always have every prompt, so that an answer without holders is blind. There are two,
 /// which begin new epochs in turn.
@@ -139,7 +139,7 @@ impl Fleet {
             anchor.publish(&self.truth, everything(&self.prompts)).await;
             let cursor = anchor.cursor;
             self.client.applied(&anchor.name, 0, cursor).await;
-            // Other replicas get the same time again.
+            // The other replicas get as much time again to apply the batch.
             tokio::time::sleep(HEAL_INTERVAL).await;
             self.truth.raise_floor(&anchor.name, 0, cursor);
         }
@@ -170,7 +170,7 @@ impl Fleet {
     /// machine can answer.
     pub async fn under_load(&mut self, floors: &impl Floors, faults: impl Future<Output = ()>) -> Tally {
         let stop = CancellationToken::new();
-        // There is a permit for each query. Queries that a fault delays are made when it is over.
+        // There is a permit for each query. Queries that a fault delays are made when the fault is over.
         let due = Semaphore::new(0);
         let Self {
             client,
@@ -244,8 +244,8 @@ impl Fleet {
         tally.time_to_exactness = Some(started.elapsed());
     }
 
-    /// Waits as [`Self::settle`] does, for a daemon whose index has too little room. Every reply must come to be a part
-    /// of the truth, and no holder may be inexact for another reason than the room.
+    /// Waits as [`Self::settle`] does, for a daemon whose index has too little room. In the end, every reply must claim
+    /// no more than the truth, and a holder may be inexact only for lack of room.
     pub async fn settle_below(&mut self, tally: &mut Tally) {
         use kvatlas_core::wire::{DegradedReason, DegradedReasons};
         let started = Instant::now();

@@ -128,8 +128,8 @@ pub async fn broker_on(port: u16) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// Returns a free port that is returned only once. The port is below those that the system gives to connections, so
-/// that no connection takes it while its broker is away.
+/// Returns a free port that no other call returns. The port is below the range from which the system takes ports for
+/// connections. So no connection takes the port while its broker is down.
 pub fn lasting_port() -> u16 {
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
     loop {
@@ -342,7 +342,7 @@ pub async fn engine(
         .unwrap()
 }
 
-/// Returns the worker, rank, matched blocks and exactness of every holder in a reply, in its order.
+/// Returns the worker, rank, matched blocks and exactness of every holder, in the order of the reply.
 pub fn matches(reply: &QueryReply) -> Vec<(String, u32, u32, bool)> {
     let holder = |holder: &kvatlas_core::wire::HolderMatch| {
         (
@@ -360,8 +360,8 @@ pub fn has_gap(status: &HolderStatusReply) -> bool {
     status.degraded.contains(kvatlas_core::wire::DegradedReason::Gap)
 }
 
-/// Returns the words for the reasons why a holder is degraded. Leaves out that its publisher is just being asked,
-/// because that comes and goes.
+/// Returns the words for the reasons why a holder is degraded, except that its publisher is being asked. That reason
+/// comes and goes.
 pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
     status
         .degraded

@@ -50,8 +50,8 @@ type Change = (usize, bool);
 struct History {
     changes: HashMap<SequenceHash, Vec<Change>>,
     held: HashMap<SequenceHash, ()>,
-    /// Versions whose batch first emptied the holder. Changes are applied block by block, so a query may see the empty
-    /// holder.
+    /// Versions that a batch made which emptied the holder before it stored blocks. Changes are applied block by block,
+    /// so a query may see the empty holder.
     emptied: Vec<usize>,
     /// Cursors of the batches that made the versions from 1 on, in order.
     cursors: Vec<BatchCursor>,

@@ -1,5 +1,5 @@
-//! Compares kvatlas's reading of vLLM's and SGLang's events with that of `dynamo_kv_router::zmq_wire` 1.6.1, for every
-//! recorded payload and a million damaged ones.
+//! Compares how kvatlas and `dynamo_kv_router::zmq_wire` 1.6.1 read the events of vLLM and SGLang, for every recorded
+//! payload and a million damaged payloads.
 //!
 //! ```sh
 //! cargo run --release --package kvatlas-peers-engines -- [ROUNDS] [SEED]
@@ -14,7 +14,7 @@ mod ours;
 mod report;
 mod theirs;
 
-// The payloads and the damage come from the tests.
+// The tests of kvatlas-engines give the recorded payloads, and damage them.
 #[allow(
     dead_code,
     clippy::all,

@@ -111,7 +111,7 @@ pub trait TwoLanes: Writer + Send + Sized {
     fn split(self) -> [Self; 2];
 }
 
-/// One value for each worker, of all workers or of every second one.
+/// One value for each worker. The workers are all, or only those with even or odd numbers.
 pub struct ByWorker<T> {
     each: Vec<T>,
     step: usize,

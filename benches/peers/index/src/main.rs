@@ -55,7 +55,7 @@ struct Arguments {
     fill: Option<Vec<u32>>,
 }
 
-/// Default path of the trace, beside the repository.
+/// Default path of the trace, next to the repository.
 const DEFAULT_TRACE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../../../shared/traces/conversation_trace.jsonl"
@@ -82,7 +82,7 @@ enum Part {
     Lanes,
     /// Right and wrong answers without times: holes, and the same blocks after different prefixes.
     Holes,
-    /// D: a recorded trace at an offered rate, and the highest rate that is possible.
+    /// D: a recorded trace at an offered rate, and the highest rate that the index can keep up with.
     Replay,
 }
 

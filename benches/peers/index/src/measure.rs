@@ -128,8 +128,8 @@ pub fn timer_cost_ns() -> f64 {
     })
 }
 
-/// Keeps the calling thread on core `number` of those that the process may use, or on the last of these if there are
-/// fewer.
+/// Keeps the calling thread on one of the cores that the process may use: on core `number`, or on the last core if
+/// there are fewer.
 pub fn stay_on_core(number: usize) {
     // SAFETY: all fields of the structure are numbers, for which zero is a value.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };

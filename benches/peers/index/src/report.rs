@@ -14,7 +14,7 @@ pub struct Ledger {
     verdicts: BTreeMap<(Figure, String), Verdict>,
 }
 
-/// Number of answers, and number of those that equal the oracle's.
+/// Number of answers, and number of answers that equal the oracle's answer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Verdict {
     right: u64,

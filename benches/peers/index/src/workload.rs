@@ -225,7 +225,8 @@ impl Kind {
         }
     }
 
-    /// Returns the query of this kind about the stored `prompt`. With different `number`s, fresh content differs.
+    /// Returns the query of this kind about the stored `prompt`. Blocks that no worker holds differ for different
+    /// `number`s.
     pub fn ask(self, prompt: &Prompt, number: u32) -> Prompt {
         let source = FRESH + u64::from(number);
         match self {

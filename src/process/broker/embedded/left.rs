@@ -1,4 +1,5 @@
-//! Directories of servers whose process was killed, so that nobody removed them.
+//! Removes the directories of embedded servers that were left on the disk because the process that ran the server was
+//! killed.
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ pub(super) const PREFIX: &str = "kvatlas-nats-";
 /// Name in the lock of a server's directory.
 pub(super) const OWNER: &str = "kvatlas";
 
-/// Removes the directories of servers in `folder` that were left. A directory that is in use is locked, and the system ends the
-/// lock of a process that was killed.
+/// Removes each directory of a server in `folder` that no process uses any more. A process locks its directory while it
+/// uses it. If the process is killed, the operating system ends the lock.
 pub(super) fn sweep(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {

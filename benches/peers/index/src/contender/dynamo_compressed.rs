@@ -1,9 +1,9 @@
 //! `dynamo_kv_router::ConcurrentRadixTreeCompressed`: a radix tree whose edges are runs of blocks, with a lock in each
 //! node.
 //!
-//! Its only public way to apply an event is the loop of its lane thread, to which a channel leads. Therefore the clocks
-//! are read in that thread: every acknowledgement wakes a waker, and the waker takes a time stamp. So the hand-over
-//! between threads is not counted. The cost of the channel is counted once for each event.
+//! Events can be applied only by the loop of the tree's own lane thread, which receives them over a channel. Therefore
+//! the clocks are read in that thread: every acknowledgement wakes a waker, and the waker takes a time stamp. So the
+//! hand-over between threads is not counted. The cost of the channel is counted once for each event.
 
 use std::future::Future;
 use std::hint::black_box;

@@ -1,8 +1,8 @@
 //! Scenario H: one namespace, written and searched by one thread and by two threads at the same time.
 //!
 //! The events of 128 workers are made in advance. Then either one thread applies all of them, or each of two threads
-//! applies those of half of the workers. Searches are divided in the same way. Times are by the wall clock, from the
-//! common beginning until the slower thread is done. So they show the throughput of two lanes.
+//! applies the events of half of the workers. Searches are divided in the same way. Times are by the wall clock, from
+//! the common beginning until the slower thread is done. So they show the throughput of two lanes.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -122,7 +122,7 @@ fn questions<R: Reader>(part: usize, parts: usize) -> Vec<R::Query> {
         .collect()
 }
 
-/// Returns the events of a lane's workers, in another order than the layout's.
+/// Returns the events of a lane's workers, in another order than in the layout.
 fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> {
     let holdings = DISTINCT.holdings();
     let numbers = shuffled(holdings.len(), 9 + u64::from(removes));

@@ -85,13 +85,13 @@ pub fn write_figure(layout: &Layout, what: &str) -> String {
 
 /// Figures of writes.
 pub mod writes {
-    /// Nanoseconds for each stored block.
+    /// Name of the figure: nanoseconds for each stored block.
     pub const STORE: &str = "store";
-    /// Nanoseconds for each removed block.
+    /// Name of the figure: nanoseconds for each removed block.
     pub const REMOVE: &str = "remove";
-    /// Microseconds of the longest store event, by the wall clock and in processor time.
+    /// Names of the figures: microseconds of the longest store event, by the wall clock and in processor time.
     pub const WORST_STORE: [&str; 2] = ["worst store", "worst store, processor"];
-    /// Microseconds of the longest removal event, by the wall clock and in processor time.
+    /// Names of the figures: microseconds of the longest removal event, by the wall clock and in processor time.
     pub const WORST_REMOVE: [&str; 2] = ["worst remove", "worst remove, processor"];
 }
 
@@ -199,7 +199,7 @@ fn time_searches<R: Reader>(
     } else {
         1024_usize.div_ceil(questions.len()).max(3)
     };
-    // The first two passes are counted apart, because they fill the caches and whatever an index keeps of queries.
+    // The first two passes are counted separately. They fill the caches, and whatever an index remembers of queries.
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for pass in 0..=passes {
         let order = shuffled(questions.len(), (repetition * (passes + 1) + pass) as u64 + 2);

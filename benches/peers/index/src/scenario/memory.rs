@@ -2,7 +2,7 @@
 //!
 //! The process fills an index sequence by sequence, so that hardly anything but the index is resident. Then it removes
 //! everything, and fills the index again. Before each reading, the allocator returns free memory to the system. After
-//! the removal, there is also a reading before that.
+//! the removal, there is also a reading before the allocator returns free memory.
 
 use std::process::{Command, Stdio};
 
@@ -32,7 +32,7 @@ pub struct Fill {
     pub holders: u32,
 }
 
-/// Layouts: one holder with both numbers of blocks, and eight holders of the same blocks.
+/// Layouts: one holder with one million blocks, one holder with five million, and eight holders of the same million.
 pub const FILLS: [Fill; 3] = [
     Fill {
         millions: 1,

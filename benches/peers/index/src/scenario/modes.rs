@@ -1,4 +1,5 @@
-//! Scenario G: events such as real engines publish, compared with the contract's simplest form and with the best peer.
+//! Scenario G: events such as real engines publish, compared with the simplest form of kvatlas's events and with the
+//! best peer.
 //!
 //! The same sequences are stored, searched and removed in every mode: under the contract's hashes, under names of the
 //! engines' own, on two tiers, in two copies, and with one block in a hundred missing. A peer has only one mode. A

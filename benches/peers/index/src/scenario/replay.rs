@@ -7,9 +7,9 @@
 //!
 //! One thread applies events and one thread queries. No operation starts earlier than the offered rate says. A rate is
 //! valid under two conditions. At least 99 % of it was reached (refused events do not count). And 99 % of the queries
-//! were answered within a millisecond of their due time. So a query that waits for its predecessor is slow. A rate that
-//! fails is tried up to three times more. A bisection goes on until the highest valid rate and the lowest invalid rate
-//! are within 10 %. kvatlas has two rows, and the difference between them is noise.
+//! were answered within a millisecond of their due time. So the time that a query waits for an earlier query counts,
+//! too. A rate that fails is tried up to three times more. A bisection goes on until the highest valid rate and the
+//! lowest invalid rate are within 10 %. kvatlas has two rows, and the difference between them is noise.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -36,7 +36,8 @@ const WORKERS: u32 = 64;
 const PIECE_BLOCKS: u32 = 32;
 /// Number of pieces that a worker keeps. All workers together keep 0.6M blocks.
 const WORKER_PIECES_MAX: usize = 300;
-/// Approximate number of blocks in a list of events. Within a list, no event waits for its due time.
+/// Approximate number of blocks in a list of events. The thread waits for the due time of a list, and then applies all
+/// events of the list without waiting.
 const LIST_BLOCKS: u64 = 16_384;
 /// Share of a rate that must be reached, so that the rate is valid.
 const REACHED_MIN: f64 = 0.99;
