@@ -320,14 +320,15 @@ macro_rules! serialize_entries {
     };
 }
 
-/// Implements `encode` and `decode` for messages. They are written as their entries and read with serde. Unknown keys
-/// are skipped, as in every payload.
+/// Implements `encode` and `decode` for messages that serde writes and reads. Unknown keys are skipped, as in every
+/// payload.
 macro_rules! coded {
     ($($message:ty),+ $(,)?) => {
         $(impl $message {
             /// Encodes the message as a MessagePack map.
             pub fn encode(&self) -> Vec<u8> {
-                $crate::wire::writer::encode(self)
+                // Writing to memory cannot fail.
+                rmp_serde::to_vec_named(self).unwrap_or_default()
             }
 
             /// Decodes a payload that [`Self::encode`] wrote.
