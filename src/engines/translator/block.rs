@@ -18,6 +18,14 @@ impl ChainSlot {
     pub(super) fn place(self) -> usize {
         self.0 as usize
     }
+
+    /// The slot's element of `list`. A list that ends before it grows with copies of `empty`.
+    pub(super) fn grown<T: Clone>(self, list: &mut Vec<T>, empty: T) -> Option<&mut T> {
+        if list.len() <= self.place() {
+            list.resize(self.place() + 1, empty);
+        }
+        list.get_mut(self.place())
+    }
 }
 
 /// One block of the contract.

@@ -9,7 +9,7 @@ use crate::batch::GroupKind;
 use crate::reason::Reason;
 
 use super::block::Block;
-use super::tiers::TIERS;
+use super::tiers::PerTier;
 
 /// Reason why a translator can't be restored from its saved form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -96,7 +96,7 @@ pub(super) struct SavedChain {
 pub(super) struct SavedName(
     pub(super) u64,
     pub(super) u32,
-    pub(super) [u16; TIERS],
+    pub(super) PerTier<u16>,
     pub(super) u16,
 );
 
@@ -149,8 +149,8 @@ pub(super) struct SavedWindows {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedBeyond {
-    pub(super) doubts: [Option<Reason>; TIERS],
-    pub(super) chunks: [u32; TIERS],
+    pub(super) doubts: PerTier<Option<Reason>>,
+    pub(super) chunks: PerTier<u32>,
     pub(super) past: Vec<(u64, SavedBlock)>,
     pub(super) is_used: bool,
     pub(super) has_ends: bool,
