@@ -1,6 +1,7 @@
 //! A block of the contract, and the slot in which a holder's chain keeps it.
 
 use kvatlas_core::hash::{HashSeed, SequenceHash};
+use serde::{Deserialize, Serialize};
 
 /// Index of a block in a chain, the array of a holder's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,8 +29,8 @@ impl ChainSlot {
     }
 }
 
-/// One block of the contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One block of the contract. Saved states have blocks in this form: the fields' order must stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Block {
     pub(super) sequence: SequenceHash,
     /// Sequence hash of the block before; `None` at position 0.
