@@ -24,7 +24,7 @@ const ROUNDS: usize = 15;
 fn main() {
     let vocabulary = vocabulary();
     let started = Instant::now();
-    let trie = TokenTrie::new(&vocabulary).unwrap();
+    let trie = TokenTrie::new(&vocabulary);
     println!(
         "{} tokens, {} nodes, built in {:.0?}",
         vocabulary.size(),

@@ -31,6 +31,12 @@
 //! no entry.
 //!
 //! [`Design`] builds any of the designs as a value of the trait [`PrefixIndex`].
+//!
+//! # Hash types and tree of the reference document
+//!
+//! `token-hashing-design.md`, on whose lineage hash kvatlas's is modelled, has more than kvatlas uses:
+//! [`PositionalSequenceHash`], the trait [`PositionalHash`], and [`PositionalRadixTree`], which has the blocks of each
+//! position in a map of their own.
 
 mod actor;
 mod concurrent_radix;
@@ -44,6 +50,9 @@ mod lineage;
 mod nested;
 pub mod pages;
 mod pool;
+mod positional;
+mod positional_radix;
+mod positional_sequence;
 mod prefix_index;
 mod prefix_tree;
 mod radix;
@@ -62,6 +71,9 @@ pub use jump::{DEFAULT_JUMP_SIZE, JumpIndex};
 pub use lineage::LineageIndex;
 pub use nested::NestedDictionary;
 pub use pool::{SharedIndex, ThreadPool};
+pub use positional::PositionalHash;
+pub use positional_radix::PositionalRadixTree;
+pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
 pub use prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixIndexSize, PrefixQuery};
 pub use radix::RadixTree;
 pub use sequence_entry::SeqEntry;

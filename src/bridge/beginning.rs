@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_nats::Client;
 
-use kvatlas_client::publish::{PublishConnection, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::{Beginning, PublishConnection, PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance};
@@ -17,7 +17,7 @@ use super::dynamo::{PlaneAddress, PlaneEvents};
 use super::engines::Inner;
 use super::follower::HeardBefore;
 use super::holders::{Holders, StartRelay};
-use super::relay::{Before, Relay, Way};
+use super::relay::{Relay, Way};
 use super::sources::SourceTask;
 use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_max};
 use super::subscribed::SubscribedEvents;
@@ -59,18 +59,18 @@ impl Inner {
                 Keeper::new(directory, holder.clone(), bytes_max, Arc::clone(&self.metrics))
             });
         let name = name_of(&holder);
-        let (mut relay, before, republished) = match kept {
+        let settings = self.translator_settings(engine)?;
+        let mut way = self.way(engine, holder, nats)?;
+        let (blocks, rank, before, republished) = match kept {
             Some(kept) => {
-                let relay = self.go_on(engine, holder, kept.before, nats).await?;
-                (relay, Some(kept.heard), kept.republished)
+                way.options.beginning = Beginning::Above(kept.epoch);
+                (kept.blocks, kept.rank, Some(kept.heard), kept.republished)
             }
-            None => {
-                let PublishedHolder { worker, rank, .. } = holder;
-                (self.relay(engine, worker, rank, nats).await?, None, None)
-            }
+            None => (Translator::new(settings.clone()), None, None, None),
         };
+        let metrics = Arc::clone(&self.metrics);
+        let mut relay = Relay::start(engine.format, &name, blocks, rank, way, metrics).await?;
         if let Some(republisher) = &self.republisher {
-            let settings = self.translator_settings(engine)?;
             let tap = republisher.tap(engine, &name, &settings, republished, relay.turns());
             relay.set_tap(tap.await);
         }
@@ -116,7 +116,7 @@ impl Inner {
                 .ok()?;
             log_gated!(
                 info "what was kept of an engine is taken up" up to 64;
-                worker = %&holder.worker, blocks = taken.before.blocks.blocks(), epoch, last
+                worker = %&holder.worker, blocks = taken.blocks.blocks(), epoch, last
             );
             Some(taken)
         });
@@ -132,19 +132,6 @@ impl Inner {
         )
     }
 
-    /// Continues to report an engine to daemons, from the state that an earlier bridge saved.
-    async fn go_on(
-        &self,
-        engine: &NewEngine,
-        holder: PublishedHolder,
-        before: Before,
-        nats: Client,
-    ) -> Result<Relay, String> {
-        let name = name_of(&holder);
-        let way = self.way(engine, holder, nats)?;
-        Relay::go_on(engine.format, &name, before, way, Arc::clone(&self.metrics)).await
-    }
-
     /// Starts the relay, which reports one holder of `engine` to daemons; an error in words if that is not possible.
     pub(super) async fn relay(
         &self,
@@ -155,9 +142,9 @@ impl Inner {
     ) -> Result<Relay, String> {
         let holder = holder_of(engine, worker, rank)?;
         let name = name_of(&holder);
-        let settings = self.translator_settings(engine)?;
+        let blocks = Translator::new(self.translator_settings(engine)?);
         let way = self.way(engine, holder, nats)?;
-        Relay::start(engine.format, &name, settings, way, Arc::clone(&self.metrics)).await
+        Relay::start(engine.format, &name, blocks, None, way, Arc::clone(&self.metrics)).await
     }
 
     fn way(&self, engine: &NewEngine, holder: PublishedHolder, nats: Client) -> Result<Way, String> {
@@ -247,7 +234,11 @@ fn name_of(holder: &PublishedHolder) -> String {
 
 /// Saved state of an engine, converted for the relay and the follower that continue from it.
 struct TakenUp {
-    before: Before,
+    blocks: Translator,
+    /// The rank that the engine's batches named.
+    rank: Option<Rank>,
+    /// The holder's last epoch.
+    epoch: u64,
     heard: HeardBefore,
     /// Blocks that the earlier bridge had republished to routers; `None` if the engine was not republished.
     republished: Option<SavedMirror>,
@@ -260,18 +251,11 @@ fn taken_up(kept: KeptEngine, settings: TranslatorSettings, first_max: u64) -> R
         .continuity
         .kept(first_max)
         .ok_or("the numbers of its batches contradict each other")?;
-    let before = Before {
+    Ok(TakenUp {
         blocks: Translator::restore(settings, kept.blocks).map_err(|error| error.to_string())?,
         rank: kept.rank,
         epoch: kept.epoch,
-    };
-    let heard = HeardBefore {
-        continuity,
-        topic: kept.topic,
-    };
-    Ok(TakenUp {
-        before,
-        heard,
+        heard: (continuity, kept.topic),
         republished: kept.republished,
     })
 }

@@ -18,7 +18,7 @@ use kvatlas_telemetry::log_gated;
 use super::continuity::{Continuity, HeardBatch, Published};
 use super::dynamo::AnswerPorts;
 use super::frames::Numbered;
-use super::relay::{Relay, SavedRelay};
+use super::relay::Relay;
 use super::sockets::{ReplaySocket, SocketError};
 use super::stalls::StallWatch;
 use super::state::KeptEngine;
@@ -150,12 +150,8 @@ pub(super) struct Follower {
     stranger: Option<String>,
 }
 
-/// History of an engine's batches, as an earlier bridge saved it: the count and the topic. The blocks are saved
-/// separately.
-pub(super) struct HeardBefore {
-    pub(super) continuity: Continuity,
-    pub(super) topic: Option<Vec<u8>>,
-}
+/// The count and the topic of an engine's batches, as an earlier bridge saved them.
+pub(super) type HeardBefore = (Continuity, Option<Vec<u8>>);
 
 impl Follower {
     /// Makes a follower of one publisher. `topic` is the beginning of its topics; empty for all.
@@ -189,9 +185,9 @@ impl Follower {
 
     /// Continues after the batches that an earlier bridge heard. The relay, which reports to daemons, already has the
     /// blocks of these batches. The engine has to show that it is still the same process.
-    pub(super) fn go_on(&mut self, before: HeardBefore) {
-        self.continuity = before.continuity;
-        self.topics.remember(before.topic);
+    pub(super) fn go_on(&mut self, (continuity, topic): HeardBefore) {
+        self.continuity = continuity;
+        self.topics.remember(topic);
     }
 
     /// Returns the number of changes so far that are worth keeping on disk.
@@ -202,21 +198,8 @@ impl Follower {
     /// Returns all that is known of the engine, to be saved on disk. `cache` names the settings with which the engine's
     /// blocks are translated.
     pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
-        let SavedRelay {
-            blocks,
-            republished,
-            rank,
-            epoch,
-        } = self.relay.save().await?;
-        Ok(KeptEngine {
-            cache: cache.to_owned(),
-            epoch,
-            rank,
-            topic: self.topics.own(),
-            continuity: self.continuity.clone(),
-            blocks,
-            republished,
-        })
+        let (continuity, topic) = (self.continuity.clone(), self.topics.own());
+        Ok(self.relay.save(cache, continuity, topic).await?)
     }
 
     /// Waits until all messages for daemons have been sent to NATS.

@@ -5,7 +5,6 @@
 
 mod blocks;
 mod doubts;
-mod kept;
 mod labels;
 
 use std::sync::Arc;
@@ -18,22 +17,22 @@ use kvatlas_client::publish::{
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Labels, ModelKey, Profile, Rank, Subjects};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
-    TranslatorSettings,
 };
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
+use super::continuity::Continuity;
 use super::farewells::{Farewell, Farewells};
 use super::kin::{Kin, Member};
 use super::lease::{Lease, LeaseShare, Turns};
 use super::partial::partial_doubts;
 use super::republish::Tap;
+use super::state::KeptEngine;
 use blocks::Blocks;
 use labels::AddedLabels;
 
 pub(super) use blocks::SharedBlocks;
-pub(super) use kept::{Before, SavedRelay};
 
 /// Maximum number and size of the events that are passed to the publisher at once. The publisher may divide these
 /// events further, by the bounds of a batch and of a NATS message.
@@ -115,38 +114,13 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Begins to report an engine to daemons. Nothing is known of the engine yet.
+    /// Begins to report an engine to daemons, which are given all of its known blocks. `rank` is the one that its batches
+    /// have named so far.
     pub(super) async fn start(
         format: Format,
         name: &str,
-        settings: TranslatorSettings,
-        way: Way,
-        metrics: Arc<BridgeMetrics>,
-    ) -> Result<Self, String> {
-        Self::begin(format, name, Translator::new(settings), way, metrics).await
-    }
-
-    /// Continues to report an engine whose blocks were known before. Daemons are given all of the blocks.
-    pub(super) async fn go_on(
-        format: Format,
-        name: &str,
-        before: Before,
-        mut way: Way,
-        metrics: Arc<BridgeMetrics>,
-    ) -> Result<Self, String> {
-        way.options.beginning = Beginning::Above(before.epoch);
-        let relay = Self::begin(format, name, before.blocks, way, metrics).await?;
-        Ok(Self {
-            rank: before.rank,
-            has_published_rank: false,
-            ..relay
-        })
-    }
-
-    async fn begin(
-        format: Format,
-        name: &str,
         blocks: Translator,
+        rank: Option<Rank>,
         way: Way,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, String> {
@@ -202,7 +176,7 @@ impl Relay {
             kin,
             translation: Translation::default(),
             untold: None,
-            rank: None,
+            rank,
             has_published_rank: false,
             doubt,
             partial,
@@ -456,14 +430,23 @@ impl Relay {
         self.share.as_ref().is_none_or(LeaseShare::speaks)
     }
 
-    /// Returns the state from which a later bridge can continue to report the engine.
-    pub(super) async fn save(&mut self) -> Result<SavedRelay, PublisherError> {
+    /// Returns the state from which a later bridge can continue to report the engine. `cache` names the settings with which the
+    /// engine's blocks are translated.
+    pub(super) async fn save(
+        &mut self,
+        cache: &str,
+        continuity: Continuity,
+        topic: Option<Vec<u8>>,
+    ) -> Result<KeptEngine, PublisherError> {
         self.tell().await?;
-        Ok(SavedRelay {
+        Ok(KeptEngine {
+            cache: cache.to_owned(),
+            epoch: self.publisher.cursor().epoch,
+            rank: self.rank,
+            topic,
+            continuity,
             blocks: self.blocks.lock().await.0.save(),
             republished: self.tap.as_ref().map(Tap::save),
-            rank: self.rank,
-            epoch: self.publisher.cursor().epoch,
         })
     }
 

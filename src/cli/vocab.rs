@@ -80,7 +80,7 @@ fn mask(arguments: &MaskArguments) -> Result<(), Failure> {
     let automaton = RegexAutomaton::new(&arguments.regex, RegexLimits::default()).map_err(Failure::usage)?;
     let state = state_after(automaton.table(), &arguments.prefix)?;
     let (vocabulary, format) = load(arguments)?;
-    let trie = TokenTrie::new(&vocabulary).map_err(Failure::failed)?;
+    let trie = TokenTrie::new(&vocabulary);
     let mut mask = trie.empty_mask();
     trie.allow_by_table(automaton.table(), state, &mut mask)
         .map_err(Failure::failed)?;

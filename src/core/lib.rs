@@ -5,7 +5,6 @@
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`snapshot`]: the file format of snapshots.
 //! - [`stream`]: checks a stream of events for gaps, and says whether the state built from it can be trusted.
-//! - [`trie`]: flat tries in depth-first order.
 
 mod ahead;
 mod epoch;
@@ -18,7 +17,6 @@ pub mod snapshot;
 mod split_map;
 pub mod stream;
 mod sync;
-pub mod trie;
 pub mod wire;
 mod worded;
 mod words;

@@ -479,6 +479,14 @@ impl EngineBatch {
         Span::new(start, self.text.len())
     }
 
+    /// Appends a number in decimal.
+    pub(crate) fn push_number(&mut self, number: u64) -> Span {
+        let start = self.text.len();
+        // Writing to memory cannot fail.
+        let _ = write!(self.text, "{number}");
+        Span::new(start, self.text.len())
+    }
+
     /// The hashes from `start` to the end of the list.
     pub(crate) fn hashes_since(&self, start: usize) -> Span {
         Span::new(start, self.hashes.len())

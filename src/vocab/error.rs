@@ -1,7 +1,6 @@
 //! Errors in making or using a vocabulary.
 
 use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
-use kvatlas_core::trie::EntryError;
 
 /// Reason why tokens do not make a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,9 +30,6 @@ pub enum VocabularyError {
     /// All tokens together have too many bytes.
     #[error("the tokens have more than 4 GiB of bytes together; remove the longest")]
     TooManyBytes,
-    /// The trie cannot be built.
-    #[error("the vocabulary's trie cannot be built: {0}")]
-    Trie(#[from] EntryError),
 }
 
 /// Error for a mask that is for a vocabulary of another size.

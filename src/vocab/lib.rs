@@ -1,7 +1,7 @@
 //! Token vocabularies, for finding the tokens that may come next, and for cutting a text into tokens.
 //!
 //! A [`Vocabulary`] has the bytes of each token; [`load`](Vocabulary::load) reads it from the usual files. A
-//! [`TokenTrie`] is the flat trie of a vocabulary (see [`trie`](kvatlas_core::trie)), with eight bytes for each node.
+//! [`TokenTrie`] is the flat trie of a vocabulary, with eight bytes for each node.
 //! It answers one question: *which tokens does a recogniser of bytes allow next?* The answer is a [`TokenMask`], or is
 //! written into logits. A recogniser of any kind implements [`Recognizer`], with a stack of bytes. A recogniser that is
 //! a [`TransitionTable`] needs no stack and is faster. A [`RegexAutomaton`] makes such a table from a regular
@@ -51,6 +51,7 @@
 
 mod allow;
 mod error;
+mod flat;
 mod greedy;
 mod load;
 mod mask;
@@ -72,6 +73,6 @@ pub use mask::TokenMask;
 pub use recognizer::Recognizer;
 pub use regex::{RegexAutomaton, RegexError, RegexLimits};
 pub use table::{State, TABLE_STATES_MAX, TableError, TableRecognizer, TableRow, TransitionTable};
-pub use token::{TOKEN_BYTES_MAX, TokenId, TokenNode, VOCABULARY_SIZE_MAX};
+pub use token::{Links, TOKEN_BYTES_MAX, TokenId, TokenNode, VOCABULARY_SIZE_MAX};
 pub use token_trie::TokenTrie;
 pub use tokens::{Vocabulary, VocabularyBuilder};

@@ -146,7 +146,7 @@ impl WalkLane {
     ///
     /// The reasons why this is sound, from the checks of `walk` and the guarantees of the types:
     ///
-    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound. So
+    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `TokenTrie` are sound. So
     ///   one step into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not
     ///   a leaf has a child. The size of a leaf is 1, and a large node's stored size is 1, which is a step into it.
     /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to

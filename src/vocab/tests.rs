@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use kvatlas_core::trie::{FlatNode, FlatTrie};
 
 fn vocabulary(tokens: &[Vec<u8>]) -> Vocabulary {
     let mut builder = VocabularyBuilder::new();
@@ -16,7 +15,7 @@ fn vocabulary(tokens: &[Vec<u8>]) -> Vocabulary {
 fn trie(tokens: &[&str]) -> (Vocabulary, TokenTrie) {
     let tokens: Vec<Vec<u8>> = tokens.iter().map(|token| token.as_bytes().to_vec()).collect();
     let vocabulary = vocabulary(&tokens);
-    let trie = TokenTrie::new(&vocabulary).unwrap();
+    let trie = TokenTrie::new(&vocabulary);
     (vocabulary, trie)
 }
 
@@ -131,7 +130,7 @@ fn spread(some: &[Option<u32>], is_match: bool) -> TableRow {
 
 fn check_equal(tokens: &[Vec<u8>], table: &TransitionTable) -> Result<(), TestCaseError> {
     let vocabulary = vocabulary(tokens);
-    let trie = TokenTrie::new(&vocabulary).unwrap();
+    let trie = TokenTrie::new(&vocabulary);
     let tree = Tree::new(&vocabulary);
     let start = table.start().unwrap();
     let expected = tree.allowed(&mut table.recognizer(start));
@@ -198,7 +197,7 @@ proptest! {
     #[test]
     fn greedy_tokens_are_the_longest(tokens in tokens(), text in prop::collection::vec(b'a'..=b'd', 0..40)) {
         let vocabulary = vocabulary(&tokens);
-        let trie = TokenTrie::new(&vocabulary).unwrap();
+        let trie = TokenTrie::new(&vocabulary);
         let expected = tokenize_naively(&tokens, &text);
         prop_assert_eq!(trie.tokenize_greedily(&text).ok(), expected);
         for (token, bytes) in vocabulary.iter().filter(|(_, bytes)| !bytes.is_empty()) {
@@ -213,7 +212,6 @@ proptest! {
 fn the_example_of_the_notes() {
     let (_, trie) = trie(&["a", "b", "c", "ax", "ay", "az", "aya", "ayb", "aza"]);
     let pops: Vec<usize> = trie
-        .flat()
         .nodes()
         .iter()
         .map(|node| node.links().unwrap().num_parents)
@@ -251,7 +249,7 @@ fn odd_vocabularies_are_handled() {
         })
     );
 
-    let none = TokenTrie::new(&VocabularyBuilder::new().build().unwrap()).unwrap();
+    let none = TokenTrie::new(&VocabularyBuilder::new().build().unwrap());
     let mut mask = none.empty_mask();
     none.allow_by_table(automaton.table(), start, &mut mask).unwrap();
     assert!(none.is_empty() && mask.count() == 0);
@@ -313,6 +311,32 @@ fn wrong_tables_are_refused() {
     assert_eq!(TransitionTable::new(&[]).unwrap().start(), None);
 }
 
+/// Checks the links of all nodes against the depths that follow from the pops of the leaves.
+fn check_links(trie: &TokenTrie) {
+    let mut depths = Vec::new();
+    let mut depth = 1_usize;
+    for node in trie.nodes() {
+        depths.push(depth);
+        depth = depth.checked_add_signed(node.depth_into()).unwrap();
+    }
+    assert_eq!(depth, 1);
+    depths.push(depth);
+    // The next node of the same depth or less, for each depth on the path that leads back from the end.
+    let mut ends = vec![(1, trie.len())];
+    for (index, depth) in depths[..trie.len()].iter().enumerate().rev() {
+        while ends.last().unwrap().0 > *depth {
+            ends.pop();
+        }
+        let (next, end) = *ends.last().unwrap();
+        let links = Links {
+            subtree_size: end - index,
+            num_parents: depth + 1 - next,
+        };
+        assert_eq!(trie.links(index), Some(links), "node {index}");
+        ends.push((*depth, index));
+    }
+}
+
 /// Walks subtrees with more nodes than a node can store as a size, and a token with the maximum number.
 #[test]
 fn the_largest_vocabularies_are_walked() {
@@ -323,14 +347,11 @@ fn the_largest_vocabularies_are_walked() {
         builder.insert(id, vec![b'a', high, middle, low]).unwrap();
     }
     builder.insert(last, b"b".to_vec()).unwrap();
-    let trie = TokenTrie::new(&builder.build().unwrap()).unwrap();
-    let [whole, high, middle] = [0, 1, 2].map(|index| *trie.flat().get(index).unwrap());
+    let trie = TokenTrie::new(&builder.build().unwrap());
+    let [whole, high, middle] = [0, 1, 2].map(|index| trie.nodes()[index]);
     assert!(whole.is_large() && high.is_large() && !middle.is_large());
-    assert_eq!(trie.flat().subtree_end(0), trie.len() - 1);
-    assert_eq!(
-        FlatTrie::from_nodes(trie.flat().nodes().to_vec()).as_ref(),
-        Ok(trie.flat())
-    );
+    assert_eq!(trie.links(0).unwrap().subtree_size, trie.len() - 1);
+    check_links(&trie);
     for (expression, expected) in [
         (r"(?s-u:.*)", (5 << 18) + 1),
         (r"(?s-u:a\x02..)", 1 << 16),
@@ -366,12 +387,14 @@ fn large_subtrees_are_passed() {
         .insert(more + 1, [b"ac".as_slice(), &[b'c'; 60]].concat())
         .unwrap();
     builder.insert(more + 2, b"ad".to_vec()).unwrap();
-    let trie = TokenTrie::new(&builder.build().unwrap()).unwrap();
+    let trie = TokenTrie::new(&builder.build().unwrap());
     let node = |bytes: &[u8]| {
-        *trie
-            .flat()
-            .get(trie.flat().find(bytes.iter().copied()).unwrap())
-            .unwrap()
+        let index = bytes.iter().fold(None, |parent: Option<usize>, byte| {
+            let first = parent.map_or(0, |parent| parent + 1);
+            let mut siblings = flat::siblings(trie.nodes(), first);
+            siblings.find_map(|(index, node)| (node.byte() == *byte).then_some(index))
+        });
+        trie.nodes()[index.unwrap()]
     };
     assert!(node(b"aa").is_large() && node(b"aa\0").is_large());
     assert!(!node(b"ab").is_large() && node(&[b"a".as_slice(), &[b'c'; 41]].concat()).is_large());
@@ -386,20 +409,5 @@ fn large_subtrees_are_passed() {
         trie.allow(&mut automaton.table().recognizer(start), &mut by_recognizer)
             .unwrap();
         assert_eq!(by_recognizer, mask, "{expression}");
-    }
-}
-
-/// A flip of any bit in the links of a node is noticed.
-#[test]
-fn hostile_nodes_are_refused() {
-    let (_, trie) = trie(&["a", "ab", "abc", "b"]);
-    let nodes = trie.flat().nodes().to_vec();
-    assert!(FlatTrie::from_nodes(nodes.clone()).is_ok());
-    for index in 0..nodes.len() {
-        for bit in (8..28).chain(53..64) {
-            let mut damaged = nodes.clone();
-            damaged[index] = damaged[index].with_bit_flipped(bit);
-            assert!(FlatTrie::from_nodes(damaged).is_err(), "node {index}, bit {bit}");
-        }
     }
 }

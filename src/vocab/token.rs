@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use kvatlas_core::trie::{FlatNode, Links};
-
 /// Maximum number of tokens of a vocabulary. All token numbers are below it.
 pub const VOCABULARY_SIZE_MAX: usize = 1 << 24;
 
@@ -46,6 +44,15 @@ const _: () = assert!(PARENTS_SHIFT + PARENTS_BITS == u64::BITS);
 const INNER_PARENTS_MAX: u64 = (1 << INNER_PARENTS_BITS) - 1;
 const SIZE_MAX: u64 = (1 << SIZE_BITS) - 1;
 const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
+
+/// Two numbers of a node that replace all pointers. A drawing in `flat.rs` shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Links {
+    /// Number of nodes of the subtree, the node itself included.
+    pub subtree_size: usize,
+    /// Number of levels to pop to get to the parent of the node after the subtree; at least 1.
+    pub num_parents: usize,
+}
 
 /// A node of a token trie, in 64 bits:
 ///
@@ -130,17 +137,33 @@ impl TokenNode {
         (self.0 >> INNER_PARENTS_SHIFT & INNER_PARENTS_MAX) as usize
     }
 
-    /// Returns the node with one bit flipped, as in damaged data.
-    #[cfg(test)]
-    pub(super) fn with_bit_flipped(self, bit: u32) -> Self {
-        Self(self.0 ^ 1 << bit)
-    }
-
     /// Returns the change of depth to the next node on the way past the subtree: `1 - num_parents`. For a large node it is 1,
     /// because the way past it leads into it.
     #[inline(always)]
     pub(super) fn depth_past(self) -> isize {
         self.depth_into() - self.inner_parents().cast_signed()
+    }
+
+    /// Returns the links that the node carries; `None` for a large node, whose links follow from those of its children.
+    #[must_use]
+    pub fn links(self) -> Option<Links> {
+        (!self.is_large()).then(|| Links {
+            subtree_size: self.stored_size(),
+            num_parents: (1 - self.depth_past()).cast_unsigned(),
+        })
+    }
+
+    /// Returns the same node with other links. A leaf always has room for its links.
+    pub(super) fn with_links(self, links: Links) -> Self {
+        let (size, pops) = (links.subtree_size as u64, links.num_parents as u64);
+        let has_room = size <= SIZE_MAX && pops <= INNER_PARENTS_MAX;
+        let (change, size, inner) = match size {
+            1 => (1_u64.wrapping_sub(pops), 1, 0),
+            _ if has_room => (1, size, pops),
+            _ => (1, 1, 0),
+        };
+        let kept = TOKEN_MASK << TOKEN_SHIFT | u64::from(u8::MAX);
+        Self(self.0 & kept | change << PARENTS_SHIFT | size << SIZE_SHIFT | inner << INNER_PARENTS_SHIFT)
     }
 }
 
@@ -152,35 +175,6 @@ impl fmt::Debug for TokenNode {
             .field("token", &self.token_bits())
             .field("links", &self.links())
             .finish()
-    }
-}
-
-impl FlatNode for TokenNode {
-    type Label = u8;
-    const DEPTH_MAX: usize = TOKEN_BYTES_MAX;
-
-    fn label(&self) -> u8 {
-        self.byte()
-    }
-
-    fn links(&self) -> Option<Links> {
-        (!self.is_large()).then(|| Links {
-            subtree_size: self.stored_size(),
-            // In a damaged node, the depth may be anything.
-            num_parents: (1 - self.depth_past()).cast_unsigned(),
-        })
-    }
-
-    fn with_links(self, links: Links) -> Self {
-        let (size, pops) = (links.subtree_size as u64, links.num_parents as u64);
-        let has_room = size <= SIZE_MAX && pops <= INNER_PARENTS_MAX;
-        let (change, size, inner) = match links.is_leaf() {
-            true => (1_u64.wrapping_sub(pops), 1, 0),
-            false if has_room => (1, size, pops),
-            false => (1, 1, 0),
-        };
-        let kept = TOKEN_MASK << TOKEN_SHIFT | u64::from(u8::MAX);
-        Self(self.0 & kept | change << PARENTS_SHIFT | size << SIZE_SHIFT | inner << INNER_PARENTS_SHIFT)
     }
 }
 
@@ -196,7 +190,7 @@ mod tests {
             byte in any::<u8>(),
             token in 0..1_u32 << TOKEN_BITS,
             subtree_size in prop_oneof![1..100_usize, 1..1_usize << 17],
-            num_parents in prop_oneof![1..100_usize, 1..=TokenNode::DEPTH_MAX],
+            num_parents in prop_oneof![1..100_usize, 1..=TOKEN_BYTES_MAX],
             before in 1..100_usize,
         ) {
             let links = Links { subtree_size, num_parents };

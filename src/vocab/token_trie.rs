@@ -1,10 +1,9 @@
 //! Token tries: the flat trie of a vocabulary's tokens.
 
-use super::error::VocabularyError;
-use super::mask::{TokenMask, bogus_token};
-use super::token::{TokenId, TokenNode};
+use super::flat;
+use super::mask::TokenMask;
+use super::token::{Links, TokenId, TokenNode};
 use super::tokens::Vocabulary;
-use kvatlas_core::trie::FlatTrie;
 
 /// Root of the trie: the first byte of some tokens, and the range of nodes of its subtree.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +16,7 @@ pub(super) struct Root {
 /// The flat trie of a vocabulary's tokens. It does not change, and can be shared among threads.
 #[derive(Debug, Clone)]
 pub struct TokenTrie {
-    flat: FlatTrie<TokenNode>,
+    nodes: Vec<TokenNode>,
     roots: Vec<Root>,
     /// For each byte, the index of the first root with this byte; `None` if no root has it.
     first_roots: Vec<Option<u32>>,
@@ -26,56 +25,53 @@ pub struct TokenTrie {
 
 impl TokenTrie {
     /// Builds the trie of a vocabulary.
-    ///
-    /// # Errors
-    ///
-    /// If the tokens make more than 2^32 nodes.
-    pub fn new(vocabulary: &Vocabulary) -> Result<Self, VocabularyError> {
-        let vocabulary_size = vocabulary.size();
-        let entries = vocabulary.iter().filter(|(_, bytes)| !bytes.is_empty());
-        let entries = entries.map(|(token, bytes)| (bytes, token)).collect();
-        let mut ordinal = 0;
-        let flat = FlatTrie::from_entries(entries, |byte, token: Option<TokenId>| {
-            ordinal += 1;
-            let bogus = || bogus_token(vocabulary_size, ordinal);
-            TokenNode::new(byte, token.map_or_else(bogus, |token| token.0))
-        })?;
+    #[must_use]
+    pub fn new(vocabulary: &Vocabulary) -> Self {
+        let nodes = flat::nodes(vocabulary);
         let mut roots = Vec::new();
         let mut first_roots = vec![None; 1 << u8::BITS];
-        // A trie has at most 2^32 nodes, so every index fits.
+        // A vocabulary has at most 4 GiB of bytes, and the trie no more nodes than that.
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-        for (index, node) in flat.roots() {
-            let (start, end) = (number(index), number(flat.subtree_end(index)));
+        for (index, node) in flat::siblings(&nodes, 0) {
+            let size = flat::links(&nodes, index).map_or(1, |links| links.subtree_size);
+            let (start, end) = (number(index), number(index + size));
             let byte = node.byte();
             roots.push(Root { start, end, byte });
             if let Some(first) = first_roots.get_mut(usize::from(byte)) {
                 first.get_or_insert(start);
             }
         }
-        Ok(Self {
-            flat,
+        Self {
+            nodes,
             roots,
             first_roots,
-            vocabulary_size,
-        })
+            vocabulary_size: vocabulary.size(),
+        }
     }
 
-    /// Returns the flat trie, for callers that walk over it themselves.
+    /// Returns the nodes in depth-first order, for callers that walk over them themselves.
     #[must_use]
-    pub fn flat(&self) -> &FlatTrie<TokenNode> {
-        &self.flat
+    pub fn nodes(&self) -> &[TokenNode] {
+        &self.nodes
+    }
+
+    /// Returns the links of the node at `index`, also those that the node has no room for. `None` if there is no such
+    /// node.
+    #[must_use]
+    pub fn links(&self, index: usize) -> Option<Links> {
+        flat::links(&self.nodes, index)
     }
 
     /// Returns the number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.flat.len()
+        self.nodes.len()
     }
 
     /// Whether no token has any bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.flat.is_empty()
+        self.nodes.is_empty()
     }
 
     /// Returns the size of the vocabulary, in tokens.
@@ -105,12 +101,13 @@ impl TokenTrie {
         let mut index = root as usize;
         let mut longest = self.token_at(index).map(|token| (token, 1));
         for (length, byte) in (2..).zip(rest) {
+            if self.nodes.get(index).is_none_or(|node| node.is_leaf()) {
+                break;
+            }
             // Siblings are in order.
-            let mut siblings = self
-                .flat
-                .children(index)
-                .skip_while(|(_, node)| node.byte() < *byte);
-            let Some((child, _)) = siblings.next().filter(|(_, node)| node.byte() == *byte) else {
+            let mut children = flat::siblings(&self.nodes, index + 1);
+            let found = children.find(|(_, node)| node.byte() >= *byte);
+            let Some((child, _)) = found.filter(|(_, node)| node.byte() == *byte) else {
                 break;
             };
             index = child;
@@ -121,12 +118,8 @@ impl TokenTrie {
 
     /// Returns the token of the node at `index`; `None` for a node without a token.
     fn token_at(&self, index: usize) -> Option<TokenId> {
-        let token = TokenId(self.flat.get(index)?.token_bits());
+        let token = TokenId(self.nodes.get(index)?.token_bits());
         (token.index() < self.vocabulary_size).then_some(token)
-    }
-
-    pub(super) fn nodes(&self) -> &[TokenNode] {
-        self.flat.nodes()
     }
 
     pub(super) fn roots(&self) -> &[Root] {

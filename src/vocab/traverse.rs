@@ -47,7 +47,7 @@ fn traverse_run(
     let mut pops = 0;
     while next < end {
         // SAFETY: `next` is before the end of the run, and every step below leads to a node of the run or to its end, whatever the
-        // recogniser says: the links of a `FlatTrie` are sound, and a run is of whole subtrees of roots.
+        // recogniser says: the links of a `TokenTrie` are sound, and a run is of whole subtrees of roots.
         let node = unsafe { *next };
         recognizer.pop_bytes(pops);
         if recognizer.try_push_byte(node.byte()) {
@@ -75,7 +75,7 @@ fn past_large(trie: &TokenTrie, node: *const TokenNode) -> (usize, isize) {
     let nodes = trie.nodes().as_ptr_range();
     let index = (node.addr() - nodes.start.addr()) / size_of::<TokenNode>();
     // Every node of a trie has links; if this one had none, going into it would be right, too.
-    let links = trie.flat().links(index);
+    let links = trie.links(index);
     links.map_or((1, 1), |links| {
         (links.subtree_size, 1 - links.num_parents.cast_signed())
     })

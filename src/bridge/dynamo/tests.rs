@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
 use kvatlas_core::wire::{NamespaceName, Profile, Subjects};
-use kvatlas_engines::TranslatorSettings;
+use kvatlas_engines::{Translator, TranslatorSettings};
 use serde_json::json;
 
 use super::super::holders::StartRelay;
@@ -109,7 +109,14 @@ async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
             farewells: Farewells::default(),
         };
         let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));
-        Box::pin(Relay::start(Format::Dynamo, "w", settings, way, metrics))
+        Box::pin(Relay::start(
+            Format::Dynamo,
+            "w",
+            Translator::new(settings),
+            None,
+            way,
+            metrics,
+        ))
     });
     let mut events = plane(start);
     events.apply(&message(1, 0, 0..1), false).await.unwrap();

@@ -1,5 +1,6 @@
 use futures_util::StreamExt;
 use kvatlas_core::wire::{Event, EventBatch, LAYERS_LABEL, NamespaceName, WireLimits, WorkerName};
+use kvatlas_engines::TranslatorSettings;
 use serde_json::json;
 
 use super::*;
@@ -30,9 +31,16 @@ async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
     };
     let metrics = Arc::new(BridgeMetrics::new());
     let settings = TranslatorSettings::for_format(Format::Vllm);
-    Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
-        .await
-        .unwrap()
+    Relay::start(
+        Format::Vllm,
+        "gpu-0/0",
+        Translator::new(settings),
+        None,
+        way,
+        metrics,
+    )
+    .await
+    .unwrap()
 }
 
 /// A relay, and a subscription to the messages that it publishes.

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::bits::{high_half, low_bits, low_half};
-use super::positional::{Position, PositionError, PositionalHash};
+use super::positional::{Position, PositionError};
 use super::sequence::SequenceHash;
 
 const MODE_SHIFT: u32 = 62;
@@ -216,13 +215,6 @@ impl PositionalLineageHash {
     }
 }
 
-impl PositionalHash for PositionalLineageHash {
-    #[inline]
-    fn position(&self) -> u64 {
-        Self::position(self)
-    }
-}
-
 impl From<PositionalLineageHash> for Position {
     #[inline]
     fn from(hash: PositionalLineageHash) -> Self {
@@ -268,6 +260,28 @@ const fn mode_fragment_bits(mode: u8) -> u32 {
         1 => 55,
         _ => 51,
     }
+}
+
+/// The low `bits` bits of `value`. `bits` is below 64: no field of a packed hash is wider.
+#[inline]
+const fn low_bits(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+/// Returns the low 64 bits of a packed hash.
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "dropping the high half is what this function is for"
+)]
+const fn low_half(packed: u128) -> u64 {
+    packed as u64
+}
+
+/// Returns the high 64 bits of a packed hash.
+#[inline]
+const fn high_half(packed: u128) -> u64 {
+    low_half(packed >> 64)
 }
 
 /// Lineage hashes of the blocks of a sequence, from the first block on.

@@ -235,7 +235,6 @@ proptest! {
         let parent_fragment = if position == 0 { 0 } else { parent.as_u64() % (1 << field_bits) };
         prop_assert_eq!(hash.mode(), mode);
         prop_assert_eq!(hash.position(), position);
-        prop_assert_eq!(PositionalHash::position(&hash), position);
         prop_assert_eq!(Position::from(hash), typed);
         prop_assert_eq!(hash.parent_hash_fragment(), parent_fragment);
         prop_assert_eq!(hash.current_hash_fragment(), current.as_u64() % (1 << current_bits));

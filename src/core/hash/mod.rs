@@ -6,7 +6,6 @@
 //! |---|---|---|
 //! | [`BlockHash`] | 64 | which tokens one block holds |
 //! | [`SequenceHash`] | 64 | which tokens the whole prefix up to and including a block holds |
-//! | [`PositionalSequenceHash`] | 128 | the prefix, its position and a part of the block hash |
 //! | [`PositionalLineageHash`] | 128 | the prefix, its position and which block comes before it |
 //!
 //! Block and sequence hashes are XXH3-64 over little-endian bytes, with Dynamo's seeds. So kvatlas and Dynamo give a
@@ -43,14 +42,11 @@
 //! # }
 //! ```
 
-mod bits;
 mod block;
 mod lineage;
 mod lineage_text;
 mod newtype;
 mod positional;
-mod positional_sequence;
-mod radix_tree;
 mod schemes;
 mod sequence;
 mod text;
@@ -61,9 +57,7 @@ pub use block::{
 };
 pub use lineage::{LineageError, PositionalLineageHash, lineage_hashes, lineage_hashes_from};
 pub use lineage_text::LineageTextError;
-pub use positional::{Position, PositionError, PositionalHash};
-pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
-pub use radix_tree::PositionalRadixTree;
+pub use positional::{Position, PositionError};
 pub use schemes::{Scheme, SchemeAlgorithm, SchemeChains, SchemeSteps, UnknownScheme};
 pub use sequence::{SequenceHash, next_sequence_hash, sequence_hashes, sequence_hashes_after};
 pub use text::HashTextError;

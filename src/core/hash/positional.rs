@@ -1,12 +1,6 @@
-//! Positions of blocks in a sequence, and the trait of hashes that carry a position.
+//! Positions of blocks in a sequence.
 
 use serde::{Deserialize, Serialize};
-
-/// A hash that carries the position of its block.
-pub trait PositionalHash {
-    /// The index of the block in its sequence, from 0.
-    fn position(&self) -> u64;
-}
 
 /// A position that a lineage hash can carry: 0 to 2^24 - 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

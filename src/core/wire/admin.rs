@@ -4,9 +4,9 @@
 //! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that follows the engine
 //! replies.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::entries::{Entries, Message, coded};
+use super::entries::coded;
 use super::subject::{NamespaceName, Rank, WorkerName};
 use crate::worded;
 
@@ -29,34 +29,34 @@ worded! {
 }
 
 /// Scope of a command: the daemons, bridges, engines and holders that it concerns.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct AdminRequest {
     /// Daemon or bridge that the command is for, by the name that it gives in its replies. If absent, the command is
     /// for all.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
     /// Engine that the command is for, by the name of its instance or its worker.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
     /// Holders that the command is for, all of one worker.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<AdminHolder>,
 }
 
 /// Holders of one worker: all its ranks, or one rank.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminHolder {
     /// Name of the namespace.
     pub namespace: NamespaceName,
     /// Name of the worker.
     pub worker: WorkerName,
     /// Rank of the holder. If absent, all ranks of the worker.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<Rank>,
 }
 
 /// Reply of a daemon or a bridge to a command.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminReply {
     /// Version of the contract.
     pub v: u64,
@@ -66,43 +66,8 @@ pub struct AdminReply {
     #[serde(default)]
     pub holders: u64,
     /// Reason why the command was not carried out. Absent if it was.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-}
-
-impl Message for AdminRequest {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        if let Some(instance) = &self.instance {
-            entries.text("instance", instance)?;
-        }
-        if let Some(engine) = &self.engine {
-            entries.text("engine", engine)?;
-        }
-        match &self.holder {
-            Some(holder) => entries.map("holder", holder),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Message for AdminHolder {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.text("namespace", self.namespace.as_str())?;
-        entries.text("worker", self.worker.as_str())?;
-        entries.optional_number("rank", self.rank.map(u64::from))
-    }
-}
-
-impl Message for AdminReply {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.number("v", self.v)?;
-        entries.text("instance", &self.instance)?;
-        entries.number("holders", self.holders)?;
-        match &self.error {
-            Some(error) => entries.text("error", error),
-            None => Ok(()),
-        }
-    }
 }
 
 coded!(AdminRequest, AdminReply);

@@ -1,11 +1,9 @@
 //! The entries of a message's map. A message lists its entries once, for all output forms.
 //!
-//! A message writes its entries to an [`Entries`]. Three types implement that trait: the MessagePack writer; a writer
-//! for serde (JSON, for people and for HTTP); and a counter, because MessagePack puts the number of entries in front
-//! of a map.
+//! A message writes its entries to an [`Entries`]. Two types implement that trait: the MessagePack writer, and a writer
+//! for serde (JSON, for people and for HTTP).
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -128,86 +126,6 @@ list_element!(
     PositionalLineageHash::to_be_bytes
 );
 
-/// Number of entries that a message's map has in MessagePack.
-pub(super) fn count_entries(message: &impl Message) -> u32 {
-    let mut count = Count(0);
-    let Ok(()) = message.write(&mut count);
-    count.0
-}
-
-struct Count(u32);
-
-impl Count {
-    fn one_more(&mut self) -> Result<(), Infallible> {
-        self.0 += 1;
-        Ok(())
-    }
-}
-
-impl Entries for Count {
-    type Error = Infallible;
-
-    fn wants_defaults(&self) -> bool {
-        false
-    }
-
-    fn number(&mut self, _: &'static str, _: u64) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn flag(&mut self, _: &'static str, _: bool) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn text(&mut self, _: &'static str, _: &str) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn hash(&mut self, _: &'static str, _: SequenceHash) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn lineage(&mut self, _: &'static str, _: PositionalLineageHash) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn list<T: ListElement>(&mut self, _: &'static str, _: &[T]) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn numbers(&mut self, _: &'static str, _: &[u32]) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn texts<'a>(
-        &mut self,
-        _: &'static str,
-        _: impl Iterator<Item = &'a str> + Clone,
-    ) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn text_map<'a>(
-        &mut self,
-        _: &'static str,
-        _: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
-    ) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn blobs(&mut self, _: &'static str, _: &[Vec<u8>]) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn map<M: Message>(&mut self, _: &'static str, _: &M) -> Result<(), Infallible> {
-        self.one_more()
-    }
-
-    fn maps<M: Message>(&mut self, _: &'static str, _: &[M]) -> Result<(), Infallible> {
-        self.one_more()
-    }
-}
-
 /// Writes a message as a map, through serde.
 pub(super) fn serialize<S: Serializer>(message: &impl Message, serializer: S) -> Result<S::Ok, S::Error> {
     let wants_defaults = serializer.is_human_readable();
@@ -320,14 +238,15 @@ macro_rules! serialize_entries {
     };
 }
 
-/// Implements `encode` and `decode` for messages. They are written as their entries and read with serde. Unknown keys
-/// are skipped, as in every payload.
+/// Implements `encode` and `decode` for messages that serde writes and reads. Unknown keys are skipped, as in every
+/// payload.
 macro_rules! coded {
     ($($message:ty),+ $(,)?) => {
         $(impl $message {
             /// Encodes the message as a MessagePack map.
             pub fn encode(&self) -> Vec<u8> {
-                $crate::wire::writer::encode(self)
+                // Writing to memory cannot fail.
+                rmp_serde::to_vec_named(self).unwrap_or_default()
             }
 
             /// Decodes a payload that [`Self::encode`] wrote.

@@ -3,25 +3,18 @@
 //! A request for the list is sent to `PREFIX.v1.status.~all`, or to the matching subject of the shards. No namespace
 //! can be called `~all`.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::entries::{Entries, Message, coded};
+use super::entries::coded;
 use super::subject::NamespaceName;
 
 /// Reply with the names of all namespaces that a daemon has.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespacesReply {
     /// Version of the contract.
     pub v: u64,
     /// Names of the namespaces, in no particular order.
     pub namespaces: Vec<NamespaceName>,
-}
-
-impl Message for NamespacesReply {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.number("v", self.v)?;
-        entries.texts("namespaces", self.namespaces.iter().map(NamespaceName::as_str))
-    }
 }
 
 coded!(NamespacesReply);

@@ -4,9 +4,9 @@
 //! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
 //! `usage.prompt_tokens_details.cached_tokens`.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::entries::{Entries, Message, coded};
+use super::entries::coded;
 use super::reply::HolderMatch;
 use super::subject::{Rank, WorkerName};
 
@@ -14,7 +14,7 @@ use super::subject::{Rank, WorkerName};
 pub const OUTCOMES_MAX: usize = 256;
 
 /// Outcome of one request that a router sent to a worker because of an answer of the daemon.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Worker to which the request was sent.
     pub worker: WorkerName,
@@ -27,7 +27,7 @@ pub struct Outcome {
     pub found_tokens: u32,
     /// Number of tokens of the prompt. An engine always computes the last token. An answer to a query by hashes does
     /// not take this into account.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u32>,
     /// Whether the answer called the holder exact.
     #[serde(default)]
@@ -35,7 +35,7 @@ pub struct Outcome {
 }
 
 /// Report of outcomes of several requests in one namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct OutcomeReport {
     /// Version of the contract.
     #[serde(default = "current_version")]
@@ -70,24 +70,6 @@ impl OutcomeReport {
             v: current_version(),
             outcomes,
         }
-    }
-}
-
-impl Message for Outcome {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.text("worker", self.worker.as_str())?;
-        entries.number("rank", u64::from(self.rank))?;
-        entries.number("promised_blocks", u64::from(self.promised_blocks))?;
-        entries.number("found_tokens", u64::from(self.found_tokens))?;
-        entries.optional_number("prompt_tokens", self.prompt_tokens.map(u64::from))?;
-        entries.flag("exact", self.exact)
-    }
-}
-
-impl Message for OutcomeReport {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.number("v", self.v)?;
-        entries.maps("outcomes", &self.outcomes)
     }
 }
 

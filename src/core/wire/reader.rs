@@ -286,6 +286,17 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Skips a value that is read later. Returns a reader that stands before it.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if the payload ends before the value does.
+    pub fn defer(&mut self) -> Result<Self, DecodeError> {
+        let here = self.clone();
+        self.skip()?;
+        Ok(here)
+    }
+
     /// Reads a text of at most `bytes_max` bytes, or nil. Returns `None` for nil.
     ///
     /// # Errors

@@ -5,24 +5,24 @@
 //! daemons that answer queries subscribe to it. So the error "no responders" means that no replica serves. A roster
 //! is sent in pages of holders, in order. The next page begins after the last holder of the previous page.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::entries::{Entries, Message, coded};
+use super::entries::coded;
 use super::subject::{NamespaceName, Rank, WorkerName};
 
 /// Maximum number of holders in one page. It keeps a page far smaller than the maximum message of a NATS server.
 pub const ROSTER_PAGE_MAX: usize = 2048;
 
 /// Request for one page of the roster, the list of the holders that a replica knows.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RosterRequest {
     /// Last holder of the previous page. If absent, the first page is requested.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<RosterKey>,
 }
 
 /// Key of a holder, which determines its place in a roster, the list of the holders that a replica knows.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RosterKey {
     /// Name of the namespace.
     pub namespace: NamespaceName,
@@ -33,7 +33,7 @@ pub struct RosterKey {
 }
 
 /// A holder that a serving replica knows.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RosterHolder {
     /// Key of the holder.
     pub key: RosterKey,
@@ -42,7 +42,7 @@ pub struct RosterHolder {
 }
 
 /// A page of the roster, the list of the holders that a replica knows.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RosterReply {
     /// Version of the contract.
     pub v: u64,
@@ -50,38 +50,6 @@ pub struct RosterReply {
     pub holders: Vec<RosterHolder>,
     /// Whether another page follows.
     pub more: bool,
-}
-
-impl Message for RosterRequest {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        match &self.after {
-            Some(key) => entries.map("after", key),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Message for RosterKey {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.text("namespace", self.namespace.as_str())?;
-        entries.text("worker", self.worker.as_str())?;
-        entries.number("rank", u64::from(self.rank))
-    }
-}
-
-impl Message for RosterHolder {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.map("key", &self.key)?;
-        entries.flag("exact", self.exact)
-    }
-}
-
-impl Message for RosterReply {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.number("v", self.v)?;
-        entries.maps("holders", &self.holders)?;
-        entries.flag("more", self.more)
-    }
 }
 
 coded!(RosterRequest, RosterReply);

@@ -6,10 +6,12 @@ use rmp::{Marker, encode};
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
-use super::entries::{Entries, ListElement, Message, count_entries};
+use super::entries::{Entries, ListElement, Message};
 
 /// Minimum length, in bytes, of a text whose length does not fit in its marker.
 const SHORT_TEXT: u8 = 32;
+/// Minimum number of entries of a map whose number does not fit in its marker.
+const SHORT_MAP: u8 = 16;
 
 /// Encodes a message as MessagePack.
 pub(super) fn encode(message: &impl Message) -> Vec<u8> {
@@ -19,7 +21,7 @@ pub(super) fn encode(message: &impl Message) -> Vec<u8> {
 /// Encodes a message as [`encode`] does, but appends it to `bytes`. A caller that knows the length passes a vector
 /// with that capacity.
 pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
-    let mut writer = Writer { bytes };
+    let mut writer = Writer { bytes, entries: 0 };
     writer.message(message);
     writer.bytes
 }
@@ -27,6 +29,8 @@ pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
 /// Writer of consecutive values to memory. Writing to memory cannot fail, so the results of `rmp` are dropped.
 struct Writer {
     bytes: Vec<u8>,
+    /// Number of entries so far of the map that is being written.
+    entries: u32,
 }
 
 impl Writer {
@@ -55,9 +59,27 @@ impl Writer {
         let _ = encode::write_bin(&mut self.bytes, bytes);
     }
 
+    /// Begins an entry of the map that is being written.
+    fn key(&mut self, key: &'static str) {
+        self.entries += 1;
+        self.word(key);
+    }
+
+    /// Writes a map. Its number of entries stands in front of it, and is known only after the last one.
     fn message(&mut self, message: &impl Message) {
-        let _ = encode::write_map_len(&mut self.bytes, count_entries(message));
+        let start = self.bytes.len();
+        self.bytes.push(Marker::FixMap(0).to_u8());
+        let around = std::mem::take(&mut self.entries);
         let Ok(()) = message.write(self);
+        let entries = std::mem::replace(&mut self.entries, around);
+        match u8::try_from(entries) {
+            Ok(entries @ ..SHORT_MAP) => self.bytes[start] = Marker::FixMap(entries).to_u8(),
+            _ => {
+                let mut head = Vec::new();
+                let _ = encode::write_map_len(&mut head, entries);
+                self.bytes.splice(start..=start, head);
+            }
+        }
     }
 }
 
@@ -69,7 +91,7 @@ impl Entries for Writer {
     }
 
     fn number(&mut self, key: &'static str, value: u64) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         match u8::try_from(value) {
             // A number below 0x80 is its own marker.
             Ok(value @ ..0x80) => self.bytes.push(value),
@@ -81,13 +103,13 @@ impl Entries for Writer {
     }
 
     fn flag(&mut self, key: &'static str, value: bool) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         let _ = encode::write_bool(&mut self.bytes, value);
         Ok(())
     }
 
     fn text(&mut self, key: &'static str, value: &str) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.word(value);
         Ok(())
     }
@@ -97,13 +119,13 @@ impl Entries for Writer {
     }
 
     fn lineage(&mut self, key: &'static str, value: PositionalLineageHash) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.blob(&value.to_be_bytes());
         Ok(())
     }
 
     fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         let bytes = u32::try_from(std::mem::size_of_val(list)).unwrap_or(u32::MAX);
         let _ = encode::write_bin_len(&mut self.bytes, bytes);
         self.bytes.reserve(std::mem::size_of_val(list));
@@ -114,7 +136,7 @@ impl Entries for Writer {
     }
 
     fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.array(numbers.len());
         for number in numbers {
             let _ = encode::write_uint(&mut self.bytes, u64::from(*number));
@@ -127,7 +149,7 @@ impl Entries for Writer {
         key: &'static str,
         texts: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.array(texts.clone().count());
         texts.for_each(|text| self.word(text));
         Ok(())
@@ -138,7 +160,7 @@ impl Entries for Writer {
         key: &'static str,
         map: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
     ) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         let _ = encode::write_map_len(&mut self.bytes, u32::try_from(map.len()).unwrap_or(u32::MAX));
         map.for_each(|(key, value)| {
             self.word(key);
@@ -148,22 +170,66 @@ impl Entries for Writer {
     }
 
     fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.array(blobs.len());
         blobs.iter().for_each(|blob| self.blob(blob));
         Ok(())
     }
 
     fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.message(message);
         Ok(())
     }
 
     fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), Infallible> {
-        self.word(key);
+        self.key(key);
         self.array(messages.len());
         messages.iter().for_each(|message| self.message(message));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A map of flags. The outer one begins with an inner one of as many flags.
+    struct Flags {
+        flags: u32,
+        is_inner: bool,
+    }
+
+    impl Message for Flags {
+        fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+            if !self.is_inner {
+                let flags = self.flags;
+                entries.map(
+                    "inner",
+                    &Self {
+                        flags,
+                        is_inner: true,
+                    },
+                )?;
+            }
+            (0..self.flags).try_for_each(|_| entries.flag("flag", true))
+        }
+    }
+
+    #[test]
+    fn a_map_of_any_size_has_its_number_of_entries_in_front() {
+        for flags in [0, 1, 14, 15, 16, 70_000] {
+            let mut expected = Vec::new();
+            let all = b"\xa4flag\xc3".repeat(flags as usize);
+            encode::write_map_len(&mut expected, flags + 1).unwrap();
+            expected.extend(b"\xa5inner");
+            encode::write_map_len(&mut expected, flags).unwrap();
+            expected.extend([all.as_slice(), all.as_slice()].concat());
+            let written = encode(&Flags {
+                flags,
+                is_inner: false,
+            });
+            assert_eq!(written, expected, "{flags} flags");
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::reason::Reason;
 
 use super::event::push_owner;
 use super::media::tier_of_medium;
-use super::{BatchError, Verdict, array_or_nil, decode_each, field, json};
+use super::{BatchError, Verdict, array_or_nil, decode_each, entries_of, field, json};
 
 /// Decodes a payload, which may be an envelope.
 pub(super) fn decode(
@@ -101,11 +101,7 @@ fn open_envelope<'a>(
         return Ok(None);
     }
     let (mut publisher, mut sequence, mut payload) = (None, None, None);
-    let entries = match reader.value()? {
-        Value::Map(entries) => entries,
-        other => return Err(DecodeError::wrong_type("the envelope", "a map", other)),
-    };
-    for _ in 0..entries {
+    for _ in 0..entries_of(reader, "the envelope")? {
         match reader.value()? {
             Value::Text(b"publisher_id") => publisher = Some(reader.unsigned("publisher_id")?),
             Value::Text(b"sequence") => sequence = Some(reader.unsigned("sequence")?),
@@ -182,8 +178,7 @@ fn decode_event(
 ) -> Result<Verdict, DecodeError> {
     let text = limits.text_bytes_max;
     let mut fields = RouterEventFields::default();
-    let entries = entries_of(reader, "a router event")?;
-    for _ in 0..entries {
+    for _ in 0..entries_of(reader, "a router event")? {
         match reader.value()? {
             Value::Text(b"worker_id") => fields.worker = Some(reader.value()?),
             Value::Text(b"storage_tier") => fields.tier = reader.optional_text("storage_tier", text)?,
@@ -203,13 +198,6 @@ fn decode_event(
         });
     }
     Ok(verdict)
-}
-
-fn entries_of(reader: &mut Reader<'_>, field: &'static str) -> Result<usize, DecodeError> {
-    match reader.value()? {
-        Value::Map(entries) => Ok(entries),
-        other => Err(DecodeError::wrong_type(field, "a map", other)),
-    }
 }
 
 fn finish(fields: &RouterEventFields<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {

@@ -138,6 +138,7 @@ pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, window: Opti
 }
 
 /// All fields that a tagged event may have.
+#[derive(Default)]
 pub(super) struct Fields<'a> {
     pub(super) tag: Option<Tag>,
     names: Option<Span>,
@@ -177,32 +178,8 @@ pub(super) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(super) fn new(is_map: bool) -> Self {
         Self {
-            tag: None,
-            names: None,
-            sequence_names: None,
-            parent: None,
-            position: None,
-            tokens: None,
-            block_size: None,
-            lora_id: None,
-            lora_name: None,
-            cache_salt: None,
-            medium: None,
-            locality: None,
-            ownership: None,
-            backend: None,
-            group_index: None,
-            group_kind: None,
-            group_window: None,
-            components: None,
-            extra_keys: None,
-            objects: None,
-            image_keys: None,
-            lookahead: None,
-            copies_left: None,
-            object: Object::default(),
             is_map,
-            seen: 0,
+            ..Self::default()
         }
     }
 
@@ -249,10 +226,10 @@ impl<'a> Fields<'a> {
             EventField::GroupWindow => {
                 self.group_window = field::optional_32("kv_cache_spec_sliding_window", reader)?;
             }
-            EventField::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
-            EventField::Objects => self.objects = Some(deferred(reader)?),
-            EventField::ImageKeys => self.image_keys = Some(deferred(reader)?),
-            EventField::Lookahead => self.lookahead = Some(deferred(reader)?),
+            EventField::ExtraKeys => self.extra_keys = Some(reader.defer()?),
+            EventField::Objects => self.objects = Some(reader.defer()?),
+            EventField::ImageKeys => self.image_keys = Some(reader.defer()?),
+            EventField::Lookahead => self.lookahead = Some(reader.defer()?),
             EventField::CopiesLeft => self.copies_left = read_copies_left(reader, batch)?,
             EventField::Model => self.object.model = field::optional_text("model_name", reader, text)?,
             EventField::Tenant => self.object.tenant = field::optional_text("tenant_id", reader, text)?,
@@ -547,13 +524,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Skips a value that is read later. Returns a reader that stands before it.
-fn deferred<'a>(reader: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
-    let here = reader.clone();
-    reader.skip()?;
-    Ok(here)
-}
-
 fn is_owner(value: &Value<'_>) -> bool {
     !matches!(value, Value::Nil)
 }
@@ -569,24 +539,9 @@ pub(super) fn push_owner(
             Ok(text) => Ok(Some(batch.push_text(text))),
             Err(_) => Err(DecodeError::NotUtf8 { field: "backend_id" }),
         },
-        Some(Value::Unsigned(number)) => Ok(Some(batch.push_text(itoa(number, &mut [0; 20])))),
+        Some(Value::Unsigned(number)) => Ok(Some(batch.push_number(number))),
         Some(other) => Err(DecodeError::wrong_type("backend_id", "a text or a number", other)),
     }
-}
-
-/// Writes `number` in decimal into `buffer`, without an allocation.
-fn itoa(mut number: u64, buffer: &mut [u8; 20]) -> &str {
-    let mut start = buffer.len();
-    for cell in buffer.iter_mut().rev() {
-        // A digit fits a byte.
-        *cell = b'0' + u8::try_from(number % 10).unwrap_or_default();
-        start -= 1;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    std::str::from_utf8(buffer.get(start..).unwrap_or_default()).unwrap_or_default()
 }
 
 fn read_names(

@@ -37,21 +37,26 @@ pub(super) fn read_extra_keys<'a>(
     batch: &mut EngineBatch,
 ) -> Result<Option<&'a str>, DecodeError> {
     let mut salt = None;
-    let blocks = array_or_nil(reader, "extra_keys")?.unwrap_or_default();
-    if blocks != keys.blocks && blocks != 0 {
-        return Err(DecodeError::LengthMismatch {
-            field: "extra_keys",
-            count: blocks,
-            blocks: keys.blocks,
-        });
-    }
-    for block in 0..blocks {
+    for block in 0..lists_of_blocks("extra_keys", keys.blocks, reader)? {
         let start = batch.objects.len();
         let found = read_block(keys, block, reader, batch)?;
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
         salt = salt.or(found);
     }
     Ok(salt)
+}
+
+/// Reads the head of an array that has an element for each block, and returns the number of its elements: `blocks`, or 0
+/// for nil or an empty array.
+fn lists_of_blocks(
+    field: &'static str,
+    blocks: usize,
+    reader: &mut Reader<'_>,
+) -> Result<usize, DecodeError> {
+    match array_or_nil(reader, field)?.unwrap_or_default() {
+        count if count == blocks || count == 0 => Ok(count),
+        count => Err(DecodeError::LengthMismatch { field, count, blocks }),
+    }
 }
 
 /// Reads the extra keys of one block: appends the objects, and returns the salt.
@@ -173,15 +178,7 @@ pub(super) fn read_object_lists(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,
 ) -> Result<(), DecodeError> {
-    let lists = array_or_nil(reader, "block_mm_infos")?.unwrap_or_default();
-    if lists != blocks && lists != 0 {
-        return Err(DecodeError::LengthMismatch {
-            field: "block_mm_infos",
-            count: lists,
-            blocks,
-        });
-    }
-    for block in 0..lists {
+    for block in 0..lists_of_blocks("block_mm_infos", blocks, reader)? {
         let start = batch.objects.len();
         read_block_info(block, reader, batch)?;
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
@@ -249,15 +246,7 @@ pub(super) fn read_image_lists(
     batch: &mut EngineBatch,
     limits: &DecodeLimits,
 ) -> Result<(), DecodeError> {
-    let lists = array_or_nil(reader, "mm_keys")?.unwrap_or_default();
-    if lists != blocks && lists != 0 {
-        return Err(DecodeError::LengthMismatch {
-            field: "mm_keys",
-            count: lists,
-            blocks,
-        });
-    }
-    for block in 0..lists {
+    for block in 0..lists_of_blocks("mm_keys", blocks, reader)? {
         let block = u32::try_from(block).unwrap_or(u32::MAX);
         read_image_keys(block, reader, batch, limits)?;
     }

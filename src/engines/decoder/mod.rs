@@ -201,3 +201,11 @@ fn array_or_nil(reader: &mut Reader<'_>, field: &'static str) -> Result<Option<u
         other => Err(DecodeError::wrong_type(field, "an array or nil", other)),
     }
 }
+
+/// Reads the head of a map and returns the number of its entries.
+fn entries_of(reader: &mut Reader<'_>, field: &'static str) -> Result<usize, DecodeError> {
+    match reader.value()? {
+        Value::Map(entries) => Ok(entries),
+        other => Err(DecodeError::wrong_type(field, "a map", other)),
+    }
+}

@@ -25,7 +25,7 @@ use crate::reason::Reason;
 use super::extra_keys::{identifier_hash, read_image_keys};
 use super::media::tier_of_level;
 use super::tokens::TEXT_TOKEN;
-use super::{BatchError, Verdict, array_or_nil, decode_each, ends_sequence, field};
+use super::{BatchError, Verdict, array_or_nil, decode_each, ends_sequence, entries_of, field};
 
 /// Decodes a list of events, or a single event.
 pub(super) fn decode(
@@ -76,10 +76,7 @@ fn decode_event<'a>(
             b"attention_dp_rank" => head.rank = field::rank(reader)?,
             b"window_size" => head.window = field::optional_32("window_size", reader)?,
             b"layer_group_id" => head.layer_group = field::optional_32("layer_group_id", reader)?,
-            b"data" => {
-                data = Some(reader.clone());
-                reader.skip()?;
-            }
+            b"data" => data = Some(reader.defer()?),
             _ => reader.skip()?,
         }
         Ok(())
@@ -111,11 +108,7 @@ fn decode_data<'a>(
     limits: &DecodeLimits,
 ) -> Result<Verdict, DecodeError> {
     let mut data = DataFields::default();
-    let entries = match reader.value()? {
-        Value::Map(entries) => entries,
-        other => return Err(DecodeError::wrong_type("data", "a map", other)),
-    };
-    for _ in 0..entries {
+    for _ in 0..entries_of(reader, "data")? {
         match reader.value()? {
             Value::Text(b"type") => data.kind = reader.optional_text("type", limits.text_bytes_max)?,
             Value::Text(b"parent_hash") => data.parent = Some(field::optional_name("parent_hash", reader)?),
@@ -125,8 +118,8 @@ fn decode_data<'a>(
                 field::names("block_hashes", reader, &mut batch.hashes)?;
                 data.names = Some(batch.hashes_since(start));
             }
-            Value::Text(b"blocks") => data.blocks = Some(later(reader)?),
-            Value::Text(b"cache_level") => data.level = Some(later(reader)?),
+            Value::Text(b"blocks") => data.blocks = Some(reader.defer()?),
+            Value::Text(b"cache_level") => data.level = Some(reader.defer()?),
             _ => reader.skip()?,
         }
     }
@@ -153,12 +146,6 @@ fn decode_data<'a>(
         "updated" => updated(head, &data, batch),
         _ => Ok(Verdict::LeftOut(Reason::UnknownEvent)),
     }
-}
-
-fn later<'a>(reader: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
-    let here = reader.clone();
-    reader.skip()?;
-    Ok(here)
 }
 
 fn take(head: &EventHead, change: EngineChange, batch: &mut EngineBatch) -> Verdict {

@@ -24,17 +24,17 @@ use super::block::{Block, ChainSlot};
 use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::past::Past;
-use super::tiers::{TIERS, TierIndex, TierSet};
+use super::tiers::{PerTier, TierIndex, TierSet};
 use super::{HashMode, StoredStart, Translator};
 
 /// Everything that is known of tiers beyond the device, except for their blocks.
 #[derive(Debug, Default)]
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
-    doubts: [Option<Reason>; TIERS],
+    doubts: PerTier<Option<Reason>>,
     /// For each tier, the greatest common divisor of the sizes of all chunks that events have shown, in blocks. A chunk
     /// is several blocks that load only together. The chunk size divides this number. 0 before the first chunk.
-    chunks: [u32; TIERS],
+    chunks: PerTier<u32>,
     late: Late,
     past: Past,
     /// Whether any stored event so far was about a tier beyond the device: host, disk or remote storage.
@@ -106,31 +106,27 @@ impl Beyond {
     }
 
     fn note_doubt(&mut self, tier: TierIndex, reason: Reason) {
-        if let Some(doubt) = self.doubts.get_mut(tier.place()) {
-            doubt.get_or_insert(reason);
-        }
+        self.doubts[tier].get_or_insert(reason);
     }
 
     /// Notes that a chunk of `tier` (blocks that load only together) has a number of blocks that divides `blocks`.
     fn note_chunk(&mut self, tier: TierIndex, blocks: u32) {
-        if let Some(known) = self.chunks.get_mut(tier.place()) {
-            *known = gcd(*known, blocks);
-        }
+        self.chunks[tier] = gcd(self.chunks[tier], blocks);
     }
 
     /// Notes that the engine has cleared the tiers up to `up_to`. `held` tells for each tier whether it had blocks. A tier
     /// farther than `up_to` may still hold its blocks, so it is in doubt if it had any.
-    pub(super) fn clear(&mut self, mut held: [bool; TIERS], up_to: Tier) {
+    pub(super) fn clear(&mut self, mut held: PerTier<bool>, up_to: Tier) {
         for stored in &self.late.stored {
-            if let Some(held) = TierIndex::of(stored.tier).and_then(|tier| held.get_mut(tier.place())) {
-                *held = true;
+            if let Some(tier) = TierIndex::of(stored.tier) {
+                held[tier] = true;
             }
         }
-        for ((tier, doubt), held) in TierIndex::ALL.into_iter().zip(&mut self.doubts).zip(held) {
-            let is_unclear = held && tier.tier() > up_to;
-            *doubt = is_unclear.then(|| doubt.unwrap_or(Reason::UnclearTier));
-        }
-        self.chunks = [0; TIERS];
+        self.doubts = PerTier::of(|tier| {
+            let is_unclear = held[tier] && tier.tier() > up_to;
+            is_unclear.then(|| self.doubts[tier].unwrap_or(Reason::UnclearTier))
+        });
+        self.chunks = PerTier::default();
         self.late.clear();
         self.past.clear();
         (self.has_ends, self.has_parts) = (false, false);
@@ -159,15 +155,12 @@ impl Translator {
     }
 
     pub(super) fn tier_doubt(&self, tier: TierIndex) -> Option<Reason> {
-        let place = tier.place();
-        let is_chunked = self.beyond.chunks.get(place).is_some_and(|blocks| *blocks > 1);
-        let has_ends = is_chunked && self.beyond.has_ends;
+        let has_ends = self.beyond.chunks[tier] > 1 && self.beyond.has_ends;
         let has_aliases = || {
             let elsewhere = self.groups.aliases() > self.groups.device_aliases();
             elsewhere && self.groups.has_in(tier)
         };
-        let noted = self.beyond.doubts.get(place).copied().flatten();
-        noted
+        self.beyond.doubts[tier]
             .or(has_ends.then_some(Reason::UnknownChunk))
             .or_else(|| has_aliases().then_some(Reason::HiddenKey))
     }

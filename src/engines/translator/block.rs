@@ -1,6 +1,7 @@
 //! A block of the contract, and the slot in which a holder's chain keeps it.
 
 use kvatlas_core::hash::{HashSeed, SequenceHash};
+use serde::{Deserialize, Serialize};
 
 /// Index of a block in a chain, the array of a holder's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,10 +19,18 @@ impl ChainSlot {
     pub(super) fn place(self) -> usize {
         self.0 as usize
     }
+
+    /// The slot's element of `list`. A list that ends before it grows with copies of `empty`.
+    pub(super) fn grown<T: Clone>(self, list: &mut Vec<T>, empty: T) -> Option<&mut T> {
+        if list.len() <= self.place() {
+            list.resize(self.place() + 1, empty);
+        }
+        list.get_mut(self.place())
+    }
 }
 
-/// One block of the contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One block of the contract. Saved states have blocks in this form: the fields' order must stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Block {
     pub(super) sequence: SequenceHash,
     /// Sequence hash of the block before; `None` at position 0.

@@ -96,7 +96,7 @@ impl Chain {
     /// The blocks by slot, each with the state in which it was published.
     pub(super) fn save(&self) -> SavedChain {
         let saved = |kept: &KeptBlock| SavedKept {
-            block: kept.block().into(),
+            block: kept.block(),
             published: kept.published,
             barred: kept.barred,
             inner: kept.inner,
@@ -114,7 +114,7 @@ impl Chain {
         for (slot, saved) in (0..).map(ChainSlot::new).zip(saved.kept) {
             let kept = match saved {
                 Some(saved) => {
-                    let block = saved.block.block()?;
+                    let block = saved.block.checked()?;
                     if chain.by_sequence.insert(block.sequence, slot).is_some() {
                         return Err(SavedError::Contradiction("a block comes twice"));
                     }

@@ -20,7 +20,7 @@ use crate::reason::Reason;
 use super::Translator;
 use super::output::Translation;
 use super::recalled::Recalled;
-use super::tiers::{TierIndex, TierSet};
+use super::tiers::{PerTier, TierSet};
 
 /// The part of a holder's tiers that a clear empties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Translator {
     }
 
     /// For each tier, whether it may have blocks.
-    fn held_tiers(&self) -> [bool; TierIndex::ALL.len()] {
-        TierIndex::ALL.map(|tier| self.groups.has_in(tier) || self.tier_doubt(tier).is_some())
+    fn held_tiers(&self) -> PerTier<bool> {
+        PerTier::of(|tier| self.groups.has_in(tier) || self.tier_doubt(tier).is_some())
     }
 }

@@ -2,14 +2,14 @@
 
 use std::num::NonZeroU64;
 
-use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
+use kvatlas_core::hash::Position;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::GroupKind;
 use crate::reason::Reason;
 
 use super::block::Block;
-use super::tiers::TIERS;
+use super::tiers::PerTier;
 
 /// Reason why a translator can't be restored from its saved form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,48 +35,21 @@ pub enum SavedError {
     Contradiction(&'static str),
 }
 
-/// One block in its saved form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct SavedBlock {
-    sequence: u64,
-    parent: Option<u64>,
-    position: u32,
-    seed: HashSeed,
-    adapter: HashSeed,
-}
-
-impl From<Block> for SavedBlock {
-    fn from(block: Block) -> Self {
-        Self {
-            sequence: block.sequence.as_u64(),
-            parent: block.parent.map(SequenceHash::as_u64),
-            position: block.position,
-            seed: block.seed,
-            adapter: block.adapter,
-        }
-    }
-}
-
-impl SavedBlock {
-    pub(super) fn block(self) -> Result<Block, SavedError> {
+impl Block {
+    /// The block, which comes from a saved form; an error if no block can stand where it stands.
+    pub(super) fn checked(self) -> Result<Self, SavedError> {
         let is_placed = Position::new(u64::from(self.position)).is_ok();
         if !is_placed || self.parent.is_none() != (self.position == 0) {
             return Err(SavedError::Contradiction("a block stands nowhere"));
         }
-        Ok(Block {
-            sequence: SequenceHash(self.sequence),
-            parent: self.parent.map(SequenceHash),
-            position: self.position,
-            seed: self.seed,
-            adapter: self.adapter,
-        })
+        Ok(self)
     }
 }
 
 /// A block that is kept, and the state in which it was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedKept {
-    pub(super) block: SavedBlock,
+    pub(super) block: Block,
     pub(super) published: u8,
     pub(super) barred: u8,
     pub(super) inner: u8,
@@ -97,7 +70,7 @@ pub(super) struct SavedChain {
 pub(super) struct SavedName(
     pub(super) u64,
     pub(super) u32,
-    pub(super) [u16; TIERS],
+    pub(super) PerTier<u16>,
     pub(super) u16,
 );
 
@@ -150,9 +123,9 @@ pub(super) struct SavedWindows {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedBeyond {
-    pub(super) doubts: [Option<Reason>; TIERS],
-    pub(super) chunks: [u32; TIERS],
-    pub(super) past: Vec<(u64, SavedBlock)>,
+    pub(super) doubts: PerTier<Option<Reason>>,
+    pub(super) chunks: PerTier<u32>,
+    pub(super) past: Vec<(u64, Block)>,
     pub(super) is_used: bool,
     pub(super) has_ends: bool,
     pub(super) has_parts: bool,

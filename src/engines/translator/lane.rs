@@ -12,12 +12,12 @@ use crate::reason::Reason;
 use super::block::{Block, ChainSlot};
 use super::chain::Chain;
 use super::forms::{SavedError, SavedName};
-use super::tiers::{TIERS, TierIndex};
+use super::tiers::{PerTier, TierIndex};
 
 #[derive(Debug, Clone, Copy)]
 struct Name {
     slot: ChainSlot,
-    copies: [u16; TIERS],
+    copies: PerTier<u16>,
     /// Number of uncertain copies on the device: those counted for a stored event that may only have reported a known
     /// block.
     reported: u16,
@@ -26,7 +26,7 @@ struct Name {
 impl Name {
     /// Whether the device has copies, and all of them are uncertain.
     fn is_unclear(&self) -> bool {
-        let [on_device, ..] = self.copies;
+        let on_device = self.copies[TierIndex::DEVICE];
         on_device > 0 && self.reported >= on_device
     }
 }
@@ -54,7 +54,7 @@ pub(super) enum Taken {
 #[derive(Debug, Clone, Copy, Default)]
 struct BlockNameCounts {
     /// For each tier, the number of the block's names that have a copy there.
-    names_in: [u16; TIERS],
+    names_in: PerTier<u16>,
     /// The name that was added last. It may be gone, or stand for another block by now.
     last: u64,
 }
@@ -70,7 +70,7 @@ pub(super) struct GroupLane {
     /// Number of extra names on the device, that is, of names beyond the first name of each block there.
     device_aliases: usize,
     /// For each tier, the number of names that have a copy there.
-    names_in: [usize; TIERS],
+    names_in: PerTier<usize>,
     /// Number of names that have only uncertain copies on the device.
     unclear: usize,
 }
@@ -94,14 +94,14 @@ impl GroupLane {
                 copies,
                 reported,
             };
-            if copies == [0; TIERS] || lane.names.insert(name, known).is_some() {
+            if copies == PerTier::default() || lane.names.insert(name, known).is_some() {
                 return Err(SavedError::Contradiction("a name has no copies, or comes twice"));
             }
             chain.add_name(slot);
             lane.aliases += usize::from(lane.holds_anywhere(slot));
             lane.unclear += usize::from(known.is_unclear());
-            for (tier, copies) in TierIndex::ALL.into_iter().zip(copies) {
-                if copies > 0 {
+            for tier in TierIndex::ALL {
+                if copies[tier] > 0 {
                     lane.count_held(slot, name, tier);
                 }
             }
@@ -122,7 +122,7 @@ impl GroupLane {
         self.names.clear();
         self.held.clear();
         (self.aliases, self.device_aliases, self.unclear) = (0, 0, 0);
-        self.names_in = [0; TIERS];
+        self.names_in = PerTier::default();
     }
 
     /// Number of block names that have only uncertain copies on the device. The device may no longer have the blocks of
@@ -136,8 +136,7 @@ impl GroupLane {
     pub(super) fn doubt_copy(&mut self, name: u64) {
         if let Some(name) = self.names.get_mut(&name) {
             let was_unclear = name.is_unclear();
-            let [on_device, ..] = name.copies;
-            if on_device > 1 {
+            if name.copies[TierIndex::DEVICE] > 1 {
                 name.reported = name.reported.saturating_add(1);
             }
             self.unclear += usize::from(name.is_unclear() && !was_unclear);
@@ -154,7 +153,7 @@ impl GroupLane {
 
     /// Whether the group of layers has any block in the tier.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
-        self.names_in.get(tier.place()).is_some_and(|names| *names > 0)
+        self.names_in[tier] > 0
     }
 
     /// Sets the number of copies of the block `name` in `tier` to `count`, but at least to one. Does nothing if the
@@ -164,8 +163,8 @@ impl GroupLane {
             return;
         };
         let was_unclear = name.is_unclear();
-        if let Some(copies) = name.copies.get_mut(tier.place()).filter(|copies| **copies > 0) {
-            *copies = count.max(1);
+        if name.copies[tier] > 0 {
+            name.copies[tier] = count.max(1);
             if tier == TierIndex::DEVICE {
                 name.reported = 0;
             }
@@ -178,20 +177,13 @@ impl GroupLane {
     }
 
     pub(super) fn has_copy(&self, name: u64, tier: TierIndex) -> bool {
-        let copies = self
-            .names
-            .get(&name)
-            .and_then(|name| name.copies.get(tier.place()));
-        copies.is_some_and(|copies| *copies > 0)
+        self.names.get(&name).is_some_and(|name| name.copies[tier] > 0)
     }
 
     /// Whether the group has the block in `tier`, under any name.
     pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
-        let held = self
-            .held
-            .get(slot.place())
-            .and_then(|held| held.names_in.get(tier.place()));
-        held.is_some_and(|held| *held > 0)
+        let held = self.held.get(slot.place());
+        held.is_some_and(|held| held.names_in[tier] > 0)
     }
 
     /// The name that was added last for the block in `slot`; `None` if that name is gone, or the block has none.
@@ -220,7 +212,7 @@ impl GroupLane {
                     return Err(Reason::NameConflict);
                 }
                 let was_unclear = entry.is_unclear();
-                let copies = entry.copies.get_mut(tier.place()).ok_or(Reason::UnknownMedium)?;
+                let copies = &mut entry.copies[tier];
                 *copies = copies.checked_add(1).ok_or(Reason::OutOfRange)?;
                 let (slot, is_first) = (entry.slot, *copies == 1);
                 self.unclear -= usize::from(was_unclear && !entry.is_unclear());
@@ -234,10 +226,8 @@ impl GroupLane {
             }
             Entry::Vacant(entry) => {
                 let slot = chain.slot_of(block)?;
-                let mut copies = [0; TIERS];
-                if let Some(copies) = copies.get_mut(tier.place()) {
-                    *copies = 1;
-                }
+                let mut copies = PerTier::default();
+                copies[tier] = 1;
                 entry.insert(Name {
                     slot,
                     copies,
@@ -253,20 +243,13 @@ impl GroupLane {
     }
 
     fn count_held(&mut self, slot: ChainSlot, name: u64, tier: TierIndex) {
-        if self.held.len() <= slot.place() {
-            self.held.resize(slot.place() + 1, BlockNameCounts::default());
-        }
-        let held = self.held.get_mut(slot.place()).and_then(|held| {
+        if let Some(held) = slot.grown(&mut self.held, BlockNameCounts::default()) {
             held.last = name;
-            held.names_in.get_mut(tier.place())
-        });
-        if let Some(held) = held {
-            *held = held.saturating_add(1);
-            self.device_aliases += usize::from(tier == TierIndex::DEVICE && *held > 1);
+            let names = &mut held.names_in[tier];
+            *names = names.saturating_add(1);
+            self.device_aliases += usize::from(tier == TierIndex::DEVICE && *names > 1);
         }
-        if let Some(names) = self.names_in.get_mut(tier.place()) {
-            *names += 1;
-        }
+        self.names_in[tier] += 1;
     }
 
     /// Takes a copy away, if there is one. With the last copy of a name, the name is removed, too.
@@ -276,9 +259,10 @@ impl GroupLane {
         };
         let (slot, was_unclear) = (entry.get().slot, entry.get().is_unclear());
         let name = entry.get_mut();
-        let Some(copies) = name.copies.get_mut(tier.place()).filter(|copies| **copies > 0) else {
+        let copies = &mut name.copies[tier];
+        if *copies == 0 {
             return Taken::Nothing;
-        };
+        }
         *copies -= 1;
         let is_last = *copies == 0;
         if tier == TierIndex::DEVICE {
@@ -287,19 +271,14 @@ impl GroupLane {
         self.unclear += usize::from(name.is_unclear());
         self.unclear -= usize::from(was_unclear);
         if is_last {
-            let held = self
-                .held
-                .get_mut(slot.place())
-                .and_then(|held| held.names_in.get_mut(tier.place()));
-            if let Some(held) = held {
-                self.device_aliases -= usize::from(tier == TierIndex::DEVICE && *held > 1);
-                *held = held.saturating_sub(1);
-            }
-            if let Some(names) = self.names_in.get_mut(tier.place()) {
+            if let Some(held) = self.held.get_mut(slot.place()) {
+                let names = &mut held.names_in[tier];
+                self.device_aliases -= usize::from(tier == TierIndex::DEVICE && *names > 1);
                 *names = names.saturating_sub(1);
             }
+            self.names_in[tier] = self.names_in[tier].saturating_sub(1);
         }
-        if entry.get().copies != [0; TIERS] {
+        if entry.get().copies != PerTier::default() {
             return Taken::Copy(slot);
         }
         entry.remove();

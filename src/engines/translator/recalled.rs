@@ -18,7 +18,7 @@ use crate::batch::{EngineBatch, EngineChange};
 
 use super::Translator;
 use super::block::Block;
-use super::forms::{SavedBlock, SavedError};
+use super::forms::SavedError;
 use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::tiers::TierIndex;
@@ -43,17 +43,15 @@ impl Recalled {
         recalled
     }
 
-    pub(super) fn save(&self) -> Vec<(u64, SavedBlock)> {
-        self.blocks
-            .iter()
-            .map(|(name, block)| (*name, (*block).into()))
-            .collect()
+    pub(super) fn save(&self) -> Vec<(u64, Block)> {
+        self.blocks.iter().map(|(name, block)| (*name, *block)).collect()
     }
 
-    pub(super) fn restore(saved: Vec<(u64, SavedBlock)>) -> Result<Self, SavedError> {
-        let blocks = saved.into_iter().map(|(name, block)| Ok((name, block.block()?)));
-        let blocks: Vec<(u64, Block)> = blocks.collect::<Result<_, SavedError>>()?;
-        Ok(Self::of(blocks.into_iter()))
+    pub(super) fn restore(saved: Vec<(u64, Block)>) -> Result<Self, SavedError> {
+        saved
+            .iter()
+            .try_for_each(|(_, block)| block.checked().map(drop))?;
+        Ok(Self::of(saved.into_iter()))
     }
 
     /// The sequence hash of the block that `name` stood for.

@@ -12,8 +12,9 @@ use crate::reason::Reason;
 use super::Translator;
 use super::adapters::Adapters;
 use super::beyond::Beyond;
+use super::block::Block;
 use super::chain::Chain;
-use super::forms::{SavedBeyond, SavedBlock, SavedChain, SavedError, SavedGroups, SavedSpots, SavedWindows};
+use super::forms::{SavedBeyond, SavedChain, SavedError, SavedGroups, SavedSpots, SavedWindows};
 use super::groups::HolderGroups;
 use super::recalled::Recalled;
 use super::settings::TranslatorSettings;
@@ -28,7 +29,7 @@ pub struct SavedTranslator {
     groups: SavedGroups,
     windows: SavedWindows,
     beyond: SavedBeyond,
-    recalled: Vec<(u64, SavedBlock)>,
+    recalled: Vec<(u64, Block)>,
     sizes: Sizes,
     adapters: Adapters,
     untold: Untold,

@@ -1,9 +1,12 @@
 //! Tiers that engines use, each with its index in arrays that have one element for each tier.
 
+use std::ops::{Index, IndexMut};
+
 use kvatlas_core::wire::Tier;
+use serde::{Deserialize, Serialize};
 
 /// How many tiers engines use: device, host, disk, remote storage.
-pub(super) const TIERS: usize = 4;
+const TIERS: usize = 4;
 
 /// One of the tiers that engines use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,14 +31,35 @@ impl TierIndex {
         self.0 > 0
     }
 
-    /// The tier's place in an array.
-    pub(super) fn place(self) -> usize {
-        usize::from(self.0)
-    }
-
     /// The tier's bit in a set.
     pub(super) fn bit(self) -> u8 {
         1 << self.0
+    }
+}
+
+/// One value for each tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct PerTier<T>([T; TIERS]);
+
+impl<T> PerTier<T> {
+    pub(super) fn of(value: impl FnMut(TierIndex) -> T) -> Self {
+        Self(TierIndex::ALL.map(value))
+    }
+}
+
+impl<T> Index<TierIndex> for PerTier<T> {
+    type Output = T;
+
+    fn index(&self, tier: TierIndex) -> &T {
+        // A tier's number is below `TIERS` already.
+        &self.0[usize::from(tier.0) % TIERS]
+    }
+}
+
+impl<T> IndexMut<TierIndex> for PerTier<T> {
+    fn index_mut(&mut self, tier: TierIndex) -> &mut T {
+        &mut self.0[usize::from(tier.0) % TIERS]
     }
 }
 

@@ -509,10 +509,7 @@ impl WindowGroup {
             self.set_mask(slot, if is_held { mask | 1 } else { mask & !1 });
             return mask & 1 != 0;
         }
-        if self.runs.len() <= slot.place() {
-            self.runs.resize(slot.place() + 1, 0);
-        }
-        let Some(run) = self.runs.get_mut(slot.place()) else {
+        let Some(run) = slot.grown(&mut self.runs, 0) else {
             return false;
         };
         let was_held = *run & HELD != 0;
@@ -541,10 +538,7 @@ impl WindowGroup {
     }
 
     fn set_mask(&mut self, slot: ChainSlot, mask: u64) {
-        if self.masks.len() <= slot.place() {
-            self.masks.resize(slot.place() + 1, 0);
-        }
-        if let Some(place) = self.masks.get_mut(slot.place()) {
+        if let Some(place) = slot.grown(&mut self.masks, 0) {
             *place = mask;
         }
     }
@@ -576,10 +570,7 @@ impl WindowGroup {
         if run == before {
             return false;
         }
-        if self.runs.len() <= slot.place() {
-            self.runs.resize(slot.place() + 1, 0);
-        }
-        if let Some(place) = self.runs.get_mut(slot.place()) {
+        if let Some(place) = slot.grown(&mut self.runs, 0) {
             *place = *place & HELD | run;
         }
         true

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         builder.insert(id as u64, text.as_bytes().to_vec())?;
     }
     let vocabulary = builder.build()?;
-    let trie = TokenTrie::new(&vocabulary)?;
+    let trie = TokenTrie::new(&vocabulary);
     let weight = RegexAutomaton::new("[0-9]{1,3} kg", RegexLimits::default())?;
 
     let table = weight.table();

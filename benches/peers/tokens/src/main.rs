@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (vocabulary, format) = Vocabulary::load(Path::new(&path), None)?;
     let theirs = toktrie_of(&vocabulary);
-    let ours = TokenTrie::new(&vocabulary)?;
+    let ours = TokenTrie::new(&vocabulary);
     println!(
         "{} vocabulary: {} tokens, {} nodes",
         format.as_str(),

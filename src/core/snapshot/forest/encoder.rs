@@ -2,7 +2,6 @@
 
 use crate::hash::SequenceHash;
 use crate::index::{HolderPart, WalkedRun};
-use crate::trie::{Outline, OutlineRecord};
 
 use super::bytes::put;
 use super::{
@@ -37,8 +36,11 @@ pub struct ForestFrame {
 pub struct ForestEncoder {
     /// Numbers of the holders, sorted.
     holders: Vec<u32>,
-    outline: Outline<Encoded>,
     path: Vec<Level>,
+    /// The last run. The next run determines how many levels to pop after it.
+    held: Option<Encoded>,
+    /// Number of levels that have been popped since the last run.
+    pops: usize,
     /// Number of runs on the current path, plus the number of their holders.
     path_entries: usize,
     frame: FrameBuffer,
@@ -86,8 +88,9 @@ impl ForestEncoder {
         holders.dedup();
         Self {
             holders,
-            outline: Outline::new(),
             path: Vec::new(),
+            held: None,
+            pops: 0,
             path_entries: 0,
             frame: FrameBuffer::default(),
             full: None,
@@ -132,8 +135,9 @@ impl ForestEncoder {
             len,
             parts: taken.into_iter().map(|(_, part)| part).collect(),
         });
-        if let Some(before) = self.outline.enter(encoded) {
-            self.append(before);
+        let pops = std::mem::take(&mut self.pops);
+        if let Some(before) = self.held.replace(encoded) {
+            self.append(&before, pops);
         }
         Pushed::Taken
     }
@@ -146,8 +150,8 @@ impl ForestEncoder {
     /// Ends the forest, and returns the frames that have not been taken. The last frame has the flag that ends the
     /// forest.
     pub fn finish(mut self) -> Vec<ForestFrame> {
-        if let Some(last) = std::mem::take(&mut self.outline).finish() {
-            self.append(last);
+        if let Some(last) = self.held.take() {
+            self.append(&last, self.pops + self.path.len());
         }
         let mut frames: Vec<ForestFrame> = self.full.take().into_iter().collect();
         frames.push(self.close(ENDS));
@@ -207,25 +211,22 @@ impl ForestEncoder {
             if let Some(level) = self.path.pop() {
                 self.path_entries -= 1 + level.parts.len();
             }
-            // The outline has as many open levels as the path has runs.
-            let left = self.outline.leave();
-            debug_assert!(left.is_ok(), "the outline follows the path");
+            self.pops += 1;
         }
     }
 
-    fn append(&mut self, record: OutlineRecord<Encoded>) {
-        let OutlineRecord { payload, pops } = record;
-        if self.frame.bytes() >= self.frame_bytes || self.frame.has_no_room_for(&payload) {
+    fn append(&mut self, run: &Encoded, pops: usize) {
+        if self.frame.bytes() >= self.frame_bytes || self.frame.has_no_room_for(run) {
             self.full = Some(self.close(0));
         }
         let frame = &mut self.frame;
-        frame.columns.extend_from_slice(&payload.columns);
-        put(&mut frame.columns, pops);
-        let hashes = payload.hashes.iter().map(|hash| hash.as_u64().to_le_bytes());
+        frame.columns.extend_from_slice(&run.columns);
+        put(&mut frame.columns, pops as u64);
+        let hashes = run.hashes.iter().map(|hash| hash.as_u64().to_le_bytes());
         frame.hashes.extend(hashes.flatten());
         frame.runs += 1;
-        frame.parts += payload.parts;
-        frame.candidates += payload.candidates;
+        frame.parts += run.parts;
+        frame.candidates += run.candidates;
     }
 
     fn close(&mut self, flags: u8) -> ForestFrame {

@@ -1,7 +1,5 @@
 //! Errors in the payload of a forest frame.
 
-use crate::trie::OutlineError;
-
 use super::{CANDIDATES_MAX, PARTS_MAX, PATH_ENTRIES_MAX};
 
 /// Reason why the payload of a forest frame is not valid. The checksum of the frame was right, so the writer made the
@@ -30,10 +28,12 @@ pub enum ForestError {
         /// The frame's first byte, which has the flags.
         flags: u8,
     },
-    /// The number of levels to pop after a run gives the depth of the next run. It does not fit the runs before it, or
-    /// the forest ends too early.
-    #[error(transparent)]
-    Outline(#[from] OutlineError),
+    /// The forest ends, but its last run does not pop all open levels.
+    #[error("{open} levels are open after the last run; the data has been cut")]
+    Unfinished {
+        /// Number of open levels.
+        open: usize,
+    },
     /// No holder has the whole run. A writer cuts each run after the last block that a holder has.
     #[error("nobody has the last block of a run")]
     Unheld,

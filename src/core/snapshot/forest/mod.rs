@@ -7,8 +7,9 @@
 //!
 //! - Runs are written in depth-first order, parents before children. Of two children, the child that branches off at
 //!   a later block comes first.
-//! - Each run tells how many levels to pop after it, as in [`crate::trie`] ([`Outline`](crate::trie::Outline)).
-//!   Positions, parents and parents' hashes follow from that, and are not written.
+//! - Each run tells how many levels to pop after it: none if its child comes next, one if a sibling does, and one
+//!   more for each run above that ends there too. Positions, parents and parents' hashes follow from that, and are
+//!   not written.
 //! - A reader keeps only the blocks on the path from the root.
 //!
 //! # Holders

@@ -2,7 +2,6 @@
 
 use crate::hash::{Position, SequenceHash};
 use crate::index::{HolderPart, RestoredRun};
-use crate::trie::OutlineReader;
 
 use super::bytes::Bytes;
 use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX};
@@ -83,7 +82,6 @@ pub(in super::super) struct ForestReader {
 struct Forest {
     /// Numbers of the holders, sorted.
     holders: Vec<u32>,
-    outline: OutlineReader,
     levels: Vec<ReaderLevel>,
     /// Number of runs on the current path, plus the number of their holders.
     path_entries: usize,
@@ -123,10 +121,11 @@ impl ForestReader {
             None => Forest::begin(&mut bytes, holders)?,
         };
         let chunk = forest.read(&mut bytes)?;
-        if flags & ENDS != 0 {
-            forest.outline.finish()?;
-        } else {
+        let open = forest.levels.len();
+        if flags & ENDS == 0 {
             self.forest = Some(forest);
+        } else if open > 0 {
+            return Err(ForestError::Unfinished { open });
         }
         Ok(chunk)
     }
@@ -154,7 +153,6 @@ impl Forest {
         }
         Ok(Self {
             holders,
-            outline: OutlineReader::new(PATH_ENTRIES_MAX as u64),
             levels: Vec::new(),
             path_entries: 0,
             path: Vec::new(),
@@ -222,12 +220,9 @@ impl Forest {
         }));
         self.path_entries = entries;
         self.levels.push(ReaderLevel { start, len, parts });
-        let pops = bytes.number()?;
-        self.outline.take(pops)?;
-        for _ in 0..pops {
-            if let Some(level) = self.levels.pop() {
-                self.path_entries -= 1 + level.parts.len();
-            }
+        let pops = bytes.at_most(self.levels.len(), "the number of levels to pop")?;
+        for level in self.levels.drain(self.levels.len() - pops..) {
+            self.path_entries -= 1 + level.parts.len();
         }
         Ok(len)
     }

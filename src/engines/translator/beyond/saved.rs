@@ -10,11 +10,7 @@ impl Beyond {
         SavedBeyond {
             doubts: self.doubts,
             chunks: self.chunks,
-            past: self
-                .past
-                .iter()
-                .map(|(name, block)| (name, block.into()))
-                .collect(),
+            past: self.past.iter().collect(),
             is_used: self.is_used,
             has_kinds: self.has_kinds,
             has_ends: self.has_ends,
@@ -28,7 +24,7 @@ impl Beyond {
     pub(in super::super) fn restore(saved: SavedBeyond) -> Result<Self, SavedError> {
         let mut past = Past::default();
         for (name, block) in saved.past {
-            past.remember(name, block.block()?);
+            past.remember(name, block.checked()?);
         }
         Ok(Self {
             doubts: saved.doubts,

@@ -5,9 +5,9 @@ use std::hash::Hash;
 
 use dashmap::DashMap;
 use dashmap::mapref::one::{Ref, RefMut};
+use kvatlas_core::hash::PositionalLineageHash;
 
-use super::lineage::PositionalLineageHash;
-use super::positional::PositionalHash;
+use crate::positional::PositionalHash;
 
 /// Number of shards of the map of one position. Two are enough, because a thread that writes to the map mostly has a
 /// lock on the outer shard, too.
@@ -149,8 +149,10 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use kvatlas_core::hash::{BlockHash, SequenceHash, lineage_hashes_from};
+
     use super::*;
-    use crate::hash::{BlockHash, PositionalSequenceHash, SequenceHash, lineage_hashes_from};
+    use crate::PositionalSequenceHash;
 
     type Tree = PositionalRadixTree<PositionalSequenceHash, u32>;
 

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use super::bits::{high_half, low_bits, low_half};
-use super::block::BlockHash;
-use super::positional::PositionalHash;
-use super::sequence::SequenceHash;
+use kvatlas_core::hash::{BlockHash, SequenceHash};
+
+use crate::positional::PositionalHash;
 
 const MODE_SHIFT: u32 = 62;
 
@@ -125,6 +124,28 @@ impl fmt::Debug for PositionalSequenceHash {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "PositionalSequenceHash({self} at {})", self.position())
     }
+}
+
+/// The low `bits` bits of `value`. `bits` is below 64: no field of a packed hash is wider.
+#[inline]
+const fn low_bits(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+/// Returns the low 64 bits of a packed hash.
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "dropping the high half is what this function is for"
+)]
+const fn low_half(packed: u128) -> u64 {
+    packed as u64
+}
+
+/// Returns the high 64 bits of a packed hash.
+#[inline]
+const fn high_half(packed: u128) -> u64 {
+    low_half(packed >> 64)
 }
 
 /// The smallest mode that holds `position`.
