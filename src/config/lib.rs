@@ -33,7 +33,8 @@ mod layers;
 mod live;
 mod load;
 mod print;
-mod reference;
+#[cfg(test)]
+mod reference_tests;
 mod rule;
 pub mod settings;
 mod suggest;
@@ -47,7 +48,6 @@ pub use flags::SettingFlags;
 pub use kind::{Kind, Secret};
 pub use live::Live;
 pub use load::Said;
-pub use reference::settings_markdown;
 pub use settings::{
     AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, GrpcConfig, HttpConfig, LimitsConfig,
     LoggingConfig, NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig,

@@ -45,7 +45,8 @@ mod process_metrics;
 mod query_metrics;
 mod recorder;
 mod redis_metrics;
-mod reference;
+#[cfg(test)]
+mod reference_tests;
 mod resync_metrics;
 mod snapshot_metrics;
 mod stream_metrics;
@@ -75,7 +76,6 @@ pub use query_metrics::QueryMetricsByNamespace;
 pub use query_metrics::{AnsweredPrompt, QueryErrorMetrics, QueryMetrics};
 pub use recorder::{MetricsError, MetricsHandle, install, install_shared, rendered};
 pub use redis_metrics::{RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics};
-pub use reference::metrics_markdown;
 pub use resync_metrics::{ResyncGauges, ResyncMetrics};
 pub use snapshot_metrics::{RestoredSnapshot, SnapshotMetrics};
 pub use stream_metrics::StreamMetrics;
