@@ -419,7 +419,7 @@ impl Relay {
         self.translation.clear();
         drop(untold);
         // The turn may have come or gone while the engine was in sight.
-        self.engine_metrics.set_speaks(self.speaks());
+        self.engine_metrics.speaks.set(f64::from(self.speaks()));
         self.tell_doubts_if_new().await?;
         self.tell_profile_if_new().await
     }
@@ -517,7 +517,7 @@ impl Relay {
         if let Some(tap) = &self.tap {
             tap.set_in_sight(true);
         }
-        self.engine_metrics.set_speaks(self.speaks());
+        self.engine_metrics.speaks.set(f64::from(self.speaks()));
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }

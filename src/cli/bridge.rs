@@ -107,8 +107,9 @@ struct View {
 impl AdminSource for View {
     fn metrics(&self) -> String {
         let report = self.readiness();
-        self.process.set_ready(report.is_ready());
-        self.process.set_connected(report.is_set(Latch::Connected));
+        self.process.ready.set(f64::from(report.is_ready()));
+        let is_connected = report.is_set(Latch::Connected);
+        self.process.connected.set(f64::from(is_connected));
         self.metrics.render()
     }
 

@@ -63,8 +63,9 @@ impl DaemonView {
     /// exact.
     pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons)) {
         let report = self.readiness.report();
-        self.process.set_ready(report.is_ready());
-        self.process.set_connected(report.is_set(Latch::Connected));
+        self.process.ready.set(f64::from(report.is_ready()));
+        let is_connected = report.is_set(Latch::Connected);
+        self.process.connected.set(f64::from(is_connected));
         self.process.publish_usage();
         self.pool.publish_backlogs();
         if let Some(snapshots) = &*self.snapshots.lock() {
