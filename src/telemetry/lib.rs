@@ -35,7 +35,6 @@ mod histograms;
 mod history_metrics;
 mod http_metrics;
 pub mod labels;
-mod leased;
 mod log_fields;
 mod log_gate;
 mod logging;
@@ -48,6 +47,7 @@ mod redis_metrics;
 #[cfg(test)]
 mod reference_tests;
 mod resync_metrics;
+mod series;
 mod snapshot_metrics;
 mod stream_metrics;
 mod trace_metrics;
