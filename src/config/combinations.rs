@@ -50,7 +50,6 @@ const LISTENERS: [&str; 5] = [
 
 const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
-const NAMESPACES: &str = "namespaces";
 
 /// Checks every rule about several settings, and adds the broken ones to the errors.
 pub(super) fn check(layers: &mut Layers) {
@@ -260,7 +259,7 @@ fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     };
     let keys = [REMOVE_AFTER, STALE_AFTER];
     let mut errors = check_pair(layers, keys, is_right(&none), || RULE.to_owned());
-    for (_, table) in layers.effective.named(NAMESPACES) {
+    for (_, table) in &layers.effective.namespaces {
         let own = keys.iter().find_map(|key| table.entries.get(key));
         if let Some(entry) = own
             && !is_right(&table.entries)
@@ -275,17 +274,17 @@ fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     let limit = |key| integer(layers, key).filter(|_| layers.are_settled(&[key]));
     let length = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
-    let namespaces = layers.effective.named(NAMESPACES);
-    let count = length(namespaces.clone().count());
+    let namespaces = &layers.effective.namespaces;
+    let count = length(namespaces.len());
     if let Some(max) = limit("limits.max_namespaces")
-        && let Some((_, last)) = namespaces.clone().last()
+        && let Some(last) = namespaces.values().last()
         && count > max
     {
         let rule = format!("{count} namespaces are configured, but limits.max_namespaces is {max}; raise it");
         errors.push(ConfigError::combination(&last.origin, rule));
     }
     if let Some(max) = limit("limits.max_name_bytes") {
-        for (_, table) in namespaces.filter(|(name, _)| length(name.len()) > max) {
+        for (_, table) in namespaces.iter().filter(|(name, _)| length(name.len()) > max) {
             let rule = format!("the name is longer than limits.max_name_bytes, which is {max}");
             errors.push(ConfigError::combination(&table.origin, rule));
         }

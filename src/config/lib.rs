@@ -32,6 +32,7 @@ mod kind;
 mod layers;
 mod live;
 mod load;
+mod namespaces;
 mod print;
 #[cfg(test)]
 mod reference_tests;
@@ -40,7 +41,7 @@ pub mod settings;
 mod suggest;
 mod types;
 
-pub use declare::{ENVIRONMENT_PREFIX, Named, Setting};
+pub use declare::{ENVIRONMENT_PREFIX, Setting};
 pub use dynamo::{Discovery, DynamoComponent, NoComponent, NoDiscovery};
 pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
@@ -48,6 +49,7 @@ pub use flags::SettingFlags;
 pub use kind::{Kind, Secret};
 pub use live::Live;
 pub use load::Said;
+pub use namespaces::NamespaceConfigs;
 pub use settings::{
     AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, GrpcConfig, HttpConfig, LimitsConfig,
     LoggingConfig, NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig,
