@@ -68,9 +68,7 @@ impl DaemonArguments {
         let is_told = is_given || self.urls.is_some() || environment.iter().any(is_about_nats);
         let mut flags = match is_told {
             true => BTreeMap::new(),
-            false => surroundings
-                .settings(self.context.as_deref())
-                .map_err(Failure::usage)?,
+            false => surroundings.settings(self.context.as_deref())?,
         };
         let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
         flags.extend(given_flags(given));
