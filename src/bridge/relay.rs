@@ -395,7 +395,7 @@ impl Relay {
         self.translation.clear();
         drop(untold);
         // Another bridge may have taken over the reports, or this bridge may have, since the last call.
-        self.engine_metrics.set_speaks(self.speaks());
+        self.engine_metrics.speaks.set(f64::from(self.speaks()));
         self.tell_doubts_if_new().await?;
         self.tell_profile_if_new().await
     }
@@ -503,7 +503,7 @@ impl Relay {
         if let Some(tap) = &self.tap {
             tap.set_in_sight(true);
         }
-        self.engine_metrics.set_speaks(self.speaks());
+        self.engine_metrics.speaks.set(f64::from(self.speaks()));
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }

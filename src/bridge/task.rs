@@ -161,7 +161,7 @@ impl EngineTask {
         if let Some(origin) = &self.origin {
             origin.confirmed().await;
         }
-        self.follower.relay().metrics().connected();
+        self.follower.relay().metrics().connections.increment(1);
         if let Some(silence) = self.long_silence() {
             self.follower.was_long_silent(silence);
         }

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use kvatlas_core::wire::{
     AdminCommand, AdminHolder, AdminReply, AdminRequest, NamespaceName, Rank, WorkerName,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::connect::ConnectionArguments;
 use super::failure::Failure;
@@ -103,14 +103,6 @@ impl HolderArguments {
     }
 }
 
-/// Reply of one daemon or bridge to a command, for output.
-#[derive(Debug, Serialize)]
-struct AdminCommandReply {
-    instance: String,
-    holders: u64,
-    error: Option<String>,
-}
-
 impl AdminArguments {
     /// Sends the command, and prints the replies. Fails if a reply has an error, or if no reply came.
     pub(crate) async fn run(self) -> Result<(), Failure> {
@@ -137,7 +129,15 @@ impl AdminArguments {
         };
         let answers = ask(&common.connection, command, &request).await?;
         if common.json {
-            print_json(&serde_json::json!({ repliers(command): answers }))?;
+            let shown = answers.iter().map(
+                |AdminReply {
+                     instance,
+                     holders,
+                     error,
+                     ..
+                 }| { json!({ "instance": instance, "holders": holders, "error": error }) },
+            );
+            print_json(&json!({ repliers(command): shown.collect::<Value>() }))?;
         } else {
             print(&render(command, &answers))?;
         }
@@ -169,7 +169,7 @@ async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
     request: &AdminRequest,
-) -> Result<Vec<AdminCommandReply>, Failure> {
+) -> Result<Vec<AdminReply>, Failure> {
     let connected = connection.connect().await?;
     let (nats, subject) = (connected.nats, connected.subjects.admin(command));
     let inbox = nats.new_inbox();
@@ -181,7 +181,7 @@ async fn ask(
         .await
         .map_err(Failure::unavailable)?;
     let deadline = tokio::time::Instant::now() + connection.timeout;
-    let mut answers: Vec<AdminCommandReply> = Vec::new();
+    let mut answers: Vec<AdminReply> = Vec::new();
     while answers.len() < REPLIES_MAX {
         let until = match answers.is_empty() {
             true => deadline,
@@ -195,11 +195,7 @@ async fn ask(
         }
         let reply = AdminReply::decode(&message.payload)
             .map_err(|error| Failure::failed(format_args!("a reply cannot be read: {error}")))?;
-        answers.push(AdminCommandReply {
-            instance: reply.instance,
-            holders: reply.holders,
-            error: reply.error,
-        });
+        answers.push(reply);
     }
     if answers.is_empty() {
         return Err(Failure::unavailable(match command {
@@ -224,7 +220,7 @@ fn repliers(command: AdminCommand) -> &'static str {
     }
 }
 
-fn render(command: AdminCommand, answers: &[AdminCommandReply]) -> String {
+fn render(command: AdminCommand, answers: &[AdminReply]) -> String {
     let who = match command {
         AdminCommand::Reset => "BRIDGE",
         _ => "DAEMON",

@@ -1,13 +1,11 @@
 //! `kvatlas bridge`: follows engines, and publishes their blocks to daemons in other processes.
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use kvatlas_bridge::{Bridge, RouterQuestion};
-use kvatlas_config::{LoggingConfig, process_environment};
+use kvatlas_config::{Config, LoggingConfig, process_environment};
 use kvatlas_core::wire::{Address, AdminCommand, Subjects};
 use kvatlas_daemon::http::{HttpLimits, HttpParts, HttpServer, read_token};
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
@@ -17,9 +15,10 @@ use kvatlas_process::registry::EngineRegistry;
 use kvatlas_telemetry::{LogFormat, MetricsHandle, ProcessMetrics, install_shared, log_gated};
 use tokio_util::sync::CancellationToken;
 
-use super::connect::DaemonArguments;
+use super::connect::{DaemonArguments, given_flags};
 use super::engines::EngineArguments;
 use super::failure::Failure;
+use super::nats_context::Surroundings;
 use super::serve::{Hangups, StopSignals, start_logging};
 use super::supervisor;
 
@@ -51,15 +50,15 @@ pub(crate) struct BridgeArguments {
     engines: EngineArguments,
     /// Address for metrics and probes; port 0 takes a free one, off disables them [default: 127.0.0.1:9465] [environment:
     /// KVATLAS_ADMIN_LISTEN].
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
-    admin_listen: Option<Listen>,
+    #[arg(long, value_name = "ADDRESS")]
+    admin_listen: Option<String>,
     /// Address to register engines at over HTTP; port 0 takes a free one, off disables it [default: off] [environment:
     /// KVATLAS_HTTP_LISTEN].
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
-    http_listen: Option<Listen>,
+    #[arg(long, value_name = "ADDRESS")]
+    http_listen: Option<String>,
     /// File with the bearer token that HTTP requests need [environment: KVATLAS_HTTP_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
-    http_token_file: Option<PathBuf>,
+    http_token_file: Option<String>,
     /// Which log lines to write.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     logging_level: String,
@@ -69,31 +68,6 @@ pub(crate) struct BridgeArguments {
     /// At the end, tell daemons to forget the engines at once.
     #[arg(long)]
     forget: bool,
-}
-
-/// Address to listen on; `None` for the word `off`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Listen(Option<SocketAddr>);
-
-/// Default address of the listener for metrics and probes.
-const ADMIN_LISTEN: Listen = Listen(Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465))));
-
-/// Addresses of the listeners. A flag overrides the environment, which overrides the default.
-#[derive(Debug, PartialEq, Eq)]
-struct Listeners {
-    admin: Listen,
-    http: Listen,
-    http_token_file: Option<PathBuf>,
-}
-
-fn parse_listen(text: &str) -> Result<Listen, String> {
-    match text {
-        "off" => Ok(Listen(None)),
-        address => address
-            .parse()
-            .map(|address| Listen(Some(address)))
-            .map_err(|_| "write ADDRESS:PORT or off".to_owned()),
-    }
 }
 
 /// Source of the answers of the bridge's admin listener.
@@ -107,8 +81,9 @@ struct View {
 impl AdminSource for View {
     fn metrics(&self) -> String {
         let report = self.readiness();
-        self.process.set_ready(report.is_ready());
-        self.process.set_connected(report.is_set(Latch::Connected));
+        self.process.ready.set(f64::from(report.is_ready()));
+        let is_connected = report.is_set(Latch::Connected);
+        self.process.connected.set(f64::from(is_connected));
         self.metrics.render()
     }
 
@@ -186,53 +161,26 @@ impl AdminSource for View {
     }
 }
 
-/// Returns the address of a listener: the flag's address, else the address in the environment variable `name`, else the default.
-/// An empty variable counts as not set.
-fn listen_at(
-    flag: Option<Listen>,
-    name: &str,
-    environment: &[(String, String)],
-    default: Listen,
-) -> Result<Listen, Failure> {
-    match (flag, variable(name, environment)) {
-        (Some(listen), _) => Ok(listen),
-        (None, Some(text)) => {
-            parse_listen(text).map_err(|error| Failure::usage(format_args!("{name} is {text:?}: {error}")))
-        }
-        (None, None) => Ok(default),
-    }
-}
-
-fn variable<'a>(name: &str, environment: &'a [(String, String)]) -> Option<&'a str> {
-    environment
-        .iter()
-        .find(|(known, text)| known == name && !text.is_empty())
-        .map(|(_, text)| text.as_str())
-}
-
 impl BridgeArguments {
-    /// Returns the addresses of the listeners. The container image sets the address of the admin listener with the variable that
-    /// `kvatlas probe` reads, too.
-    fn listeners(&self, environment: &[(String, String)]) -> Result<Listeners, Failure> {
-        let token_file = self.http_token_file.clone();
-        Ok(Listeners {
-            admin: listen_at(
-                self.admin_listen,
-                "KVATLAS_ADMIN_LISTEN",
-                environment,
-                ADMIN_LISTEN,
-            )?,
-            http: listen_at(self.http_listen, "KVATLAS_HTTP_LISTEN", environment, Listen(None))?,
-            http_token_file: token_file
-                .or_else(|| variable("KVATLAS_HTTP_TOKEN_FILE", environment).map(PathBuf::from)),
-        })
+    /// Loads the settings. The container image sets the address of the admin listener with the variable that `kvatlas probe`
+    /// reads, too.
+    fn load(
+        &self,
+        environment: Vec<(String, String)>,
+        surroundings: &Surroundings,
+    ) -> Result<Config, Failure> {
+        let (environment, mut flags) = self.daemon.sources(false, environment, surroundings)?;
+        flags.extend(given_flags([
+            ("admin.listen", &self.admin_listen),
+            ("http.listen", &self.http_listen),
+            ("http.token_file", &self.http_token_file),
+        ]));
+        Ok(Config::load_for_bridge(flags, environment.into_iter())?)
     }
 
     /// Follows engines until the process is told to stop.
     pub(crate) async fn run(self) -> Result<(), Failure> {
-        let environment = process_environment();
-        let listeners = self.listeners(&environment)?;
-        let config = self.daemon.load(environment)?;
+        let config = self.load(process_environment(), &Surroundings::of_process())?;
         let format = match self.logging_json {
             true => LogFormat::Json,
             false => LogFormat::Text,
@@ -243,7 +191,7 @@ impl BridgeArguments {
         })?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let engines = self.engines.load()?;
-        if engines.is_empty() && !self.engines.has_sources() && listeners.http.0.is_none() {
+        if engines.is_empty() && !self.engines.has_sources() && config.http.listen.is_none() {
             let text =
                 "there is no engine to follow: give --engine, --engines-file, --discover or --http-listen";
             return Err(Failure::usage(text));
@@ -259,8 +207,8 @@ impl BridgeArguments {
             metrics,
             process: ProcessMetrics::new(),
         });
-        let admin = listeners.start_admin(&view)?;
-        let http = listeners.start_http(&view, &bridge).await?;
+        let admin = start_admin(&config, &view)?;
+        let http = start_http(&config, &view, &bridge).await?;
         let ready = Arc::clone(&readiness);
         let noting = bridge.clone();
         let notice = move |notice: ConnectionNotice| note(&readiness, &noting, &commands, &notice);
@@ -310,33 +258,38 @@ impl BridgeArguments {
     }
 }
 
-impl Listeners {
-    fn start_admin(&self, view: &Arc<View>) -> Result<Option<AdminServer>, Failure> {
-        let source: Arc<dyn AdminSource> = Arc::clone(view) as Arc<dyn AdminSource>;
-        let started = self.admin.0.map(|listen| AdminServer::start(listen, source));
-        started.transpose().map_err(Failure::failed)
-    }
+fn start_admin(config: &Config, view: &Arc<View>) -> Result<Option<AdminServer>, Failure> {
+    let source: Arc<dyn AdminSource> = Arc::clone(view) as Arc<dyn AdminSource>;
+    let started = config
+        .admin
+        .listen
+        .map(|listen| AdminServer::start(listen, source));
+    started.transpose().map_err(Failure::failed)
+}
 
-    async fn start_http(&self, view: &Arc<View>, bridge: &Bridge) -> Result<Option<HttpServer>, Failure> {
-        let Some(listen) = self.http.0 else {
-            return Ok(None);
-        };
-        let token = self.http_token_file.as_deref();
-        let token = token.map(|path| read_token("http.token_file", path));
-        let parts = HttpParts::of_bridge(
-            Arc::new(bridge.clone()),
-            Arc::clone(view) as Arc<dyn AdminSource>,
-            token.transpose().map_err(Failure::usage)?,
-        );
-        let limits = HttpLimits {
-            connections_max: 256,
-            per_source_max: 64,
-            idle_timeout: Duration::from_secs(75),
-            drain_timeout: Duration::from_secs(2),
-        };
-        let started = HttpServer::start(listen, parts, limits).await;
-        started.map(Some).map_err(Failure::failed)
-    }
+async fn start_http(
+    config: &Config,
+    view: &Arc<View>,
+    bridge: &Bridge,
+) -> Result<Option<HttpServer>, Failure> {
+    let Some(listen) = config.http.listen else {
+        return Ok(None);
+    };
+    let token = config.http.token_file.as_deref();
+    let token = token.map(|path| read_token("http.token_file", path));
+    let parts = HttpParts::of_bridge(
+        Arc::new(bridge.clone()),
+        Arc::clone(view) as Arc<dyn AdminSource>,
+        token.transpose().map_err(Failure::usage)?,
+    );
+    let limits = HttpLimits {
+        connections_max: 256,
+        per_source_max: 64,
+        idle_timeout: Duration::from_secs(75),
+        drain_timeout: Duration::from_secs(2),
+    };
+    let started = HttpServer::start(listen, parts, limits).await;
+    started.map(Some).map_err(Failure::failed)
 }
 
 /// Prefix of the subjects on which services of NATS are asked, for example by `kvatlas doctor`.
@@ -396,6 +349,9 @@ async fn announce_ready(readiness: &Readiness) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::path::PathBuf;
+
     use clap::Parser;
 
     use super::*;
@@ -406,44 +362,50 @@ mod tests {
         bridge: BridgeArguments,
     }
 
-    fn listeners(flags: &[&str], environment: &[(&str, &str)]) -> Result<Listeners, Failure> {
+    type Listening = (Option<SocketAddr>, Option<SocketAddr>, Option<PathBuf>);
+
+    fn listening(flags: &[&str], environment: &[(&str, &str)]) -> Result<Listening, Failure> {
         let command = Command::try_parse_from(std::iter::once(&"bridge").chain(flags)).unwrap();
-        let environment: Vec<(String, String)> = environment
+        let environment = environment
             .iter()
-            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
-            .collect();
-        command.bridge.listeners(&environment)
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+        let loaded = command
+            .bridge
+            .load(environment.collect(), &Surroundings::default())?;
+        let http = loaded.http;
+        Ok((loaded.admin.listen, http.listen, http.token_file))
     }
 
     #[test]
     fn listeners_are_those_of_flags_over_the_environment_over_the_defaults() {
-        let expected = |admin: &str, http: &str, token_file: Option<&str>| Listeners {
-            admin: parse_listen(admin).unwrap(),
-            http: parse_listen(http).unwrap(),
-            http_token_file: token_file.map(PathBuf::from),
-        };
-        let defaults = expected("127.0.0.1:9465", "off", None);
-        assert_eq!(listeners(&[], &[]), Ok(defaults));
+        let address = |text: &str| Some(text.parse().unwrap());
+        let defaults = (address("127.0.0.1:9465"), None, None);
+        assert_eq!(listening(&[], &[]), Ok(defaults.clone()));
         let empty = [("KVATLAS_ADMIN_LISTEN", ""), ("KVATLAS_HTTP_TOKEN_FILE", "")];
-        assert_eq!(
-            listeners(&[], &empty),
-            Ok(expected("127.0.0.1:9465", "off", None))
-        );
+        assert_eq!(listening(&[], &empty), Ok(defaults));
+        let token = tempfile::NamedTempFile::new().unwrap();
+        let own = tempfile::NamedTempFile::new().unwrap();
         let environment = [
             ("KVATLAS_ADMIN_LISTEN", "0.0.0.0:9464"),
             ("KVATLAS_HTTP_LISTEN", "0.0.0.0:8090"),
-            ("KVATLAS_HTTP_TOKEN_FILE", "/run/token"),
+            ("KVATLAS_HTTP_TOKEN_FILE", token.path().to_str().unwrap()),
+            // Only a daemon reads this.
+            ("KVATLAS_EVENTS_LANES", "x"),
         ];
-        let of_environment = expected("0.0.0.0:9464", "0.0.0.0:8090", Some("/run/token"));
-        assert_eq!(listeners(&[], &environment), Ok(of_environment));
+        let of_environment = (
+            address("0.0.0.0:9464"),
+            address("0.0.0.0:8090"),
+            Some(token.path().to_owned()),
+        );
+        assert_eq!(listening(&[], &environment), Ok(of_environment));
         let flags = [
             "--admin-listen=off",
             "--http-listen=127.0.0.1:1",
-            "--http-token-file=/own",
+            &format!("--http-token-file={}", own.path().display()),
         ];
-        let of_flags = expected("off", "127.0.0.1:1", Some("/own"));
-        assert_eq!(listeners(&flags, &environment), Ok(of_flags));
-        let failure = listeners(&[], &[("KVATLAS_HTTP_LISTEN", "8090")]).unwrap_err();
+        let of_flags = (None, address("127.0.0.1:1"), Some(own.path().to_owned()));
+        assert_eq!(listening(&flags, &environment), Ok(of_flags));
+        let failure = listening(&[], &[("KVATLAS_HTTP_LISTEN", "8090")]).unwrap_err();
         assert!(failure.to_string().contains("KVATLAS_HTTP_LISTEN"), "{failure}");
     }
 }

@@ -133,7 +133,7 @@ pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         outcomes.extend(comparison(*attention).run(&requests, progress)?);
     }
     if let Some(path) = &arguments.plot {
-        let picture = plot(&outcomes).map_err(Failure::failed)?;
+        let picture = plot(&outcomes);
         std::fs::write(path, picture)
             .map_err(|error| Failure::failed(format_args!("cannot write {}: {error}", path.display())))?;
     }

@@ -39,25 +39,40 @@ pub(super) struct DaemonArguments {
 impl DaemonArguments {
     /// Loads the settings by which a client reaches a daemon. Flags override the environment, which overrides the chosen context,
     /// which overrides the defaults.
-    pub(super) fn load(&self, environment: Vec<(String, String)>) -> Result<Config, Failure> {
+    pub(super) fn load(&self, environment: Variables) -> Result<Config, Failure> {
         self.load_among(environment, &Surroundings::of_process())
     }
 
-    fn load_among(
-        &self,
-        environment: Vec<(String, String)>,
-        surroundings: &Surroundings,
-    ) -> Result<Config, Failure> {
-        let is_given = self.urls.is_some();
-        let (environment, mut flags) =
-            with_context(self.context.as_deref(), is_given, environment, surroundings)?;
-        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
-        flags.extend(
-            given
-                .into_iter()
-                .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?))),
-        );
+    fn load_among(&self, environment: Variables, surroundings: &Surroundings) -> Result<Config, Failure> {
+        let (environment, flags) = self.sources(false, environment, surroundings)?;
         Ok(Config::load_for_client(flags, environment.into_iter())?)
+    }
+
+    /// Returns the environment, and the texts of the flags by the keys of their settings. To the flags belongs a context of the
+    /// `nats` command line, from `surroundings`:
+    ///
+    /// - If a flag names a context, the context replaces the `KVATLAS_NATS_…` variables, which are removed from the environment.
+    /// - Else the chosen context is used, but only if nothing else says how to reach NATS.
+    ///
+    /// `is_given` says whether a flag that is not among these says how to reach NATS.
+    pub(super) fn sources(
+        &self,
+        is_given: bool,
+        mut environment: Variables,
+        surroundings: &Surroundings,
+    ) -> Result<(Variables, BTreeMap<String, String>), Failure> {
+        let is_about_nats = |variable: &(String, String)| variable.0.starts_with("KVATLAS_NATS_");
+        if self.context.is_some() {
+            environment.retain(|variable| !is_about_nats(variable));
+        }
+        let is_told = is_given || self.urls.is_some() || environment.iter().any(is_about_nats);
+        let mut flags = match is_told {
+            true => BTreeMap::new(),
+            false => surroundings.settings(self.context.as_deref())?,
+        };
+        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
+        flags.extend(given_flags(given));
+        Ok((environment, flags))
     }
 
     /// Returns the prefix of subjects that the flag gives; `None` without the flag.
@@ -69,26 +84,12 @@ impl DaemonArguments {
 /// Environment variables: pairs of name and value.
 type Variables = Vec<(String, String)>;
 
-/// Returns the environment, and the settings from a context of the `nats` command line.
-///
-/// - If `flag` names a context, the context replaces the `KVATLAS_NATS_…` variables, which are removed from the environment.
-/// - Without `flag`, the chosen context is used only if nothing else says how to reach NATS. Otherwise the settings are empty.
-///
-/// `is_given` says whether another flag says how to reach NATS.
-pub(super) fn with_context(
-    flag: Option<&str>,
-    is_given: bool,
-    mut environment: Variables,
-    surroundings: &Surroundings,
-) -> Result<(Variables, BTreeMap<String, String>), Failure> {
-    let is_about_nats = |variable: &(String, String)| variable.0.starts_with("KVATLAS_NATS_");
-    if flag.is_some() {
-        environment.retain(|variable| !is_about_nats(variable));
-    } else if is_given || environment.iter().any(is_about_nats) {
-        return Ok((environment, BTreeMap::new()));
-    }
-    let settings = surroundings.settings(flag).map_err(Failure::usage)?;
-    Ok((environment, settings))
+/// Returns the flags that are given, each with the key of its setting.
+pub(super) fn given_flags<'a>(
+    flags: impl IntoIterator<Item = (&'a str, &'a Option<String>)>,
+) -> impl Iterator<Item = (String, String)> {
+    let flags = flags.into_iter();
+    flags.filter_map(|(key, text)| Some((key.to_owned(), text.clone()?)))
 }
 
 /// Connection to a daemon, and the longest wait for it.

@@ -9,19 +9,11 @@
 //! ```
 
 use kvatlas_core::wire::{Event, Tier};
-use serde::de::IgnoredAny;
+use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-/// Error: a line is not a batch.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EventLineError {
-    /// The line is not JSON, or not an event or batch of the wire contract.
-    #[error("{0}")]
-    Json(#[from] serde_json::Error),
-    /// The line is not an object, or has neither the key `type` nor the key `events`.
-    #[error("neither an event nor a batch; write an object with \"type\", or one with \"events\"")]
-    Neither,
-}
+/// Text of the error for a line that is not an object, or has neither the key `type` nor the key `events`.
+const NEITHER: &str = "neither an event nor a batch; write an object with \"type\", or one with \"events\"";
 
 /// Events of one line, with their tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +31,7 @@ fn is_device(tier: &Tier) -> bool {
 impl LineBatch {
     /// Parses a line, which must have no spaces around it. Checks the events as a daemon would, except for the limits in a
     /// daemon's configuration.
-    pub(super) fn parse(line: &str) -> Result<Self, EventLineError> {
+    pub(super) fn parse(line: &str) -> Result<Self, serde_json::Error> {
         #[derive(Deserialize)]
         struct Shape {
             r#type: Option<IgnoredAny>,
@@ -47,7 +39,7 @@ impl LineBatch {
         }
         // serde would take an array for an object with its keys in order.
         if !line.starts_with('{') {
-            return Err(EventLineError::Neither);
+            return Err(Error::custom(NEITHER));
         }
         // The shape is looked at first, so that errors name the field at fault and its column.
         let shape: Shape = serde_json::from_str(line)?;
@@ -57,7 +49,7 @@ impl LineBatch {
                 events: vec![serde_json::from_str(line)?],
             }),
             (None, Some(_)) => Ok(serde_json::from_str(line)?),
-            (None, None) => Err(EventLineError::Neither),
+            (None, None) => Err(Error::custom(NEITHER)),
         }
     }
 

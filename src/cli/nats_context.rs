@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use kvatlas_config::Setting;
 use serde_json::Value;
 
+use super::failure::Failure;
+
 /// Maximum number of bytes that are read of a context's file.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Environment variable that names the context, as for the `nats` command line.
@@ -34,47 +36,6 @@ const PATHS: [&str; 5] = ["creds", "nkey", "ca", "cert", "key"];
 /// Fields that kvatlas does not support. A context with such a field is refused, because kvatlas would reach the server in
 /// another way than the context says.
 const NOT_SUPPORTED: [&str; 4] = ["nsc", "user_jwt", "socks_proxy", "windows_cert_store"];
-
-/// Error: a context cannot be used.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ContextError {
-    /// The context's name cannot be the name of a file.
-    #[error("{0:?} is not the name of a context of the nats command line; see: nats context ls")]
-    Name(String),
-    /// Neither `HOME` nor `XDG_CONFIG_HOME` is set, so there is no directory of contexts.
-    #[error("there are no contexts without HOME or XDG_CONFIG_HOME; give --nats-url")]
-    NoHome,
-    /// The context's file cannot be read.
-    #[error("the context {name}: cannot read {path}: {reason}; see: nats context ls")]
-    Read {
-        /// Name of the context.
-        name: String,
-        /// Path of the context's file.
-        path: String,
-        /// The operating system's error.
-        reason: String,
-    },
-    /// The context's file is not JSON.
-    #[error("the context {name}: {path} is no context: {reason}")]
-    Form {
-        /// Name of the context.
-        name: String,
-        /// Path of the context's file.
-        path: String,
-        /// The parser's error.
-        reason: String,
-    },
-    /// The context has a field that kvatlas does not support.
-    #[error(
-        "the context {name} has {field}, which kvatlas does not support; give --nats-url and KVATLAS_NATS_… variables"
-    )]
-    NotSupported {
-        /// Name of the context.
-        name: String,
-        /// Name of the field.
-        field: String,
-    },
-}
 
 /// Facts from the environment about contexts: the directory that holds them, the user's home, and the name of a context.
 #[derive(Debug, Clone, Default)]
@@ -113,8 +74,8 @@ impl Surroundings {
     ///
     /// # Errors
     ///
-    /// [`ContextError`] if the context cannot be used.
-    pub(super) fn settings(&self, flag: Option<&str>) -> Result<BTreeMap<String, String>, ContextError> {
+    /// [`Failure`] of wrong usage if the context cannot be used.
+    pub(super) fn settings(&self, flag: Option<&str>) -> Result<BTreeMap<String, String>, Failure> {
         let name = match flag.map(str::to_owned).or_else(|| self.named.clone()) {
             Some(name) => name,
             None => match self.chosen() {
@@ -132,30 +93,34 @@ impl Surroundings {
         (!name.is_empty()).then(|| name.to_owned())
     }
 
-    fn read(&self, name: &str) -> Result<BTreeMap<String, String>, ContextError> {
+    fn read(&self, name: &str) -> Result<BTreeMap<String, String>, Failure> {
         if name.is_empty() || name.contains(['/', '\\', '\0']) || name.contains("..") {
-            return Err(ContextError::Name(name.to_owned()));
+            return Err(Failure::usage(format_args!(
+                "{name:?} is not the name of a context of the nats command line; see: nats context ls"
+            )));
         }
-        let directory = self.directory.as_ref().ok_or(ContextError::NoHome)?;
+        let no_home =
+            || Failure::usage("there are no contexts without HOME or XDG_CONFIG_HOME; give --nats-url");
+        let directory = self.directory.as_ref().ok_or_else(no_home)?;
         let path = directory.join("context").join(format!("{name}.json"));
-        let text = read_bounded(&path).map_err(|error| ContextError::Read {
-            name: name.to_owned(),
-            path: path.display().to_string(),
-            reason: error.to_string(),
+        let shown = path.display();
+        let text = read_bounded(&path).map_err(|error| {
+            Failure::usage(format_args!(
+                "the context {name}: cannot read {shown}: {error}; see: nats context ls"
+            ))
         })?;
-        let context: Value = serde_json::from_str(&text).map_err(|error| ContextError::Form {
-            name: name.to_owned(),
-            path: path.display().to_string(),
-            reason: error.to_string(),
+        let context: Value = serde_json::from_str(&text).map_err(|error| {
+            Failure::usage(format_args!("the context {name}: {shown} is no context: {error}"))
         })?;
         self.settings_of(name, &context)
     }
 
-    fn settings_of(&self, name: &str, context: &Value) -> Result<BTreeMap<String, String>, ContextError> {
+    fn settings_of(&self, name: &str, context: &Value) -> Result<BTreeMap<String, String>, Failure> {
         let field = |field: &str| context[field].as_str().filter(|text| !text.is_empty());
-        let not_supported = |field: &str| ContextError::NotSupported {
-            name: name.to_owned(),
-            field: field.to_owned(),
+        let not_supported = |field: &str| {
+            Failure::usage(format_args!(
+                "the context {name} has {field}, which kvatlas does not support; give --nats-url and KVATLAS_NATS_… variables"
+            ))
         };
         if let Some(found) = NOT_SUPPORTED.into_iter().find(|name| field(name).is_some()) {
             return Err(not_supported(found));
@@ -249,8 +214,8 @@ mod tests {
         let (_home, surroundings) = home(&[]);
         assert_eq!(surroundings.settings(None), Ok(BTreeMap::new()));
         assert_eq!(Surroundings::default().settings(None), Ok(BTreeMap::new()));
-        let nowhere = Surroundings::default().settings(Some("site"));
-        assert_eq!(nowhere, Err(ContextError::NoHome));
+        let nowhere = Surroundings::default().settings(Some("site")).unwrap_err();
+        assert!(nowhere.to_string().contains("without HOME"), "{nowhere}");
     }
 
     #[test]
@@ -265,14 +230,16 @@ mod tests {
                 .to_string()
                 .contains("nsc, which kvatlas does not support")
         );
-        assert!(matches!(error("broken"), ContextError::Form { .. }));
+        assert!(error("broken").to_string().contains("broken.json is no context"));
         let absent = error("absent").to_string();
         assert!(
             absent.contains("context/absent.json") && absent.contains("nats context ls"),
             "{absent}"
         );
         for name in ["", "../site", "a/b", "a\\b"] {
-            assert_eq!(error(name), ContextError::Name(name.to_owned()));
+            let error = error(name).to_string();
+            let expected = format!("{name:?} is not the name of a context");
+            assert!(error.starts_with(&expected), "{error}");
         }
     }
 }

@@ -73,25 +73,13 @@ pub(crate) fn file_of_environment() -> Option<PathBuf> {
     named.map(PathBuf::from)
 }
 
-/// Reason why a reload cannot read the configuration.
-#[derive(Debug, thiserror::Error)]
-enum ReloadRefused {
-    #[error(transparent)]
-    Irregular(#[from] IrregularFile),
-    #[error(transparent)]
-    Config(#[from] ConfigErrors),
-}
-
-/// Error: the configuration file is a pipe or another irregular file, which a reload does not read. Reading a pipe
-/// would wait for its writer, and signals would wait meanwhile.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no regular file, and only those are read again")]
-pub(super) struct IrregularFile(PathBuf);
-
-/// Fails if `path` exists and is not a regular file.
-pub(super) fn expect_regular(path: &Path) -> Result<(), IrregularFile> {
+/// Fails if `path` exists and is not a regular file, as a pipe is. A reload would wait for the pipe's writer, and signals would
+/// wait meanwhile.
+pub(super) fn expect_regular(path: &Path) -> Result<(), Failure> {
     match std::fs::metadata(path) {
-        Ok(metadata) if !metadata.is_file() => Err(IrregularFile(path.to_owned())),
+        Ok(metadata) if !metadata.is_file() => Err(Failure::usage(format_args!(
+            "{path:?} is no regular file, and only those are read again"
+        ))),
         // If the file's metadata cannot be read, reading the file later gives the better error.
         _ => Ok(()),
     }
@@ -121,7 +109,7 @@ impl ConfigSource {
 
     /// Loads the configuration as [`Self::load`] does, but only from a regular file. A pipe could take for ever, and no
     /// signal is handled while the file is read.
-    fn load_again(&self) -> Result<Config, ReloadRefused> {
+    fn load_again(&self) -> Result<Config, Failure> {
         self.file.as_deref().map_or(Ok(()), expect_regular)?;
         Ok(self.load()?)
     }
@@ -296,9 +284,9 @@ mod tests {
             flags: BTreeMap::new(),
         };
         let refused = source(pipe).load_again().unwrap_err();
-        assert!(matches!(refused, ReloadRefused::Irregular(_)), "{refused}");
+        assert!(refused.to_string().contains("is no regular file"), "{refused}");
         let absent = source(folder.path().join("absent")).load_again().unwrap_err();
-        assert!(matches!(absent, ReloadRefused::Config(_)), "{absent}");
+        assert!(!absent.to_string().contains("is no regular file"), "{absent}");
     }
 
     #[test]

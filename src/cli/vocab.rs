@@ -7,7 +7,7 @@ use kvatlas_vocab::{
     LoadError, RegexAutomaton, RegexLimits, State, TokenId, TokenMask, TokenTrie, TransitionTable,
     Vocabulary, VocabularyFormat,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::failure::Failure;
 use super::output::{print, print_json};
@@ -93,7 +93,7 @@ fn mask(arguments: &MaskArguments) -> Result<(), Failure> {
         may_end: automaton.table().is_match(state),
     };
     if arguments.json {
-        print_json(&MaskJson::new(&answer, arguments.sample))
+        print_json(&mask_json(&answer, arguments.sample))
     } else {
         print(&render(&answer, arguments.sample))
     }
@@ -164,46 +164,21 @@ fn text_of(vocabulary: &Vocabulary, token: TokenId) -> String {
     text
 }
 
-/// Answer about the allowed tokens, as JSON.
-#[derive(Debug, Serialize)]
-struct MaskJson {
-    format: &'static str,
-    vocabulary_size: usize,
-    tokens_without_text: usize,
-    trie_nodes: usize,
-    expression_states: usize,
-    text_may_end: bool,
-    allowed_count: usize,
-    allowed: Vec<u32>,
-    sample: Vec<SampleJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct SampleJson {
-    token: u32,
-    text: String,
-}
-
-impl MaskJson {
-    fn new(answer: &MaskAnswer<'_>, sample: usize) -> Self {
-        let shown = answer.mask.iter().take(sample);
-        Self {
-            format: answer.format.as_str(),
-            vocabulary_size: answer.vocabulary.size(),
-            tokens_without_text: answer.vocabulary.without_bytes(),
-            trie_nodes: answer.nodes,
-            expression_states: answer.states,
-            text_may_end: answer.may_end,
-            allowed_count: answer.mask.count(),
-            allowed: answer.mask.iter().map(|token| token.0).collect(),
-            sample: shown
-                .map(|token| SampleJson {
-                    token: token.0,
-                    text: text_of(answer.vocabulary, token),
-                })
-                .collect(),
-        }
-    }
+/// Returns the answer about the allowed tokens, as JSON.
+fn mask_json(answer: &MaskAnswer<'_>, sample: usize) -> Value {
+    let shown = answer.mask.iter().take(sample);
+    let shown = shown.map(|token| json!({ "token": token.0, "text": text_of(answer.vocabulary, token) }));
+    json!({
+        "format": answer.format.as_str(),
+        "vocabulary_size": answer.vocabulary.size(),
+        "tokens_without_text": answer.vocabulary.without_bytes(),
+        "trie_nodes": answer.nodes,
+        "expression_states": answer.states,
+        "text_may_end": answer.may_end,
+        "allowed_count": answer.mask.count(),
+        "allowed": answer.mask.iter().map(|token| token.0).collect::<Value>(),
+        "sample": shown.collect::<Value>(),
+    })
 }
 
 #[cfg(test)]

@@ -18,8 +18,19 @@ const AUTHENTICATION: [&str; 4] = [
     "nats.user",
 ];
 
-/// Keys of the settings for a certificate and its private key. Neither may be given without the other.
-const CERTIFICATE: [&str; 2] = ["nats.tls_cert_file", "nats.tls_key_file"];
+/// Pairs of settings of which the first needs the second beside it, and the ends of the messages that say so.
+const NEEDED: [(&str, &str, &str); 6] = [
+    ("nats.user", "nats.password", ""),
+    ("nats.password", "nats.user", ""),
+    ("nats.tls_cert_file", "nats.tls_key_file", ""),
+    ("nats.tls_key_file", "nats.tls_cert_file", ""),
+    (
+        "snapshots.object_store",
+        "snapshots.directory",
+        ": snapshots are written and fetched there",
+    ),
+    ("grpc.writing", "grpc.namespace", ": reports name no model"),
+];
 
 /// Keys of the settings about an external NATS server. None of these settings may be given while `nats.embedded` is on.
 pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
@@ -50,13 +61,12 @@ const LISTENERS: [&str; 5] = [
 
 const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
-const NAMESPACES: &str = "namespaces";
 
 /// Checks every rule about several settings, and adds the broken ones to the errors.
 pub(super) fn check(layers: &mut Layers) {
     let errors = [
         check_authentication(layers),
-        check_certificate(layers),
+        check_all_needed(layers),
         check_excluded(layers, "nats.embedded", &NOT_FOR_EMBEDDED, |embedded| {
             format!("is not for the embedded NATS server that {embedded} asks for; give one of the two")
         }),
@@ -73,25 +83,29 @@ pub(super) fn check(layers: &mut Layers) {
                 )
             },
         ),
-        check_lane_queue(layers),
-        check_resync(layers),
+        check_order(
+            layers,
+            ["events.lane_queue_bytes", "events.max_message_bytes"],
+            Option::ge,
+            "events.lane_queue_bytes must be at least events.max_message_bytes, or a lane could never take the largest message",
+        ),
+        check_order(
+            layers,
+            ["resync.retry_min_ms", "resync.retry_max_ms"],
+            Option::le,
+            "resync.retry_min_ms must be at most resync.retry_max_ms",
+        ),
         check_silence(layers),
-        check_object_store(layers),
         check_listeners(layers),
         check_namespaces(layers),
-        check_asked_gateway(layers),
-        check_writing(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
 }
 
 fn check_authentication(layers: &Layers) -> Vec<ConfigError> {
     let mut errors = Vec::new();
-    if !layers.are_settled(&AUTHENTICATION) || !layers.are_settled(&["nats.password"]) {
+    if !layers.are_settled(&AUTHENTICATION) {
         return errors;
-    }
-    for (key, other) in [("nats.user", "nats.password"), ("nats.password", "nats.user")] {
-        errors.extend(check_needed(layers, key, other, ""));
     }
     let mut ways = AUTHENTICATION.iter().filter_map(|key| given(layers, key));
     if let (Some(first), Some(second)) = (ways.next(), ways.next()) {
@@ -104,27 +118,21 @@ fn check_authentication(layers: &Layers) -> Vec<ConfigError> {
     errors
 }
 
-fn check_certificate(layers: &Layers) -> Vec<ConfigError> {
-    if !layers.are_settled(&CERTIFICATE) {
-        return Vec::new();
-    }
-    let [certificate, key] = CERTIFICATE;
-    let pairs = [(certificate, key), (key, certificate)];
-    let check = |(key, other)| check_needed(layers, key, other, "");
-    pairs.into_iter().flat_map(check).collect()
-}
-
-fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
-    let (store, directory) = ("snapshots.object_store", "snapshots.directory");
-    if !layers.are_settled(&[store, directory]) {
-        return Vec::new();
-    }
-    check_needed(
-        layers,
-        store,
-        directory,
-        ": snapshots are written and fetched there",
-    )
+/// Checks that each setting that needs another has it beside it. A gateway does not know which namespaces exist, so its
+/// `grpc.listen` needs `grpc.namespace`.
+fn check_all_needed(layers: &Layers) -> Vec<ConfigError> {
+    let switch = "gateway.enabled";
+    let is_gateway = layers.are_settled(&[switch]) && given(layers, switch).is_some();
+    let reason = " at a gateway: it does not know which namespaces there are";
+    let at_gateway = is_gateway.then_some(("grpc.listen", "grpc.namespace", reason));
+    let writing = layers.effective.entry("grpc.writing");
+    let is_token = writing.and_then(|entry| entry.value.text()) == Some("token");
+    let reason = "; open takes reports from all that may ask";
+    let for_token = is_token.then_some(("grpc.writing", "grpc.writing_token_file", reason));
+    let needed = NEEDED.into_iter().chain(at_gateway).chain(for_token);
+    needed
+        .filter_map(|(key, other, reason)| check_needed(layers, key, other, reason))
+        .collect()
 }
 
 /// Checks that no two listeners have the same address. Port 0 is a different free port for each listener.
@@ -148,10 +156,11 @@ fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError>
 }
 
 /// Checks that the setting `other` is given whenever the setting `key` is given. `reason` ends the error message.
-fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Vec<ConfigError> {
-    let origin = given(layers, key).filter(|_| given(layers, other).is_none());
-    let error = |origin| ConfigError::combination(origin, format!("{key} needs {other} beside it{reason}"));
-    origin.map(error).into_iter().collect()
+fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Option<ConfigError> {
+    let is_missing = layers.are_settled(&[key, other]) && given(layers, other).is_none();
+    let origin = given(layers, key).filter(|_| is_missing)?;
+    let rule = format!("{key} needs {other} beside it{reason}");
+    Some(ConfigError::combination(origin, rule))
 }
 
 /// Checks that no `excluded` setting is given while the setting `switch` is on. `rule` makes the error message from the switch's
@@ -176,53 +185,15 @@ fn check_excluded(
         .collect()
 }
 
-/// Checks that a gateway with `grpc.listen` has `grpc.namespace`, because a gateway does not know which namespaces exist.
-fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
-    let (switch, listen, namespace) = ("gateway.enabled", "grpc.listen", "grpc.namespace");
-    if !layers.are_settled(&[switch, listen, namespace]) || given(layers, switch).is_none() {
-        return Vec::new();
-    }
-    check_needed(
-        layers,
-        listen,
-        namespace,
-        " at a gateway: it does not know which namespaces there are",
-    )
-}
-
-/// Checks that `grpc.namespace` is given if `grpc.writing` is, because reports name no model. If `grpc.writing` is `token`,
-/// `grpc.writing_token_file` must be given, too.
-fn check_writing(layers: &Layers) -> Vec<ConfigError> {
-    let (writing, namespace, token) = ("grpc.writing", "grpc.namespace", "grpc.writing_token_file");
-    if !layers.are_settled(&[writing, namespace, token]) {
-        return Vec::new();
-    }
-    let mut errors = check_needed(layers, writing, namespace, ": reports name no model");
-    let wants = layers
-        .effective
-        .entry(writing)
-        .and_then(|entry| entry.value.text());
-    if wants == Some("token") {
-        let reason = "; open takes reports from all that may ask";
-        errors.extend(check_needed(layers, writing, token, reason));
-    }
-    errors
-}
-
-fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {
-    let (queue, message) = ("events.lane_queue_bytes", "events.max_message_bytes");
-    let is_right = integer(layers, queue) >= integer(layers, message);
-    check_pair(layers, [queue, message], is_right, || {
-        format!("{queue} must be at least {message}, or a lane could never take the largest message")
-    })
-}
-
-fn check_resync(layers: &Layers) -> Vec<ConfigError> {
-    let (least, most) = ("resync.retry_min_ms", "resync.retry_max_ms");
-    let is_right = integer(layers, least) <= integer(layers, most);
-    check_pair(layers, [least, most], is_right, || {
-        format!("{least} must be at most {most}")
-    })
+/// Checks that the numbers of two settings are in this order.
+fn check_order(
+    layers: &Layers,
+    keys: [&str; 2],
+    is_right: fn(&Option<u64>, &Option<u64>) -> bool,
+    rule: &str,
+) -> Vec<ConfigError> {
+    let [one, other] = keys.map(|key| integer(layers, key));
+    check_pair(layers, keys, is_right(&one, &other), || rule.to_owned())
 }
 
 /// Reports a broken rule about two settings. Reports nothing if the rule holds (`is_right`), or if a value is not
@@ -260,7 +231,7 @@ fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     };
     let keys = [REMOVE_AFTER, STALE_AFTER];
     let mut errors = check_pair(layers, keys, is_right(&none), || RULE.to_owned());
-    for (_, table) in layers.effective.named(NAMESPACES) {
+    for (_, table) in &layers.effective.namespaces {
         let own = keys.iter().find_map(|key| table.entries.get(key));
         if let Some(entry) = own
             && !is_right(&table.entries)
@@ -275,17 +246,17 @@ fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     let limit = |key| integer(layers, key).filter(|_| layers.are_settled(&[key]));
     let length = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
-    let namespaces = layers.effective.named(NAMESPACES);
-    let count = length(namespaces.clone().count());
+    let namespaces = &layers.effective.namespaces;
+    let count = length(namespaces.len());
     if let Some(max) = limit("limits.max_namespaces")
-        && let Some((_, last)) = namespaces.clone().last()
+        && let Some(last) = namespaces.values().last()
         && count > max
     {
         let rule = format!("{count} namespaces are configured, but limits.max_namespaces is {max}; raise it");
         errors.push(ConfigError::combination(&last.origin, rule));
     }
     if let Some(max) = limit("limits.max_name_bytes") {
-        for (_, table) in namespaces.filter(|(name, _)| length(name.len()) > max) {
+        for (_, table) in namespaces.iter().filter(|(name, _)| length(name.len()) > max) {
             let rule = format!("the name is longer than limits.max_name_bytes, which is {max}");
             errors.push(ConfigError::combination(&table.origin, rule));
         }

@@ -3,8 +3,6 @@
 //! [`tables!`] turns rows into a struct and into [`Setting`]s. Every other use of a setting, such as its flag, follows
 //! from its [`Setting`].
 
-use std::collections::BTreeMap;
-
 use super::effective::Values;
 use super::error::ConfigError;
 use super::kind::Kind;
@@ -31,9 +29,6 @@ pub struct Setting {
     pub help: &'static str,
     /// Help text of the setting's section, as a sentence.
     pub about: &'static str,
-    /// Table of the configuration file, such as `namespaces`, whose named tables may override the setting. `None` if no table
-    /// may.
-    pub named_in: Option<&'static str>,
     /// Whether a running daemon takes the setting at a reload, without a restart.
     pub is_live: bool,
 }
@@ -70,7 +65,6 @@ impl Setting {
             default,
             help: help.trim().trim_end_matches('.'),
             about: "",
-            named_in: None,
             is_live: false,
         }
     }
@@ -88,66 +82,6 @@ pub(super) trait SettingTable: Sized {
     fn take_live(&mut self, other: &Self);
 }
 
-/// A [`SettingTable`] whose settings can be overridden in named tables of the file.
-pub(super) trait NamedTable: SettingTable {
-    /// Table of the configuration file that holds the named tables.
-    const NAMED_IN: &'static str;
-}
-
-/// Default values, and the values of each named table.
-///
-/// A named table overrides the keys that it has. All other keys keep the default:
-///
-/// ```toml
-/// [namespace_defaults]
-/// block_size = 32
-///
-/// [namespaces.llama]
-/// hashing = "recompute"
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named<T> {
-    /// Values for names without a table of their own.
-    pub default: T,
-    /// Values of each named table, by its name.
-    pub overrides: BTreeMap<String, T>,
-}
-
-impl<T: Copy> Named<T> {
-    /// Returns the values for `name`: those of its own table, and the defaults for keys that the table leaves out.
-    pub fn of(&self, name: &str) -> T {
-        self.overrides.get(name).copied().unwrap_or(self.default)
-    }
-}
-
-impl<T: NamedTable> SettingTable for Named<T> {
-    fn settings() -> Vec<Setting> {
-        let mut settings = T::settings();
-        for setting in &mut settings {
-            setting.named_in = Some(T::NAMED_IN);
-        }
-        settings
-    }
-
-    fn read(values: Values<'_>) -> Result<Self, ConfigError> {
-        let overrides = values.named(T::NAMED_IN);
-        Ok(Named {
-            default: T::read(values)?,
-            overrides: overrides
-                .map(|(name, values)| Ok((name.clone(), T::read(values)?)))
-                .collect::<Result<_, ConfigError>>()?,
-        })
-    }
-
-    fn take_live(&mut self, other: &Self) {
-        self.default.take_live(&other.default);
-        for (name, values) in &mut self.overrides {
-            let given = other.overrides.get(name);
-            given.into_iter().for_each(|given| values.take_live(given));
-        }
-    }
-}
-
 /// Declares tables of settings. Each table becomes a struct with one field for each row.
 ///
 /// A row is a help sentence as doc comment, then `field: Type = default, rule;`. The setting's key is the section and
@@ -156,11 +90,10 @@ impl<T: NamedTable> SettingTable for Named<T> {
 /// - `flag "word"` at the end of a row adds a shorter flag.
 /// - `=> live` tells that a running daemon takes the setting at a reload.
 /// - A row without a default holds the rows of another [`SettingTable`].
-/// - `named in [tables]` lets named tables of the file override the settings: see [`Named`].
 macro_rules! tables {
     ($(
         $(#[doc = $about:literal])+
-        $visibility:vis $table:ident in [$section:ident] $(named in [$named_in:ident])? {
+        $visibility:vis $table:ident in [$section:ident] {
             $(
                 $(#[doc = $help:literal])+
                 $field:ident $(as $name:ident)?: $type:ty $(= $default:literal, $rule:expr $(, flag $alias:literal)? $(=> $live:ident)?)?;
@@ -203,11 +136,6 @@ macro_rules! tables {
             }
         }
 
-        $(
-            impl NamedTable for $table {
-                const NAMED_IN: &'static str = stringify!($named_in);
-            }
-        )?
     )+ };
 
     (@key ($section:ident $field:ident)) => { concat!(stringify!($section), ".", stringify!($field)) };

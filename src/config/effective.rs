@@ -1,11 +1,14 @@
 //! The values in force (for each setting, the value of the strongest source), and the way in which a table of settings reads
 //! them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::error::{ConfigError, Origin};
 use super::kind::SettingValue;
 use super::rule::Rule;
+
+/// Table of the configuration file that holds the tables of namespaces, such as `[namespaces.llama]`.
+pub(super) const NAMESPACES: &str = "namespaces";
 
 /// A value and its origin.
 #[derive(Debug, Clone)]
@@ -17,9 +20,9 @@ pub(super) struct SettingEntry {
 /// Values with their origins, by the key of their setting.
 pub(super) type SettingEntries = BTreeMap<&'static str, SettingEntry>;
 
-/// The entries of one named table of the file, such as `[namespaces.llama]`.
+/// The entries of a namespace's own table in the file, such as `[namespaces.llama]`.
 #[derive(Debug, Clone)]
-pub(super) struct NamedEntries {
+pub(super) struct NamespaceEntries {
     pub(super) origin: Origin,
     /// Entries by the key of the default setting that they override.
     pub(super) entries: SettingEntries,
@@ -29,8 +32,8 @@ pub(super) struct NamedEntries {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Effective {
     pub(super) entries: SettingEntries,
-    /// Named tables by the table that holds them (`namespaces`), then by their names (`llama`).
-    pub(super) named: BTreeMap<&'static str, BTreeMap<String, NamedEntries>>,
+    /// Tables of namespaces, by the namespace's name.
+    pub(super) namespaces: BTreeMap<String, NamespaceEntries>,
 }
 
 impl Effective {
@@ -38,44 +41,30 @@ impl Effective {
         self.entries.get(key)
     }
 
-    /// Returns the keys of the settings whose values differ from those of `other`. Origins are not compared. If the named tables
-    /// in a table differ, the list has that table's name, such as `namespaces`.
+    /// Returns the keys of the settings whose values differ from those of `other`. Origins are not compared. If the tables
+    /// of namespaces differ, the list has `namespaces`.
     pub(super) fn differences(&self, other: &Effective) -> Vec<&'static str> {
         let is_changed = |(key, entry): &(&&'static str, &SettingEntry)| {
             other.entry(key).is_none_or(|others| others.value != entry.value)
         };
         let changed = self.entries.iter().filter(is_changed).map(|(key, _)| *key);
-        let tables: BTreeSet<_> = self.named.keys().chain(other.named.keys()).copied().collect();
-        let different = tables
-            .into_iter()
-            .filter(|table| self.plain(table) != other.plain(table));
-        changed.chain(different).collect()
+        let is_different = self.plain() != other.plain();
+        changed.chain(is_different.then_some(NAMESPACES)).collect()
     }
 
-    /// Returns the values in the named tables of `table` (such as `[namespaces.llama]` in `namespaces`), without their
-    /// origins.
-    fn plain(&self, table: &str) -> Vec<(&str, &'static str, &SettingValue)> {
-        let mut values = Vec::new();
-        for (name, table) in self.named(table) {
-            values.extend(
-                table
-                    .entries
-                    .iter()
-                    .map(|(key, entry)| (name.as_str(), *key, &entry.value)),
-            );
-        }
-        values
-    }
-
-    /// Returns the named tables in `table` of the file (such as `[namespaces.llama]` in `namespaces`), each with its
-    /// name.
-    pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&String, &NamedEntries)> + Clone {
-        self.named.get(table).into_iter().flatten()
+    /// Returns the values in the tables of namespaces, without their origins.
+    fn plain(&self) -> Vec<(&str, &'static str, &SettingValue)> {
+        let tables = self.namespaces.iter();
+        let values = tables.flat_map(|(name, table)| {
+            let entries = table.entries.iter();
+            entries.map(|(key, entry)| (name.as_str(), *key, &entry.value))
+        });
+        values.collect()
     }
 }
 
 /// View of the values in force (for each setting, the value of the strongest source), from which a table of settings is
-/// read. If the view is for a named table, that table's entries override the others.
+/// read. If the view is for a namespace, the entries of its own table override the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Values<'a> {
     effective: &'a Effective,
@@ -102,11 +91,10 @@ impl<'a> Values<'a> {
             .ok_or(ConfigError::Table { key })
     }
 
-    /// Returns the name of each named table in `table` (such as `[namespaces.llama]` in `namespaces`), with a view of
-    /// the values in force there.
-    pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&'a String, Values<'a>)> {
+    /// Returns the name of each namespace that has a table of its own, with a view of the values in force there.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = (&'a String, Values<'a>)> {
         let effective = self.effective;
-        effective.named(table).map(move |(name, table)| {
+        effective.namespaces.iter().map(move |(name, table)| {
             let overrides = Some(&table.entries);
             (name, Values { effective, overrides })
         })

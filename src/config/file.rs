@@ -7,11 +7,12 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::declare::Setting;
-use super::effective::{NamedEntries, SettingEntries, SettingEntry};
+use super::effective::{NAMESPACES, NamespaceEntries, SettingEntries, SettingEntry};
 use super::error::{ConfigError, Origin};
 use super::kind::Kind;
 use super::layers::Layers;
-use super::settings::{SETTINGS, named_in, sections, tables_of_named};
+use super::namespaces::of_namespaces;
+use super::settings::{SETTINGS, sections};
 use super::suggest;
 
 /// Overrides the values in `layers` with those of the file.
@@ -76,17 +77,11 @@ impl FileReader<'_> {
         for (section, value) in document.get_ref() {
             let name: &str = section.get_ref();
             let origin = self.origin(section, name);
-            let tables = tables_of_named();
-            let holds_named = tables.iter().find(|table| **table == name);
+            let known = [sections(), vec![NAMESPACES]].concat();
             match value.get_ref() {
-                _ if holds_named.is_none() && !sections().contains(&name) => {
-                    let known = [sections(), tables].concat();
-                    self.push_unknown(origin, name, &known);
-                }
-                DeValue::Table(table) => match holds_named {
-                    Some(name) => self.read_named_tables(name, table),
-                    None => self.read_section(name, table),
-                },
+                _ if !known.contains(&name) => self.push_unknown(origin, name, &known),
+                DeValue::Table(table) if name == NAMESPACES => self.read_namespaces(table),
+                DeValue::Table(table) => self.read_section(name, table),
                 other => self.push_no_table(origin, other),
             }
         }
@@ -135,11 +130,11 @@ impl FileReader<'_> {
         }
     }
 
-    /// Reads the named tables in the table `holder`, such as `[namespaces.llama]` in `namespaces`.
-    fn read_named_tables(&mut self, holder: &'static str, tables: &DeTable<'_>) {
+    /// Reads the tables of namespaces, such as `[namespaces.llama]`.
+    fn read_namespaces(&mut self, tables: &DeTable<'_>) {
         for (name, value) in tables {
             let (span, name): (_, &str) = (name, name.get_ref());
-            let origin = self.origin(span, format!("{holder}.{name}"));
+            let origin = self.origin(span, format!("{NAMESPACES}.{name}"));
             let is_named = Kind::Name.parse(name).is_some();
             if !is_named {
                 let allowed = format!("named with {}", Kind::Name.allowed());
@@ -151,20 +146,20 @@ impl FileReader<'_> {
                 self.push_no_table(origin, value.get_ref());
                 continue;
             };
-            let entries = self.read_named_table(holder, name, table);
+            let entries = self.read_namespace(name, table);
             if is_named {
-                let tables = self.layers.effective.named.entry(holder).or_default();
-                tables.insert(name.to_owned(), NamedEntries { origin, entries });
+                let tables = &mut self.layers.effective.namespaces;
+                tables.insert(name.to_owned(), NamespaceEntries { origin, entries });
             }
         }
     }
 
-    fn read_named_table(&mut self, holder: &str, table_name: &str, table: &DeTable<'_>) -> SettingEntries {
+    fn read_namespace(&mut self, namespace: &str, table: &DeTable<'_>) -> SettingEntries {
         let mut entries = SettingEntries::new();
         for (name, value) in table {
-            let origin = self.origin(name, format!("{holder}.{table_name}.{}", name.get_ref()));
-            let Some(setting) = named_in(holder).find(|setting| setting.name() == name.get_ref()) else {
-                let known: Vec<_> = named_in(holder).map(Setting::name).collect();
+            let origin = self.origin(name, format!("{NAMESPACES}.{namespace}.{}", name.get_ref()));
+            let Some(setting) = of_namespaces().find(|setting| setting.name() == name.get_ref()) else {
+                let known: Vec<_> = of_namespaces().map(Setting::name).collect();
                 self.push_unknown(origin, name.get_ref(), &known);
                 continue;
             };

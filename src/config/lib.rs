@@ -32,14 +32,16 @@ mod kind;
 mod layers;
 mod live;
 mod load;
+mod namespaces;
 mod print;
-mod reference;
+#[cfg(test)]
+mod reference_tests;
 mod rule;
 pub mod settings;
 mod suggest;
 mod types;
 
-pub use declare::{ENVIRONMENT_PREFIX, Named, Setting};
+pub use declare::{ENVIRONMENT_PREFIX, Setting};
 pub use dynamo::{Discovery, DynamoComponent, NoComponent, NoDiscovery};
 pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
@@ -47,7 +49,7 @@ pub use flags::SettingFlags;
 pub use kind::{Kind, Secret};
 pub use live::Live;
 pub use load::Said;
-pub use reference::settings_markdown;
+pub use namespaces::NamespaceConfigs;
 pub use settings::{
     AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, GrpcConfig, HttpConfig, LimitsConfig,
     LoggingConfig, NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig,

@@ -12,6 +12,12 @@ use super::{combinations, environment, file, print, suggest};
 /// Sections that tell a client how to reach a daemon.
 const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
 
+/// Keys of the settings of a bridge that are not for all clients.
+const BRIDGE_SETTINGS: [&str; 3] = ["admin.listen", "http.listen", "http.token_file"];
+
+/// Default address of a bridge's admin listener.
+const BRIDGE_ADMIN_LISTEN: &str = "127.0.0.1:9465";
+
 impl Config {
     /// Loads the configuration from three sources: the flags given, by the dotted keys of their settings; the
     /// environment variables; and the file, if there is one.
@@ -70,6 +76,26 @@ impl Config {
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Config, ConfigErrors> {
         Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
+    }
+
+    /// Loads the settings of a bridge: those of a client, and where the bridge listens. Its admin listener has a default of its
+    /// own. An empty variable about a listener counts as not set.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes, in both sources.
+    pub fn load_for_bridge(
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Config, ConfigErrors> {
+        let is_for_bridges = |name: &str| {
+            let mut settings = BRIDGE_SETTINGS.into_iter().filter_map(Setting::find);
+            settings.any(|setting| setting.variable == name)
+        };
+        let environment = environment
+            .filter(|(name, text)| is_for_clients(name) || !text.is_empty() && is_for_bridges(name));
+        let presumed = |_: Said<'_>| vec![("admin.listen", BRIDGE_ADMIN_LISTEN.to_owned())];
+        Config::load_presuming(presumed, flags, environment, None)
     }
 
     /// Returns the keys of the settings whose values differ from those of `other`. `namespaces` is among them if the tables of

@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use super::declare::Setting;
-use super::effective::{Effective, SettingEntry};
+use super::effective::{Effective, NAMESPACES, SettingEntry};
 use super::kind::SettingValue;
-use super::settings::{SETTINGS, named_in, sections, tables_of_named};
+use super::namespaces::of_namespaces;
+use super::settings::{SETTINGS, sections};
 
 /// Returns the values in force as a TOML file, each with its help and its origin in comments.
 pub(super) fn to_toml(effective: &Effective) -> String {
@@ -19,14 +20,12 @@ pub(super) fn to_toml(effective: &Effective) -> String {
             }
         }
     }
-    for table in tables_of_named() {
-        for (name, named) in effective.named(table) {
-            push(&mut document, format_args!("\n[{table}.{name}]\n"));
-            for setting in named_in(table) {
-                let own = named.entries.get(setting.key);
-                if let Some(entry) = own.or_else(|| effective.entry(setting.key)) {
-                    push_entry(&mut document, setting, entry);
-                }
+    for (name, table) in &effective.namespaces {
+        push(&mut document, format_args!("\n[{NAMESPACES}.{name}]\n"));
+        for setting in of_namespaces() {
+            let own = table.entries.get(setting.key);
+            if let Some(entry) = own.or_else(|| effective.entry(setting.key)) {
+                push_entry(&mut document, setting, entry);
             }
         }
     }

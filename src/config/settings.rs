@@ -12,11 +12,12 @@ use std::time::Duration;
 use kvatlas_core::index::Hashing;
 use kvatlas_core::wire::Shard;
 
-use super::declare::{Named, NamedTable, Setting, SettingTable, configuration, tables};
+use super::declare::{Setting, SettingTable, configuration, tables};
 use super::dynamo::{Discovery, DynamoComponent};
 use super::effective::{Effective, Values};
 use super::error::ConfigError;
 use super::kind::{Kind, Secret};
+use super::namespaces::NamespaceConfigs;
 use super::rule::{
     Rule, boolean, bytes, choice, components, integer, listen_address, milliseconds, milliseconds_or_never,
     optional, optional_text, path, seconds, secret, server_urls, text,
@@ -45,7 +46,7 @@ configuration! {
     gateway: GatewayConfig,
     ready: ReadyConfig,
     limits: LimitsConfig,
-    namespaces: Named<NamespaceConfig>,
+    namespaces: NamespaceConfigs,
     snapshots: SnapshotsConfig,
     admin: AdminConfig,
     http: HttpConfig,
@@ -266,7 +267,7 @@ tables! {
 
     /// Settings of a namespace: block size, hashing, and times of silence. A table `[namespaces.NAME]` of the file
     /// overrides them for one namespace.
-    pub NamespaceConfig in [namespace_defaults] named in [namespaces] {
+    pub NamespaceConfig in [namespace_defaults] {
         /// Number of tokens in a block of a namespace if neither the namespace's table in the file nor its batches give
         /// the number.
         block_size: u32 = "16", integer(1, 65_536);
@@ -558,21 +559,6 @@ pub(super) fn sections() -> Vec<&'static str> {
     sections
 }
 
-/// Returns the settings that can be overridden in named tables of `table` in the file. There are none if `table` cannot hold
-/// named tables.
-pub(super) fn named_in(table: &str) -> impl Iterator<Item = &'static Setting> {
-    SETTINGS
-        .iter()
-        .filter(move |setting| setting.named_in == Some(table))
-}
-
-/// Returns the tables of the file that hold named tables, in the order of their rows.
-pub(super) fn tables_of_named() -> Vec<&'static str> {
-    let mut tables: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.named_in).collect();
-    tables.dedup();
-    tables
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -612,8 +598,7 @@ mod tests {
             sections.len(),
             "{sections:?}"
         );
-        assert_eq!(tables_of_named(), ["namespaces"]);
-        assert!(!sections.contains(&"namespaces"));
+        assert!(!sections.contains(&crate::effective::NAMESPACES));
     }
 
     #[test]

@@ -22,15 +22,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
-use hyper::service::Service;
+use hyper::service::{Service, service_fn};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
@@ -85,13 +84,9 @@ impl<C: ConnectionCounts> Acceptor<C> {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (limits, stopping, name) = (self.limits, self.stopping.clone(), self.name);
-        let serve = move |stream, peer, place| {
-            let service = OfPeer {
-                service: service.clone(),
-                peer,
-            };
-            let stopping = stopping.clone();
-            async move { serve(stream, service, &place, limits, stopping, name).await }
+        let serve = move |stream, peer, place: Place| {
+            let (service, stopping) = (service.clone(), stopping.clone());
+            async move { serve(stream, peer, service, &place, limits, stopping, name).await }
         };
         self.accept(listener, serve).await;
     }
@@ -267,6 +262,7 @@ impl Drop for Place {
 /// stop, only the request in progress is finished.
 async fn serve<S, B>(
     stream: TcpStream,
+    peer: SocketAddr,
     service: S,
     place: &Place,
     limits: ConnectionLimits,
@@ -277,15 +273,24 @@ async fn serve<S, B>(
     B: Body + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let service = WatchedService {
-        service,
-        waits: Arc::clone(&place.waits),
-    };
+    let waits = &place.waits;
+    // The connection waits for its client at all times except while a request is being answered.
+    let watched = service_fn(move |mut request: Request<Incoming>| {
+        waits.store(false, Ordering::Release);
+        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(ClientWait(Arc::clone(waits)));
+        let answering = service.call(request);
+        async move {
+            let answer = answering.await;
+            waits.store(true, Ordering::Release);
+            answer
+        }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.head_bytes_max)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), watched);
     let mut connection = pin!(connection);
     let too_old = async {
         match limits.age_max {
@@ -317,23 +322,6 @@ fn log_end(listener: &'static str, result: hyper::Result<()>) {
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// A service that adds the client's address ([`Peer`]) to each request.
-struct OfPeer<S> {
-    service: S,
-    peer: SocketAddr,
-}
-
-impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for OfPeer<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        request.extensions_mut().insert(Peer(self.peer));
-        self.service.call(request)
-    }
-}
-
 /// Handle by which the reader of a request's body notes that the connection waits for its client. The handle is an extension of
 /// the request.
 #[derive(Debug, Clone)]
@@ -353,48 +341,6 @@ impl ClientWait {
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
-    }
-}
-
-/// A service that notes when its connection waits for the client. The connection waits for the client at all times
-/// except while a request is being answered.
-struct WatchedService<S> {
-    service: S,
-    waits: Arc<AtomicBool>,
-}
-
-impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for WatchedService<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = AnswerFuture<S::Future>;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        self.waits.store(false, Ordering::Release);
-        request
-            .extensions_mut()
-            .insert(ClientWait(Arc::clone(&self.waits)));
-        AnswerFuture {
-            answer: Box::pin(self.service.call(request)),
-            waits: Arc::clone(&self.waits),
-        }
-    }
-}
-
-/// Future of an answer. When it is done, the connection counts as waiting for its client again.
-struct AnswerFuture<F> {
-    answer: Pin<Box<F>>,
-    waits: Arc<AtomicBool>,
-}
-
-impl<F: Future> Future for AnswerFuture<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let answer = self.answer.as_mut().poll(context);
-        if answer.is_ready() {
-            self.waits.store(true, Ordering::Release);
-        }
-        answer
     }
 }
 

@@ -15,7 +15,7 @@ use async_nats::{Client, Message, Subject};
 use futures_util::StreamExt;
 use futures_util::stream::select_all;
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_client::{rfc3339, unix_time_us};
@@ -85,62 +85,6 @@ impl ServiceCounts {
     }
 }
 
-/// Identity of one process among the instances of the service. It is part of every answer to a `$SRV` request.
-#[derive(Debug, Clone, Serialize)]
-struct InstanceIdentity {
-    name: &'static str,
-    id: String,
-    version: &'static str,
-    metadata: BTreeMap<&'static str, String>,
-}
-
-#[derive(Serialize)]
-struct Ping<'a> {
-    r#type: &'static str,
-    #[serde(flatten)]
-    identity: &'a InstanceIdentity,
-}
-
-#[derive(Serialize)]
-struct Info<'a> {
-    r#type: &'static str,
-    #[serde(flatten)]
-    identity: &'a InstanceIdentity,
-    description: &'static str,
-    endpoints: Vec<EndpointInfo<'a>>,
-}
-
-#[derive(Serialize)]
-struct EndpointInfo<'a> {
-    name: &'static str,
-    subject: &'a str,
-    queue_group: &'a str,
-    metadata: BTreeMap<&'static str, &'static str>,
-}
-
-#[derive(Serialize)]
-struct Stats<'a> {
-    r#type: &'static str,
-    #[serde(flatten)]
-    identity: &'a InstanceIdentity,
-    started: String,
-    endpoints: Vec<EndpointStats<'a>>,
-}
-
-#[derive(Serialize)]
-struct EndpointStats<'a> {
-    name: &'static str,
-    subject: &'a str,
-    queue_group: &'a str,
-    num_requests: u64,
-    num_errors: u64,
-    last_error: String,
-    /// Total processing time of all requests of the endpoint, in nanoseconds.
-    processing_time: u64,
-    /// Average processing time of a request, in nanoseconds.
-    average_processing_time: u64,
-}
-
 /// The requests that a process takes.
 #[derive(Debug)]
 pub struct Served {
@@ -193,19 +137,6 @@ impl About<'_> {
     }
 }
 
-impl InstanceIdentity {
-    fn new(client: &Client, metadata: BTreeMap<&'static str, String>) -> Self {
-        // The client library makes a unique inbox name. Its last part serves as the id of this instance.
-        let inbox = client.new_inbox();
-        Self {
-            name: NAME,
-            id: inbox.rsplit('.').next().unwrap_or_default().to_owned(),
-            version: env!("CARGO_PKG_VERSION"),
-            metadata,
-        }
-    }
-}
-
 /// Answers the protocol's questions on `client` for a bridge, until `stop` is cancelled. A bridge takes no requests. If NATS
 /// refuses the bridge's subscriptions, tools do not find the bridge.
 pub async fn present_bridge(
@@ -232,7 +163,9 @@ pub async fn present_bridge(
 #[derive(Debug)]
 pub struct Presence {
     client: Client,
-    identity: InstanceIdentity,
+    /// Name that no other instance of the service has.
+    id: String,
+    metadata: BTreeMap<&'static str, String>,
     /// Requests that the process takes; `None` for a bridge, which takes none.
     served: Option<Served>,
     started_us: u64,
@@ -245,8 +178,11 @@ impl Presence {
     /// the process takes, if any. No reply is sent to a subject in `contract`, the subjects that kvatlas itself uses.
     pub fn new(client: Client, about: About<'_>, served: Option<Served>, contract: Subjects) -> Self {
         let started_us = served.as_ref().map(|served| served.counts.started_us);
+        // The id is as unique as the inboxes of clients must be.
+        let inbox = client.new_inbox();
         Self {
-            identity: InstanceIdentity::new(&client, about.metadata()),
+            id: inbox.rsplit('.').next().unwrap_or_default().to_owned(),
+            metadata: about.metadata(),
             client,
             served,
             started_us: started_us.unwrap_or_else(unix_time_us),
@@ -262,11 +198,10 @@ impl Presence {
     pub async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
         let mut questions = Vec::new();
         for verb in ["PING", "INFO", "STATS"] {
-            let InstanceIdentity { name, id, .. } = &self.identity;
             for subject in [
                 format!("$SRV.{verb}"),
-                format!("$SRV.{verb}.{name}"),
-                format!("$SRV.{verb}.{name}.{id}"),
+                format!("$SRV.{verb}.{NAME}"),
+                format!("$SRV.{verb}.{NAME}.{}", self.id),
             ] {
                 let subscribed = self.client.subscribe(subject.clone()).await;
                 questions.push(subscribed.map_err(|error| SubscribeError::new(&subject, &error))?);
@@ -292,64 +227,65 @@ impl Presence {
             return;
         };
         let answer = match question.subject.split('.').nth(1) {
-            Some("PING") => to_json(&Ping {
-                r#type: "io.nats.micro.v1.ping_response",
-                identity: &self.identity,
-            }),
-            Some("INFO") => to_json(&self.info()),
-            _ => to_json(&self.stats()),
+            Some("PING") => self.identified("ping"),
+            Some("INFO") => self.info(),
+            _ => self.stats(),
         };
         // An error means that the client is closed.
-        let _ = self.client.publish(reply_to, answer.into()).await;
+        let _ = self.client.publish(reply_to, answer.to_string().into()).await;
     }
 
-    fn info(&self) -> Info<'_> {
+    /// Returns the fields that every answer has: its type, and the identity of the process.
+    fn identified(&self, answer: &str) -> Value {
+        json!({
+            "type": format!("io.nats.micro.v1.{answer}_response"),
+            "name": NAME,
+            "id": self.id,
+            "version": env!("CARGO_PKG_VERSION"),
+            "metadata": self.metadata,
+        })
+    }
+
+    fn info(&self) -> Value {
         let endpoints = self.served.iter().flat_map(|served| {
-            let queue_group = &served.queue_group;
-            served.endpoints().map(|(name, subject, _)| EndpointInfo {
-                name,
-                subject,
-                queue_group,
-                metadata: BTreeMap::from([("format", "application/msgpack"), ("contract", "v1")]),
+            served.endpoints().map(|(name, subject, _)| {
+                json!({
+                    "name": name,
+                    "subject": subject,
+                    "queue_group": served.queue_group,
+                    "metadata": { "format": "application/msgpack", "contract": "v1" },
+                })
             })
         });
-        Info {
-            r#type: "io.nats.micro.v1.info_response",
-            identity: &self.identity,
-            description: DESCRIPTION,
-            endpoints: endpoints.collect(),
-        }
+        let mut info = self.identified("info");
+        info["description"] = DESCRIPTION.into();
+        info["endpoints"] = endpoints.collect();
+        info
     }
 
-    fn stats(&self) -> Stats<'_> {
+    fn stats(&self) -> Value {
         let endpoints = self.served.iter().flat_map(|served| {
             served.endpoints().map(|(name, subject, counts)| {
                 let requests = counts.requests.load(Ordering::Relaxed);
-                let nanoseconds = counts.nanoseconds.load(Ordering::Relaxed);
-                EndpointStats {
-                    name,
-                    subject,
-                    queue_group: &served.queue_group,
-                    num_requests: requests,
-                    num_errors: counts.errors.load(Ordering::Relaxed),
-                    last_error: counts.last_error.lock().clone(),
-                    processing_time: nanoseconds,
-                    average_processing_time: nanoseconds.checked_div(requests).unwrap_or_default(),
-                }
+                // The time of all requests, in nanoseconds.
+                let time = counts.nanoseconds.load(Ordering::Relaxed);
+                json!({
+                    "name": name,
+                    "subject": subject,
+                    "queue_group": served.queue_group,
+                    "num_requests": requests,
+                    "num_errors": counts.errors.load(Ordering::Relaxed),
+                    "last_error": *counts.last_error.lock(),
+                    "processing_time": time,
+                    "average_processing_time": time.checked_div(requests).unwrap_or_default(),
+                })
             })
         });
-        Stats {
-            r#type: "io.nats.micro.v1.stats_response",
-            identity: &self.identity,
-            started: rfc3339(self.started_us),
-            endpoints: endpoints.collect(),
-        }
+        let mut stats = self.identified("stats");
+        stats["started"] = rfc3339(self.started_us).into();
+        stats["endpoints"] = endpoints.collect();
+        stats
     }
-}
-
-fn to_json(answer: &impl Serialize) -> Vec<u8> {
-    // The values are texts and numbers, so serialising them cannot fail.
-    serde_json::to_vec(answer).unwrap_or_default()
 }
 
 #[cfg(test)]

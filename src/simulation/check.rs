@@ -1,91 +1,24 @@
 //! Comparison of a daemon's reply with the truth, that is, with the blocks that the simulated workers really hold.
 
 use std::collections::HashMap;
-use std::fmt;
 
 use kvatlas_core::wire::{HolderMatch, QueryReply, WorkerName};
 
 use super::fleet::{ExpectedHolder, RANK};
 
-/// Difference between a daemon's reply and the truth that the simulator knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Difference {
-    /// The daemon refused a valid query. Holds the daemon's error text.
-    Refused(String),
-    /// The reply answers a query of another length.
-    QueryBlocks {
-        /// Number of blocks in the query.
-        expected: usize,
-        /// Number of blocks in the query, according to the reply.
-        answered: u32,
-    },
-    /// A holder is missing, is listed wrongly, or has a wrong depth. A depth of 0 means that the holder is not listed.
-    MatchedBlocks {
-        /// Worker that the reply describes wrongly.
-        worker: WorkerName,
-        /// Number of leading blocks that the worker really holds.
-        expected: usize,
-        /// Number of leading blocks that the worker holds according to the reply.
-        answered: u32,
-    },
-    /// The reply has a holder that does not exist in the simulation.
-    Stranger(String),
-    /// The reply does not mark a holder as exact.
-    NotExact {
-        /// Worker that the reply describes wrongly.
-        worker: WorkerName,
-        /// Reasons why the reply calls the holder degraded, as words of the wire format.
-        reasons: Vec<&'static str>,
-    },
-    /// Every listed holder is right, but the order of the list or the total number of holders is wrong.
-    Order,
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(text) => write!(formatter, "the query was refused: {text}"),
-            Self::QueryBlocks { expected, answered } => {
-                write!(
-                    formatter,
-                    "{expected} blocks were asked for, the reply says {answered}"
-                )
-            }
-            Self::MatchedBlocks {
-                worker,
-                expected,
-                answered,
-            } => write!(
-                formatter,
-                "{worker} holds {expected} leading blocks, the reply says {answered}"
-            ),
-            Self::Stranger(holder) => write!(formatter, "the reply has {holder}, which nobody simulates"),
-            Self::NotExact { worker, reasons } => {
-                write!(formatter, "{worker} is not exact: {}", reasons.join(", "))
-            }
-            Self::Order => formatter.write_str("the holders are not ordered by matched blocks and name"),
-        }
-    }
-}
-
-/// Returns the first difference between a reply and the truth, or `None` if the reply is right.
+/// Returns the first difference between a reply and the truth, in words, or `None` if the reply is right.
 ///
 /// `expected` is in the order that a reply must have. A reply is right if it has the same holders with the same depths in the
 /// same order, each marked exact.
-pub fn difference(
-    query_blocks: usize,
-    expected: &[ExpectedHolder],
-    reply: &QueryReply,
-) -> Option<Difference> {
+pub fn difference(query_blocks: usize, expected: &[ExpectedHolder], reply: &QueryReply) -> Option<String> {
     if usize::try_from(reply.query_blocks) != Ok(query_blocks) {
-        return Some(Difference::QueryBlocks {
-            expected: query_blocks,
-            answered: reply.query_blocks,
-        });
+        let answered = reply.query_blocks;
+        return Some(format!(
+            "{query_blocks} blocks were asked for, the reply says {answered}"
+        ));
     }
-    if let Some(stranger) = reply.holders.iter().find(|holder| holder.rank != RANK) {
-        let holder = format!("{}/{}", stranger.worker, stranger.rank);
-        return Some(Difference::Stranger(holder));
+    if let Some(HolderMatch { worker, rank, .. }) = reply.holders.iter().find(|holder| holder.rank != RANK) {
+        return Some(format!("the reply has {worker}/{rank}, which nobody simulates"));
     }
     holder_difference(expected, &reply.holders).or_else(|| {
         let in_order = reply
@@ -94,11 +27,16 @@ pub fn difference(
             .map(|holder| &holder.worker)
             .eq(expected.iter().map(|holder| &holder.worker));
         let is_complete = usize::try_from(reply.holders_total) == Ok(expected.len());
-        (!in_order || !is_complete).then_some(Difference::Order)
+        let text = "the holders are not ordered by matched blocks and name";
+        (!in_order || !is_complete).then(|| text.to_owned())
     })
 }
 
-fn holder_difference(expected: &[ExpectedHolder], answered: &[HolderMatch]) -> Option<Difference> {
+fn holder_difference(expected: &[ExpectedHolder], answered: &[HolderMatch]) -> Option<String> {
+    // A depth of 0 means that the holder is not listed.
+    let wrong = |worker: &WorkerName, expected: usize, answered: u32| {
+        format!("{worker} holds {expected} leading blocks, the reply says {answered}")
+    };
     let mut open: HashMap<&WorkerName, usize> = expected
         .iter()
         .map(|holder| (&holder.worker, holder.matched_blocks))
@@ -106,26 +44,15 @@ fn holder_difference(expected: &[ExpectedHolder], answered: &[HolderMatch]) -> O
     for holder in answered {
         let expected = open.remove(&holder.worker).unwrap_or_default();
         if usize::try_from(holder.matched_blocks) != Ok(expected) {
-            return Some(Difference::MatchedBlocks {
-                worker: holder.worker.clone(),
-                expected,
-                answered: holder.matched_blocks,
-            });
+            return Some(wrong(&holder.worker, expected, holder.matched_blocks));
         }
         if !holder.exact || !holder.degraded.is_empty() {
-            return Some(Difference::NotExact {
-                worker: holder.worker.clone(),
-                reasons: holder.degraded.iter().map(|reason| reason.as_str()).collect(),
-            });
+            let reasons: Vec<_> = holder.degraded.iter().map(|reason| reason.as_str()).collect();
+            return Some(format!("{} is not exact: {}", holder.worker, reasons.join(", ")));
         }
     }
-    open.into_iter()
-        .min()
-        .map(|(worker, expected)| Difference::MatchedBlocks {
-            worker: worker.clone(),
-            expected,
-            answered: 0,
-        })
+    let (worker, expected) = open.into_iter().min()?;
+    Some(wrong(worker, expected, 0))
 }
 
 #[cfg(test)]
@@ -163,18 +90,16 @@ mod tests {
         }
     }
 
-    fn found(change: impl FnOnce(&mut QueryReply)) -> Option<Difference> {
+    fn found(change: impl FnOnce(&mut QueryReply)) -> Option<String> {
         let mut reply = reply();
         change(&mut reply);
         difference(6, &expected(), &reply)
     }
 
-    fn mismatch(worker: &str, expected: usize, answered: u32) -> Option<Difference> {
-        Some(Difference::MatchedBlocks {
-            worker: name(worker),
-            expected,
-            answered,
-        })
+    fn mismatch(worker: &str, expected: usize, answered: u32) -> Option<String> {
+        Some(format!(
+            "{worker} holds {expected} leading blocks, the reply says {answered}"
+        ))
     }
 
     #[test]
@@ -195,18 +120,16 @@ mod tests {
         );
         let twice = found(|reply| reply.holders.push(reply.holders[0].clone()));
         assert_eq!(twice, mismatch("a", 0, 5));
-        assert_eq!(found(|reply| reply.holders.swap(0, 1)), Some(Difference::Order));
-        assert_eq!(found(|reply| reply.holders_total = 4), Some(Difference::Order));
+        let order = Some("the holders are not ordered by matched blocks and name".to_owned());
+        assert_eq!(found(|reply| reply.holders.swap(0, 1)), order);
+        assert_eq!(found(|reply| reply.holders_total = 4), order);
         assert_eq!(
-            found(|reply| reply.holders[1].rank = 1),
-            Some(Difference::Stranger("b/1".to_owned()))
+            found(|reply| reply.holders[1].rank = 1).as_deref(),
+            Some("the reply has b/1, which nobody simulates")
         );
         assert_eq!(
-            found(|reply| reply.query_blocks = 5),
-            Some(Difference::QueryBlocks {
-                expected: 6,
-                answered: 5
-            })
+            found(|reply| reply.query_blocks = 5).as_deref(),
+            Some("6 blocks were asked for, the reply says 5")
         );
     }
 
@@ -217,13 +140,7 @@ mod tests {
             reply.holders[1].exact = false;
             reply.holders[1].degraded = reasons;
         });
-        assert_eq!(
-            uncertain,
-            Some(Difference::NotExact {
-                worker: name("b"),
-                reasons: vec!["gap"]
-            })
-        );
+        assert_eq!(uncertain.as_deref(), Some("b is not exact: gap"));
         assert!(found(|reply| reply.holders[0].exact = false).is_some());
     }
 }

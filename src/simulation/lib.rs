@@ -36,7 +36,7 @@ mod trace;
 
 pub use attention::{Attention, CacheModel, Retention};
 pub use cache::{Admission, PrefixCache};
-pub use check::{Difference, difference};
+pub use check::difference;
 pub use error::SimulationError;
 pub use fleet::{ExpectedHolder, Fleet, FleetSize, ServedRequest};
 pub use replay::{FinalCheck, Replay, ReplayOptions};

@@ -18,7 +18,7 @@ use kvatlas_core::wire::{
     DegradedReason, HolderMatch, NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier,
 };
 
-use super::check::{Difference, difference};
+use super::check::difference;
 use super::error::SimulationError;
 use super::fleet::{ExpectedHolder, Fleet, FleetSize};
 use super::random_routing::random_routing_hit_rate;
@@ -285,15 +285,13 @@ impl<'session> Replay<'session> {
         }
     }
 
-    fn difference(&self, chain: &[SequenceHash], result: Option<&QueryResult>) -> Option<Difference> {
+    fn difference(&self, chain: &[SequenceHash], result: Option<&QueryResult>) -> Option<String> {
         match result {
             Some(QueryResult::Reply(reply)) => {
                 difference(chain.len(), &self.fleet.expected_holders(chain), reply)
             }
-            Some(QueryResult::Error(error)) => Some(Difference::Refused(error.text.clone())),
-            None => Some(Difference::Refused(
-                "the batch of answers is too short".to_owned(),
-            )),
+            Some(QueryResult::Error(error)) => Some(format!("the query was refused: {}", error.text)),
+            None => Some("the query was refused: the batch of answers is too short".to_owned()),
         }
     }
 

@@ -163,17 +163,17 @@ metric_group! {
         /// Payload bytes of the batches that an engine has published or replayed.
         bytes: Counter = "kvatlas_bridge_received_bytes_total", Bytes;
         /// Connections made to an engine's publisher.
-        connections: Counter = "kvatlas_bridge_connections_total", Count;
+        pub connections: Counter = "kvatlas_bridge_connections_total", Count;
         /// Times that an engine's replay socket was asked.
-        replays: Counter = "kvatlas_bridge_replays_total", Count;
+        pub replays: Counter = "kvatlas_bridge_replays_total", Count;
         /// Times that batches of an engine were found to be lost, and the engine could not send them again.
         gaps: Counter = "kvatlas_bridge_gaps_total", Count;
         /// Times that the bridge found that an engine had been replaced by another process.
         restarts: Counter = "kvatlas_bridge_restarts_total", Count;
         /// 1 while the engine's blocks are known for certain, else 0.
-        exact: Gauge = "kvatlas_bridge_engine_exact", Count;
+        pub exact: Gauge = "kvatlas_bridge_engine_exact", Count;
         /// 1 while this bridge publishes the engine's blocks to daemons, 0 while another bridge of its group does.
-        speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
+        pub speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
         /// Memory of the engine's blocks with their tokens, which the bridge keeps to republish them for routers.
         pub republished_bytes: Gauge = "kvatlas_bridge_republished_bytes", Bytes;
         /// Routers that subscribe to the engine's republished events.
@@ -190,16 +190,6 @@ impl EngineMetrics {
         self.bytes.increment(bytes as u64);
     }
 
-    /// Counts a connection made to the engine's publisher.
-    pub fn connected(&self) {
-        self.connections.increment(1);
-    }
-
-    /// Counts a request to the engine's replay socket.
-    pub fn asked(&self) {
-        self.replays.increment(1);
-    }
-
     /// Counts and logs a loss of batches that the engine cannot send again.
     pub fn lost_batches(&self, engine: &dyn Display) {
         self.gaps.increment(1);
@@ -210,17 +200,6 @@ impl EngineMetrics {
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
         log_gated!(info "the engine is another process: nothing of the old one is left"; %engine);
-    }
-
-    /// Records whether the blocks of the engine are known for certain.
-    pub fn set_exact(&self, is_exact: bool) {
-        self.exact.set(if is_exact { 1.0 } else { 0.0 });
-    }
-
-    /// Records whether this bridge reports the engine's blocks to daemons. Of all bridges that follow the engine (a
-    /// group), one bridge reports its blocks.
-    pub fn set_speaks(&self, speaks: bool) {
-        self.speaks.set(if speaks { 1.0 } else { 0.0 });
     }
 }
 
@@ -250,12 +229,12 @@ mod tests {
             bridge.state_failed(&"registered", &"no space left");
             let engine = bridge.of_engine("m", "a/0");
             engine.received(7);
-            engine.connected();
-            engine.asked();
+            engine.connections.increment(1);
+            engine.replays.increment(1);
             engine.lost_batches(&"a/0");
             engine.restarted(&"a/0");
-            engine.set_exact(true);
-            engine.set_speaks(true);
+            engine.exact.set(1.0);
+            engine.speaks.set(1.0);
             engine.republished_bytes.set(9.0);
             engine.republish_subscribers.set(2.0);
             engine.republish_answers.increment(1);
@@ -297,7 +276,7 @@ mod tests {
             let bridge = BridgeMetrics::new();
             for number in 0..ENGINES_MAX + 5 {
                 let engine = bridge.of_engine("m", &number.to_string());
-                engine.connected();
+                engine.connections.increment(1);
                 kept.push(engine);
             }
         });
@@ -316,14 +295,14 @@ mod tests {
             let bridge = BridgeMetrics::new();
             for number in 0..ENGINES_MAX + 5 {
                 let engine = bridge.of_engine("m", &number.to_string());
-                engine.set_exact(true);
+                engine.exact.set(1.0);
             }
             // The same engine name in two namespaces means two engines. An engine of which two handles exist keeps its
             // series until both handles are dropped.
             for namespace in ["m", "n", "n"] {
                 kept.push(bridge.of_engine(namespace, "a/0"));
             }
-            kept[0].set_exact(true);
+            kept[0].exact.set(1.0);
             drop(kept.pop());
         });
         let exact: Vec<&str> = text

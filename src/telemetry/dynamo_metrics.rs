@@ -10,14 +10,7 @@ metric_group! {
     /// Metrics about requests of Dynamo's routers.
     DynamoMetrics::new() {
         /// Requests of Dynamo's routers, by outcome.
-        requests: PerLabel<DynamoOutcome, Counter> = "kvatlas_dynamo_requests_total", Count;
-    }
-}
-
-impl DynamoMetrics {
-    /// Counts a request that has ended, by its outcome.
-    pub fn ended(&self, outcome: DynamoOutcome) {
-        self.requests.get(outcome).increment(1);
+        pub requests: PerLabel<DynamoOutcome, Counter> = "kvatlas_dynamo_requests_total", Count;
     }
 }
 
@@ -46,7 +39,10 @@ mod tests {
     #[test]
     fn each_call_reaches_its_own_series() {
         let text = rendered(|| {
-            DynamoMetrics::new().ended(DynamoOutcome::NotTaken);
+            DynamoMetrics::new()
+                .requests
+                .get(DynamoOutcome::NotTaken)
+                .increment(1);
             let connections = DynamoConnectionMetrics::new();
             connections.opened();
             connections.refused(7);

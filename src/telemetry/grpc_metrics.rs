@@ -65,9 +65,9 @@ metric_group! {
     /// Metrics about blocks that are reported over gRPC.
     GrpcReportMetrics::new() {
         /// Workers that are reported over gRPC, by whether all of their blocks are known.
-        workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
+        pub workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
         /// Memory of all blocks that are reported over gRPC.
-        bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
+        pub bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
         /// Times that the reported blocks of a worker were forgotten, by reason; the worker then has to send a snapshot
         /// of its blocks.
         lost: PerLabel<ReportLoss, Counter> = "kvatlas_grpc_reports_lost_total", Count;
@@ -75,14 +75,6 @@ metric_group! {
 }
 
 impl GrpcReportMetrics {
-    /// Sets the numbers of workers whose blocks are all known (`told`) and of workers that have to send a snapshot
-    /// (`awaited`). Also sets the memory of all reported blocks, in bytes.
-    pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
-        self.workers.get(ReportState::Told).set(told as f64);
-        self.workers.get(ReportState::Awaited).set(awaited as f64);
-        self.bytes.set(bytes as f64);
-    }
-
     /// Counts and logs that the reported blocks of a worker were forgotten. The worker's blocks stay unknown until the
     /// worker sends a snapshot.
     pub fn lost(&self, reason: ReportLoss, worker: &str) {
@@ -98,18 +90,9 @@ metric_group! {
     /// Metrics about counts of how often blocks were looked up over gRPC.
     GrpcHitMetrics::new() {
         /// Blocks whose look-ups over gRPC are counted.
-        counted: Gauge = "kvatlas_grpc_hit_counts", Count;
+        pub counted: Gauge = "kvatlas_grpc_hit_counts", Count;
         /// Blocks whose count of look-ups over gRPC was dropped because there was no room for more.
-        dropped: Counter = "kvatlas_grpc_hit_counts_dropped_total", Count;
-    }
-}
-
-impl GrpcHitMetrics {
-    /// Sets the number of blocks whose look-ups over gRPC are counted. Adds the number of blocks whose count was
-    /// dropped because there was no room.
-    pub fn kept(&self, counted: usize, dropped: u64) {
-        self.counted.set(counted as f64);
-        self.dropped.increment(dropped);
+        pub dropped: Counter = "kvatlas_grpc_hit_counts_dropped_total", Count;
     }
 }
 
@@ -144,9 +127,13 @@ mod tests {
             metrics.answered(GrpcMethod::of_path("/x/y"), GrpcOutcome::of_code(12));
             metrics.without_address(&"gpu-0");
             let reports = GrpcReportMetrics::new();
-            reports.kept(2, 1, 640);
+            reports.workers.get(ReportState::Told).set(2.0);
+            reports.workers.get(ReportState::Awaited).set(1.0);
+            reports.bytes.set(640.0);
             reports.lost(ReportLoss::Gap, "gpu-0");
-            GrpcHitMetrics::new().kept(3, 4);
+            let hits = GrpcHitMetrics::new();
+            hits.counted.set(3.0);
+            hits.dropped.increment(4);
             let connections = GrpcConnectionMetrics::new();
             connections.opened();
             connections.opened();

@@ -2,24 +2,11 @@
 //!
 //! The library for Prometheus would instead keep each sample (16 bytes) until somebody collects the metrics.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use metrics::{Histogram, HistogramFn, Key};
+use metrics::{Histogram, HistogramFn};
 use metrics_exporter_prometheus::LabelSet;
-use metrics_exporter_prometheus::formatting::{write_help_line, write_metric_line, write_type_line};
-use parking_lot::Mutex;
-
-use super::declare::{MetricDescription, MetricKind};
-
-/// The histograms of a recorder, which keeps all metrics of the process.
-#[derive(Debug)]
-pub(super) struct Histograms {
-    declared: HashMap<&'static str, MetricDescription>,
-    /// Series by the metric's name and the labels.
-    series: Mutex<BTreeMap<&'static str, HashMap<Key, Arc<Buckets>>>>,
-}
+use metrics_exporter_prometheus::formatting::write_metric_line;
 
 /// One series: the counts of a histogram for one set of labels.
 #[derive(Debug)]
@@ -37,7 +24,8 @@ fn bucket_of(bounds: &[f64], sample: f64) -> usize {
 }
 
 impl Buckets {
-    fn new(bounds: &'static [f64]) -> Self {
+    /// Makes buckets with these upper bounds, without a sample.
+    pub(super) fn new(bounds: &'static [f64]) -> Self {
         Self {
             bounds,
             counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
@@ -65,48 +53,9 @@ impl HistogramFn for Buckets {
     }
 }
 
-impl Histograms {
-    /// Makes the histograms among the `declared` metrics, without a series yet.
-    pub(super) fn new(declared: impl IntoIterator<Item = MetricDescription>) -> Self {
-        let histograms = declared
-            .into_iter()
-            .filter(|metric| metric.kind == MetricKind::Histogram);
-        Self {
-            declared: histograms.map(|metric| (metric.name, metric)).collect(),
-            series: Mutex::default(),
-        }
-    }
-
-    /// Returns the series of a name and labels. A new series is made, at zero, if there is none. `None` for a name that
-    /// is not declared as a histogram.
-    pub(super) fn series(&self, key: &Key) -> Option<Arc<Buckets>> {
-        let declared = self.declared.get(key.name())?;
-        let mut series = self.series.lock();
-        let series = series.entry(declared.name).or_default();
-        let found = series
-            .entry(key.to_retained())
-            .or_insert_with(|| Arc::new(Buckets::new(declared.buckets)));
-        Some(Arc::clone(found))
-    }
-
-    /// Appends all series in Prometheus' text format.
-    pub(super) fn render(&self, text: &mut String) {
-        for (name, series) in &*self.series.lock() {
-            if let Some(declared) = self.declared.get(name) {
-                write_help_line(text, name, None, None, declared.help);
-            }
-            write_type_line(text, name, None, None, MetricKind::Histogram.as_str());
-            for (key, buckets) in series {
-                let labels = LabelSet::from_key_and_global(key, &Default::default());
-                buckets.render(name, &labels, text);
-            }
-            text.push('\n');
-        }
-    }
-}
-
 impl Buckets {
-    fn render(&self, name: &str, labels: &LabelSet, text: &mut String) {
+    /// Appends the lines of the series in Prometheus' text format.
+    pub(super) fn render(&self, name: &str, labels: &LabelSet, text: &mut String) {
         let mut bucket = |bound: &dyn std::fmt::Display, count: u64| {
             write_metric_line(
                 text,
@@ -183,6 +132,8 @@ impl<const COUNT: usize> Samples<COUNT> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     const BOUNDS: &[f64; 3] = &[0.1, 1.0, 2.0];

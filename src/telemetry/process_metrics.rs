@@ -35,9 +35,9 @@ metric_group! {
         /// Start of the process, in seconds since the Unix epoch.
         start_time: Gauge = "kvatlas_process_start_time_seconds", Seconds;
         /// 1 while the readiness probe succeeds, else 0.
-        ready: Gauge = "kvatlas_ready", Count;
+        pub ready: Gauge = "kvatlas_ready", Count;
         /// 1 while the process has the connection to NATS that it needs in order to work, else 0.
-        connected: Gauge = "kvatlas_connected", Count;
+        pub connected: Gauge = "kvatlas_connected", Count;
         /// Processor time that the process has used, in whole seconds.
         cpu: Counter = "kvatlas_process_cpu_seconds_total", Seconds;
         /// Memory of the process that is in RAM; 0 if the system does not report it.
@@ -57,16 +57,6 @@ pub(crate) fn record_start(started_at: SystemTime) {
 }
 
 impl ProcessMetrics {
-    /// Records whether the readiness probe succeeds.
-    pub fn set_ready(&self, ready: bool) {
-        self.ready.set(if ready { 1.0 } else { 0.0 });
-    }
-
-    /// Records whether the process has the connection to NATS that it needs in order to work.
-    pub fn set_connected(&self, connected: bool) {
-        self.connected.set(if connected { 1.0 } else { 0.0 });
-    }
-
     /// Sets the metrics of the processor time, the memory and the file descriptors that the process uses.
     pub fn publish_usage(&self) {
         let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -95,19 +85,11 @@ metric_group! {
     /// Metrics about the queue of a lane.
     LaneMetrics::for_lane(lane: usize) {
         /// Payload bytes that wait for a lane.
-        queue_bytes: Gauge = "kvatlas_lane_queue_bytes", Bytes;
+        pub queue_bytes: Gauge = "kvatlas_lane_queue_bytes", Bytes;
         /// Messages that wait for a lane.
-        queue_messages: Gauge = "kvatlas_lane_queue_messages", Count;
+        pub queue_messages: Gauge = "kvatlas_lane_queue_messages", Count;
         /// Time that a lane has worked, in whole seconds, by kind of work.
         pub busy: PerLabel<LaneWork, Counter> = "kvatlas_lane_busy_seconds_total", Seconds;
-    }
-}
-
-impl LaneMetrics {
-    /// Records the number of messages that wait for the lane, and their total payload bytes.
-    pub fn set_queue(&self, messages: u64, bytes: u64) {
-        self.queue_messages.set(messages as f64);
-        self.queue_bytes.set(bytes as f64);
     }
 }
 
@@ -169,9 +151,10 @@ mod tests {
     fn each_call_reaches_its_own_series() {
         let text = rendered(|| {
             record_start(UNIX_EPOCH + Duration::from_millis(1500));
-            ProcessMetrics::new().set_ready(true);
-            ProcessMetrics::new().set_connected(true);
-            LaneMetrics::for_lane(3).set_queue(2, 512);
+            ProcessMetrics::new().ready.set(1.0);
+            ProcessMetrics::new().connected.set(1.0);
+            LaneMetrics::for_lane(3).queue_messages.set(2.0);
+            LaneMetrics::for_lane(3).queue_bytes.set(512.0);
             let connection = ConnectionMetrics::for_connection(Connection::Queries);
             connection.happened(ConnectionEvent::Connected, &"broker-1");
             connection.happened(ConnectionEvent::SlowConsumer, &"7");
@@ -200,8 +183,6 @@ mod tests {
                 "missing: {line}\n{text}"
             );
         }
-        assert!(rendered(|| ProcessMetrics::new().set_ready(false)).contains("kvatlas_ready 0\n"));
-        assert!(rendered(|| ProcessMetrics::new().set_connected(false)).contains("kvatlas_connected 0\n"));
     }
 
     #[test]

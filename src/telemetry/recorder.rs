@@ -1,18 +1,13 @@
-//! The recorder that keeps all metrics, and their output in Prometheus' text format.
+//! Sets up the recorder of the metrics.
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use super::HolderOutcomeMetrics;
-use super::declare::{MetricDescription, MetricGroup, MetricKind};
-use super::histograms::Histograms;
-use super::leased::LeasedSeries;
-use super::{EngineMetrics, groups, process_metrics};
+use super::process_metrics;
+use super::series::AllSeries;
 
 /// Error of setting up the metrics.
 #[derive(Debug, Error)]
@@ -24,87 +19,17 @@ pub enum MetricsError {
 
 /// Renders the metrics of the process.
 #[derive(Debug, Clone)]
-pub struct MetricsHandle {
-    prometheus: PrometheusHandle,
-    histograms: Arc<Histograms>,
-    leased: Arc<LeasedSeries>,
-}
+pub struct MetricsHandle(Arc<AllSeries>);
 
 impl MetricsHandle {
     /// Returns a handle of a new recorder, in which nothing is recorded.
     pub fn empty() -> Self {
-        KvatlasRecorder::new().handle()
+        Self(Arc::new(AllSeries::new()))
     }
 
     /// Returns all metrics in Prometheus' text format, version 0.0.4.
     pub fn render(&self) -> String {
-        let mut text = self.prometheus.render();
-        self.histograms.render(&mut text);
-        self.leased.render(&mut text);
-        text
-    }
-}
-
-/// The recorder that keeps all metrics. The library for Prometheus keeps the counters and gauges, except those that end with
-/// their handles (`leased`). The histograms are kvatlas's own (`histograms`).
-struct KvatlasRecorder {
-    prometheus: PrometheusRecorder,
-    histograms: Arc<Histograms>,
-    leased: Arc<LeasedSeries>,
-}
-
-impl KvatlasRecorder {
-    /// Makes a recorder that knows the buckets of every declared histogram.
-    fn new() -> Self {
-        let leased = [EngineMetrics::describe(), HolderOutcomeMetrics::describe()];
-        let leased = leased.into_iter().flat_map(|group| group.metrics);
-        Self {
-            prometheus: PrometheusBuilder::new().build_recorder(),
-            histograms: Arc::new(Histograms::new(groups::all())),
-            leased: Arc::new(LeasedSeries::new(leased)),
-        }
-    }
-
-    fn handle(&self) -> MetricsHandle {
-        MetricsHandle {
-            prometheus: self.prometheus.handle(),
-            histograms: Arc::clone(&self.histograms),
-            leased: Arc::clone(&self.leased),
-        }
-    }
-}
-
-impl Recorder for KvatlasRecorder {
-    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
-        self.prometheus.describe_counter(name, unit, help);
-    }
-
-    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
-        self.prometheus.describe_gauge(name, unit, help);
-    }
-
-    fn describe_histogram(&self, _name: KeyName, _unit: Option<Unit>, _help: SharedString) {
-        // Histograms take their help from their declarations.
-    }
-
-    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        match self.leased.series(key) {
-            Some(series) => Counter::from_arc(series),
-            None => self.prometheus.register_counter(key, metadata),
-        }
-    }
-
-    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
-        match self.leased.series(key) {
-            Some(series) => Gauge::from_arc(series),
-            None => self.prometheus.register_gauge(key, metadata),
-        }
-    }
-
-    fn register_histogram(&self, key: &Key, _metadata: &Metadata<'_>) -> Histogram {
-        self.histograms
-            .series(key)
-            .map_or_else(Histogram::noop, Histogram::from_arc)
+        self.0.render()
     }
 }
 
@@ -124,7 +49,7 @@ pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
     Ok(handle)
 }
 
-/// Installs the recorder of the process, describes every declared metric, and returns the handle that renders them.
+/// Installs the recorder of the process, and returns the handle that renders its metrics.
 ///
 /// Call it once, before any metric handle is made: handles made earlier record nothing. The call records the build
 /// information, and its own time as the start time of the process.
@@ -133,41 +58,24 @@ pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
 ///
 /// [`MetricsError::Install`] on a second call.
 pub fn install() -> Result<MetricsHandle, MetricsError> {
-    let recorder = KvatlasRecorder::new();
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).map_err(|_| MetricsError::Install)?;
-    describe_all();
+    let handle = MetricsHandle::empty();
+    metrics::set_global_recorder(Arc::clone(&handle.0)).map_err(|_| MetricsError::Install)?;
     process_metrics::record_start(SystemTime::now());
     Ok(handle)
 }
 
-/// Gives the current recorder the help text and unit of every metric.
-fn describe_all() {
-    for metric in groups::all() {
-        let MetricDescription { name, unit, help, .. } = metric;
-        match metric.kind {
-            MetricKind::Counter => metrics::describe_counter!(name, unit, help),
-            MetricKind::Gauge => metrics::describe_gauge!(name, unit, help),
-            // The recorder knows a histogram from its declaration.
-            MetricKind::Histogram => {}
-        }
-    }
-}
-
 /// Runs `record` with a new recorder, and returns the recorded metrics as text.
 pub fn rendered(record: impl FnOnce()) -> String {
-    let recorder = KvatlasRecorder::new();
-    ::metrics::with_local_recorder(&recorder, || {
-        describe_all();
-        record();
-    });
-    recorder.handle().render()
+    let handle = MetricsHandle::empty();
+    ::metrics::with_local_recorder(&handle.0, record);
+    handle.render()
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use super::super::declare::{MetricDescription, MetricKind};
     use super::super::labels::DropReason;
     use super::super::*;
     use super::*;

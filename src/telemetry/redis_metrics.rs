@@ -13,18 +13,13 @@ metric_group! {
     /// Metrics about commands of llm-d's routers.
     RedisMetrics::new() {
         /// Commands of the listener for llm-d's routers that were carried out.
-        commands: PerLabel<RedisCommand, Counter> = "kvatlas_redis_commands_total", Count;
+        pub commands: PerLabel<RedisCommand, Counter> = "kvatlas_redis_commands_total", Count;
         /// Commands of the listener for llm-d's routers that were refused, by reason.
         refused: PerLabel<RedisRefusal, Counter> = "kvatlas_redis_refused_total", Count;
     }
 }
 
 impl RedisMetrics {
-    /// Counts commands of one kind that were carried out.
-    pub fn answered(&self, command: RedisCommand, count: u64) {
-        self.commands.get(command).increment(count);
-    }
-
     /// Counts a command that was refused. Also writes a log line at level debug.
     pub fn refused(&self, reason: RedisRefusal, detail: &dyn Display) {
         self.refused.get(reason).increment(1);
@@ -55,22 +50,9 @@ metric_group! {
     /// Metrics about speculative entries of llm-d's routers.
     RedisGuessMetrics::new() {
         /// Speculative entries of llm-d's routers that are kept.
-        kept: Gauge = "kvatlas_redis_speculative_entries", Count;
+        pub kept: Gauge = "kvatlas_redis_speculative_entries", Count;
         /// Speculative entries of llm-d's routers that were dropped before the router took them back, by reason.
-        dropped: PerLabel<GuessDrop, Counter> = "kvatlas_redis_speculative_dropped_total", Count;
-    }
-}
-
-impl RedisGuessMetrics {
-    /// Sets the number of speculative entries (routers' guesses of where blocks will be) that are kept.
-    pub fn kept(&self, count: usize) {
-        self.kept.set(count as f64);
-    }
-
-    /// Counts a speculative entry (a router's guess of where a block will be) that was dropped before its router took
-    /// it back.
-    pub fn dropped(&self, reason: GuessDrop) {
-        self.dropped.get(reason).increment(1);
+        pub dropped: PerLabel<GuessDrop, Counter> = "kvatlas_redis_speculative_dropped_total", Count;
     }
 }
 
@@ -84,7 +66,7 @@ mod tests {
     fn each_call_reaches_its_own_series() {
         let text = rendered(|| {
             let metrics = RedisMetrics::new();
-            metrics.answered(RedisCommand::Hkeys, 64);
+            metrics.commands.get(RedisCommand::Hkeys).increment(64);
             metrics.refused(RedisRefusal::UnknownCommand, &"GET");
             let connections = RedisConnectionMetrics::new();
             connections.opened();
@@ -92,8 +74,8 @@ mod tests {
             connections.closed();
             connections.refused(7);
             let guesses = RedisGuessMetrics::new();
-            guesses.kept(3);
-            guesses.dropped(GuessDrop::Room);
+            guesses.kept.set(3.0);
+            guesses.dropped.get(GuessDrop::Room).increment(1);
         });
         for line in [
             "kvatlas_redis_commands_total{command=\"hkeys\"} 64",

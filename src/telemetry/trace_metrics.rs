@@ -14,16 +14,11 @@ metric_group! {
         /// Spans that a collector has taken.
         pub exported: Counter = "kvatlas_spans_exported_total", Count;
         /// Spans that did not reach a collector, by reason.
-        dropped: PerLabel<SpanDropReason, Counter> = "kvatlas_spans_dropped_total", Count;
+        pub dropped: PerLabel<SpanDropReason, Counter> = "kvatlas_spans_dropped_total", Count;
     }
 }
 
 impl TraceMetrics {
-    /// Counts a span that was dropped because the queue of spans was full.
-    pub fn queue_full(&self) {
-        self.dropped.get(SpanDropReason::QueueFull).increment(1);
-    }
-
     /// Counts and logs spans that a collector has not taken.
     pub fn export_failed(&self, spans: u64, error: &dyn Display) {
         self.dropped.get(SpanDropReason::ExportFailed).increment(spans);

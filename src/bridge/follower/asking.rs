@@ -142,7 +142,7 @@ impl Follower {
                 ReplaySocket::connect(endpoint, self.options.patience, metrics).await?
             }
         };
-        self.relay.metrics().asked();
+        self.relay.metrics().replays.increment(1);
         replay.ask(from).await?;
         Ok(replay)
     }

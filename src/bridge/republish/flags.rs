@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use kvatlas_core::wire::{Address, Rank};
-use kvatlas_process::admin::percent_decode;
+use kvatlas_process::admin::parameters;
+use serde::Deserialize;
 
 use super::addresses::SocketPair;
 
@@ -12,7 +13,8 @@ const FORM: &str =
     "write ?host=NAME, the name by which routers reach this bridge, and &model=NAME for engines of one model";
 
 /// A question for the flags of vLLM's router, from the query string of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RouterQuestion {
     /// Host by which the router reaches the bridge.
     pub(in super::super) host: String,
@@ -27,18 +29,8 @@ impl RouterQuestion {
     ///
     /// A text for the client if the query string has no valid host, or has another parameter than `host` and `model`.
     pub fn parse(query: Option<&str>) -> Result<Self, &'static str> {
-        let (mut host, mut model) = (None, None);
-        for parameter in query.unwrap_or_default().split('&') {
-            let (name, value) = parameter.split_once('=').ok_or(FORM)?;
-            let value = percent_decode(value).ok_or(FORM)?;
-            match name {
-                "host" if host.is_none() && is_host(&value) => host = Some(value),
-                "model" if model.is_none() => model = Some(value),
-                _ => return Err(FORM),
-            }
-        }
-        let host = host.ok_or(FORM)?;
-        Ok(Self { host, model })
+        let question: Self = parameters(query).map_err(|_| FORM)?;
+        is_host(&question.host).then_some(question).ok_or(FORM)
     }
 }
 

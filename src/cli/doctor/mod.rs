@@ -21,7 +21,7 @@ use kvatlas_core::wire::{NamespaceName, PROBE_NAME, Subjects, WorkerName};
 use kvatlas_process::setup::Setup;
 
 use super::admin_client::AdminClientArguments;
-use super::connect::{parse_time, with_context};
+use super::connect::{DaemonArguments, parse_time};
 use super::failure::Failure;
 use super::nats_context::Surroundings;
 use super::output::{print, print_json};
@@ -40,19 +40,11 @@ pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of 
 /// Parts of a deployment to look at.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
-    /// The daemon's configuration file; environment variables override it.
-    #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
+    daemon: DaemonArguments,
+    /// The daemon's configuration file; environment variables override it, and no context is chosen.
+    #[arg(long, value_name = "FILE", conflicts_with = "context")]
     config: Option<PathBuf>,
-    /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
-    #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
-    urls: Option<String>,
-    /// Prefix of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
-    #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
-    prefix: Option<String>,
-    /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url, --config or a KVATLAS_NATS_…
-    /// variable is given] [environment: NATS_CONTEXT].
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["urls", "config"])]
-    context: Option<String>,
     /// Permissions to check: a daemon's, a publisher's, a router's or all of them.
     #[arg(long, value_enum, default_value_t = NatsRole::All)]
     role: NatsRole,
@@ -177,25 +169,13 @@ impl DoctorArguments {
     }
 
     fn load(&self) -> Result<Config, Failure> {
-        let is_given = self.urls.is_some() || self.config.is_some();
-        let surroundings = Surroundings::of_process();
-        let (environment, mut flags) = with_context(
-            self.context.as_deref(),
-            is_given,
+        let (environment, flags) = self.daemon.sources(
+            self.config.is_some(),
             process_environment(),
-            &surroundings,
+            &Surroundings::of_process(),
         )?;
-        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
-        flags.extend(
-            given
-                .into_iter()
-                .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?))),
-        );
-        Ok(Config::load(
-            flags,
-            environment.into_iter(),
-            self.config.as_deref(),
-        )?)
+        let environment = environment.into_iter();
+        Ok(Config::load(flags, environment, self.config.as_deref())?)
     }
 
     fn replicas(&self) -> Result<Vec<Replica>, Failure> {

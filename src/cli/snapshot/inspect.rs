@@ -5,9 +5,11 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvatlas_core::snapshot::{SnapshotError, SnapshotSummary, SnapshotTotals, StreamCursor, summarise};
-use kvatlas_core::wire::{DegradedReasons, NamespaceName, Rank, WorkerName};
-use serde::Serialize;
+use kvatlas_core::snapshot::{
+    HolderSummary, SnapshotError, SnapshotSummary, SnapshotTotals, StreamCursor, summarise,
+};
+use kvatlas_core::wire::{DegradedReasons, NamespaceName};
+use serde_json::{Value, json};
 
 use super::super::failure::Failure;
 use super::super::output::{print, print_json};
@@ -42,7 +44,7 @@ fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
     let file = open_regular(path).map_err(|error| cannot_open(path, &error))?;
     let checked = check(file);
     if arguments.json {
-        print_json(&InspectionJson::new(path, &checked))?;
+        print_json(&inspection_json(path, &checked))?;
     } else if let Ok(summary) = &checked {
         print(&render_summary(path, summary))?;
     }
@@ -63,9 +65,9 @@ fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
     if arguments.json {
         let snapshots: Vec<_> = checked
             .iter()
-            .map(|(path, checked)| InspectionJson::new(path, checked))
+            .map(|(path, checked)| inspection_json(path, checked))
             .collect();
-        print_json(&serde_json::json!({ "snapshots": snapshots }))?;
+        print_json(&json!({ "snapshots": snapshots }))?;
     } else {
         print(&render_list(&checked))?;
     }
@@ -199,78 +201,46 @@ fn namespaces(summary: &SnapshotSummary) -> usize {
     names.len()
 }
 
-/// One snapshot in the JSON output.
-#[derive(Serialize)]
-struct InspectionJson<'a> {
-    path: String,
-    whole: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    content: Option<ContentJson<'a>>,
+/// Returns one snapshot, as the JSON output shows it.
+fn inspection_json(path: &Path, checked: &Result<SnapshotSummary, SnapshotError>) -> Value {
+    let mut inspection = match checked {
+        Ok(summary) => content_json(summary),
+        Err(error) => json!({ "error": error.to_string() }),
+    };
+    inspection["path"] = path.display().to_string().into();
+    inspection["whole"] = checked.is_ok().into();
+    inspection
 }
 
-#[derive(Serialize)]
-struct ContentJson<'a> {
-    version: u32,
-    created_us: u64,
-    streams: &'a [StreamCursor],
-    totals: SnapshotTotals,
-    holders: Vec<SnapshotHolderJson<'a>>,
-}
-
-#[derive(Serialize)]
-struct SnapshotHolderJson<'a> {
-    namespace: &'a NamespaceName,
-    worker: &'a WorkerName,
-    rank: Rank,
-    epoch: u64,
-    seq: u64,
-    blocks: u64,
-    batches: u64,
-    in_forest: bool,
-    degraded: DegradedReasons,
-}
-
-impl<'a> InspectionJson<'a> {
-    fn new(path: &Path, checked: &'a Result<SnapshotSummary, SnapshotError>) -> Self {
-        Self {
-            path: path.display().to_string(),
-            whole: checked.is_ok(),
-            error: checked.as_ref().err().map(ToString::to_string),
-            content: checked.as_ref().ok().map(ContentJson::from),
-        }
-    }
-}
-
-impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
-    fn from(summary: &'a SnapshotSummary) -> Self {
-        let holders = summary.holders.iter().map(|holder| SnapshotHolderJson {
-            namespace: &holder.holder.namespace,
-            worker: &holder.holder.worker,
-            rank: holder.holder.rank,
-            epoch: holder.holder.epoch,
-            seq: holder.holder.seq,
-            blocks: holder.holder.blocks,
-            batches: holder.batches,
-            in_forest: holder.holder.forest.is_some(),
-            degraded: DegradedReasons::from_bits(holder.holder.degraded_bits),
-        });
-        Self {
-            version: summary.content.version,
-            created_us: summary.content.created_us,
-            streams: &summary.content.streams,
-            totals: summary.content.totals,
-            holders: holders.collect(),
-        }
-    }
+fn content_json(summary: &SnapshotSummary) -> Value {
+    let content = &summary.content;
+    let holders = summary.holders.iter().map(|HolderSummary { holder, batches }| {
+        json!({
+            "namespace": holder.namespace,
+            "worker": holder.worker,
+            "rank": holder.rank,
+            "epoch": holder.epoch,
+            "seq": holder.seq,
+            "blocks": holder.blocks,
+            "batches": batches,
+            "in_forest": holder.forest.is_some(),
+            "degraded": DegradedReasons::from_bits(holder.degraded_bits),
+        })
+    });
+    json!({
+        "version": content.version,
+        "created_us": content.created_us,
+        "streams": content.streams,
+        "totals": content.totals,
+        "holders": holders.collect::<Value>(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use kvatlas_core::index::Hashing;
-    use kvatlas_core::snapshot::{HolderFrame, HolderSummary, InForest, SnapshotContent};
-    use kvatlas_core::wire::{Labels, Tier};
+    use kvatlas_core::snapshot::{HolderFrame, InForest, SnapshotContent};
+    use kvatlas_core::wire::{Labels, Tier, WorkerName};
 
     use super::*;
 
@@ -360,11 +330,11 @@ a.kvs     -                              -        -       -  this is not a kvatl
     #[test]
     fn programs_get_reasons_as_words() {
         let checked = Ok(summary());
-        let json = serde_json::to_value(InspectionJson::new(Path::new("a.kvs"), &checked)).unwrap();
+        let json = inspection_json(Path::new("a.kvs"), &checked);
         assert_eq!(json["whole"], true);
         assert_eq!(json["holders"][0]["degraded"], serde_json::json!(["gap"]));
         let checked = Err(SnapshotError::HeaderChecksum);
-        let json = serde_json::to_value(InspectionJson::new(Path::new("a.kvs"), &checked)).unwrap();
+        let json = inspection_json(Path::new("a.kvs"), &checked);
         assert_eq!(json["whole"], false);
         assert!(json.get("version").is_none() && json["error"].is_string());
     }

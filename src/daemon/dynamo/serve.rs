@@ -201,7 +201,7 @@ impl Service {
                 None => Some(DynamoOutcome::Unreadable),
             };
             if let Some(outcome) = outcome {
-                service.metrics.ended(outcome);
+                service.metrics.requests.get(outcome).increment(1);
             }
         });
     }
@@ -272,7 +272,7 @@ impl Service {
     fn room(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(ROOM_BYTES)).unwrap_or(u32::MAX);
         Arc::clone(&self.room).try_acquire_many_owned(units).map_err(|_| {
-            self.metrics.ended(DynamoOutcome::NoRoom);
+            self.metrics.requests.get(DynamoOutcome::NoRoom).increment(1);
             io::Error::other("requests take too much room (dynamo.max_receiving_bytes)")
         })
     }
@@ -363,7 +363,8 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
 async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
         if !service.subjects.may_reply_to(&reply) {
-            return service.metrics.ended(DynamoOutcome::ForbiddenReplySubject);
+            let requests = &service.metrics.requests;
+            return requests.get(DynamoOutcome::ForbiddenReplySubject).increment(1);
         }
         let _ = client.publish(reply, Bytes::new()).await;
     }

@@ -55,7 +55,8 @@ impl Hits {
                 dropped += 1;
             }
         }
-        self.metrics.kept(kept.counts.len(), dropped);
+        self.metrics.counted.set(kept.counts.len() as f64);
+        self.metrics.dropped.increment(dropped);
     }
 
     /// Returns the counts of `hashes`, in the order of `hashes`. A hash without a count is left out.

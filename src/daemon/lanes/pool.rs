@@ -501,9 +501,11 @@ impl LanePool {
     pub fn publish_backlogs(&self) {
         for lane in &self.lanes {
             let backlog = lane.jobs.backlog();
-            let messages = backlog.messages.load(Ordering::Relaxed) as u64;
+            let (messages, bytes) = (&backlog.messages, &backlog.bytes);
             lane.metrics
-                .set_queue(messages, backlog.bytes.load(Ordering::Relaxed) as u64);
+                .queue_messages
+                .set(messages.load(Ordering::Relaxed) as f64);
+            lane.metrics.queue_bytes.set(bytes.load(Ordering::Relaxed) as f64);
             for work in LaneWork::ALL {
                 lane.metrics
                     .busy

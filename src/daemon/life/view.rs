@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::response::Response;
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -11,7 +13,7 @@ use crate::costs::{Costs, ToldCost};
 use crate::history::{History, ShownChange};
 use crate::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::outcomes::{HolderPromises, Outcomes, PromiseTally};
-use crate::page::Page;
+use crate::page::{self, Page};
 use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
 use kvatlas_config::{Config, Live};
@@ -20,9 +22,7 @@ use kvatlas_core::stream::{HolderStatus, StreamTrust};
 use kvatlas_core::wire::{
     DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL, WireLimits,
 };
-use kvatlas_process::admin::{
-    AdminSource, Latch, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
-};
+use kvatlas_process::admin::{AdminSource, Latch, Readiness, ReadinessReport, WorkersCursor, WorkersQuery};
 use kvatlas_process::setup::Setup;
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
 use kvatlas_telemetry::{MetricsHandle, NamespaceGauges, ProcessMetrics, log_gated};
@@ -63,8 +63,9 @@ impl DaemonView {
     /// exact.
     pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons)) {
         let report = self.readiness.report();
-        self.process.set_ready(report.is_ready());
-        self.process.set_connected(report.is_set(Latch::Connected));
+        self.process.ready.set(f64::from(report.is_ready()));
+        let is_connected = report.is_set(Latch::Connected);
+        self.process.connected.set(f64::from(is_connected));
         self.process.publish_usage();
         self.pool.publish_backlogs();
         if let Some(snapshots) = &*self.snapshots.lock() {
@@ -359,7 +360,11 @@ impl AdminSource for DaemonView {
         .to_string()
     }
 
-    fn page(&self, request: PageRequest<'_>) -> Option<PageAnswer> {
-        Page::respond(&self.page, request)
+    fn home(&self) -> Option<Response> {
+        Some(page::home())
+    }
+
+    fn page(&self) -> Router {
+        self.page.router()
     }
 }

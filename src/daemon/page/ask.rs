@@ -4,7 +4,7 @@ use kvatlas_core::wire::{QueryRequest, SingleQuery};
 
 use crate::queries::AnyReply;
 
-use super::parameters::Parameters;
+use super::questions::BoxQuestion;
 use super::{Page, PageRefusal};
 
 /// Maximum number of holders that are listed. The answer also has the total number of holders.
@@ -12,17 +12,19 @@ const HOLDERS_MAX: u32 = 200;
 
 impl Page {
     /// Answers a query of the wire contract, written as JSON. The answer tells the first block that each holder lacks.
-    pub(super) fn ask(&self, parameters: &Parameters) -> Result<String, PageRefusal> {
-        let name = parameters.namespace()?;
-        let bad_query =
-            |error: &dyn std::fmt::Display| PageRefusal::Parameters(format!("the query: {error}"));
+    pub(super) fn ask(&self, question: &BoxQuestion) -> Result<String, PageRefusal> {
         let mut query: SingleQuery =
-            serde_json::from_str(parameters.required("query")?).map_err(|error| bad_query(&error))?;
-        query.check().map_err(|error| bad_query(&error))?;
+            serde_json::from_str(&question.query).map_err(|error| PageRefusal::Query(error.to_string()))?;
+        query
+            .check()
+            .map_err(|error| PageRefusal::Query(error.to_string()))?;
         query.options.explain = query.positions.is_none();
         query.options.limit = Some(query.options.limit.unwrap_or(HOLDERS_MAX).min(HOLDERS_MAX));
         let request = QueryRequest::Single(query);
-        match self.answerer.answer_request(&name, &request, usize::MAX)? {
+        match self
+            .answerer
+            .answer_request(&question.namespace, &request, usize::MAX)?
+        {
             AnyReply::Single(reply) => serde_json::to_string(&reply).map_err(|_| PageRefusal::Failed),
             AnyReply::Batch(_) => Err(PageRefusal::Failed),
         }

@@ -8,7 +8,7 @@
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::index::{Namespace, Search};
@@ -21,7 +21,8 @@ pub(super) const NODES_MAX: usize = 400;
 const NAMES_MAX: usize = 4;
 
 /// Meaning of the weights of prefixes in an atlas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Lens {
     /// Weight is the number of sampled queries that asked for the prefix.
     Asked,

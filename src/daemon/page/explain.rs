@@ -13,7 +13,7 @@ use kvatlas_core::wire::{
 use crate::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
 
 use super::held::{Below, below};
-use super::parameters::Parameters;
+use super::questions::NodeQuestion;
 use super::{Page, PageRefusal, asked};
 
 /// Maximum number of holders that are listed. The answer also has the total number of holders.
@@ -64,14 +64,15 @@ struct Loss {
 }
 
 impl Page {
-    /// Explains a node of an atlas (a tree of hot prefixes). The parameter `block` names the node by its last block.
-    pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, PageRefusal> {
-        let (name, lens, block) = (parameters.namespace()?, parameters.lens()?, parameters.block()?);
-        let namespace = self.answerer.namespace(&name)?;
-        let (start, prefix) = self.find_node(|kept| kept.namespace == name && kept.lens == lens, block)?;
+    /// Explains a node of an atlas (a tree of hot prefixes). The question names the node by its last block.
+    pub(super) fn explain(&self, question: &NodeQuestion) -> Result<String, PageRefusal> {
+        let name = &question.namespace;
+        let namespace = self.answerer.namespace(name)?;
+        let is_wanted = |kept: &super::KeptAtlas| kept.namespace == *name && kept.lens == question.lens;
+        let (start, prefix) = self.find_node(is_wanted, question.block)?;
         let end = prefix.len();
         let reply = self.reply(
-            &name,
+            name,
             &prefix,
             QueryOptions {
                 limit: Some(HOLDERS_MAX),
@@ -81,7 +82,7 @@ impl Page {
         )?;
         // Counts all holders of the whole prefix, including those that are not listed.
         let complete = self.reply(
-            &name,
+            name,
             &prefix,
             QueryOptions {
                 limit: Some(0),
@@ -89,7 +90,7 @@ impl Page {
                 ..QueryOptions::default()
             },
         )?;
-        let queries = self.looked.sample.queries(&name);
+        let queries = self.looked.sample.queries(name);
         let block_size = namespace.indexer.settings().block_size.as_u32();
         let below = prefix.get(start).map(|first| below(&namespace.indexer, *first));
         let holders = reply.holders.into_iter().map(|holder| ExplainedHolder {

@@ -1,11 +1,11 @@
 //! Static files of the page: HTML, CSS and scripts.
 
-use hyper::header::{CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, VARY};
-use hyper::{Response, StatusCode};
+use axum::Router;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::header::{CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, VARY};
 
-use kvatlas_process::admin::AdminBody;
-
-use super::respond as respond_with;
+use super::respond;
 
 /// Content-Security-Policy of the page. The page loads only its own files and answers, has no inline code, and may not
 /// stand in a frame.
@@ -18,9 +18,8 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// Path, content type and text of every file.
-const FILES: [(&str, &str, &str); 15] = [
-    ("/", HTML, include_str!("assets/index.html")),
+/// Path, content type and text of every file that the page loads.
+const FILES: [(&str, &str, &str); 14] = [
     ("/page/page.css", CSS, include_str!("assets/page.css")),
     ("/page/icon.svg", SVG, include_str!("assets/icon.svg")),
     ("/page/page.js", SCRIPT, include_str!("assets/page.js")),
@@ -41,18 +40,30 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
 ];
 
-/// Returns the response with the file at `path`. `None` if there is no such file.
-pub(super) fn respond(path: &str) -> Option<Response<AdminBody>> {
-    let (_, content_type, text) = FILES.iter().find(|(file, _, _)| *file == path)?;
-    let mut response = respond_with(StatusCode::OK, content_type, AdminBody::whole(*text));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert(
-        HeaderName::from_static("cross-origin-opener-policy"),
-        HeaderValue::from_static("same-origin"),
-    );
-    // The same path answers clients that accept no HTML with the list of routes.
-    headers.insert(VARY, HeaderValue::from_static("Accept"));
-    Some(response)
+/// Returns the page itself.
+pub(crate) fn home() -> Response {
+    respond_with_file(HTML, include_str!("assets/index.html"))
+}
+
+/// Returns the routes of the files that the page loads.
+pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    FILES
+        .iter()
+        .fold(Router::new(), |router, (path, content_type, text)| {
+            router.route(path, get(|| async { respond_with_file(content_type, text) }))
+        })
+}
+
+fn respond_with_file(content_type: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (REFERRER_POLICY, "no-referrer"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
+        // The path of the page answers clients that accept no HTML with the list of routes.
+        (VARY, "Accept"),
+    ];
+    (headers, respond(content_type, text)).into_response()
 }

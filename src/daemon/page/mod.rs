@@ -13,7 +13,7 @@
 //! | `asked.rs`, `held.rs` | two sources of the atlas: the sample of recent queries, and a walk over the index |
 //! | `explain.rs` | one prefix: its holders, the first block that each holder lacks, and the cost of losing it |
 //! | `ask.rs` | the query box |
-//! | `parameters.rs` | the parameters of a request |
+//! | `questions.rs` | the parameters of a request |
 //!
 //! The page changes nothing. The numbers of streams, of questions at the same time, of holders, of nodes of an atlas
 //! and of blocks of a walk are bounded. Work that takes longer than microseconds runs on a thread for blocking work, so
@@ -26,8 +26,8 @@ mod explain;
 mod files;
 mod fleet;
 mod held;
-mod parameters;
 mod past;
+mod questions;
 mod rates;
 mod stream;
 #[cfg(test)]
@@ -37,9 +37,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{Response, StatusCode};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::StatusCode;
+use hyper::header::{CONNECTION, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use kvatlas_client::unix_time_us;
@@ -50,13 +56,15 @@ use crate::lanes::Stray;
 use crate::outcomes::Outcomes;
 use crate::queries::{Answerer, MissingShards, QuerySample};
 use crate::snapshots::SnapshotFailing;
-use kvatlas_process::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
+use kvatlas_process::admin::{ParametersError, Readiness, STREAMS_MAX, parameters};
 use kvatlas_telemetry::MetricsHandle;
+
+pub(crate) use files::home;
 
 use atlas::{Atlas, Lens};
 use fleet::FleetState;
-use parameters::Parameters;
 use past::{READING_INTERVAL, READING_SHARE, RateHistory};
+use questions::AtlasQuestion;
 use rates::Meter;
 
 /// Maximum number of questions of browsers that are worked on at the same time. Further questions wait.
@@ -116,8 +124,10 @@ struct KeptAtlas {
 /// Reason why a request of the page is refused.
 #[derive(Debug, thiserror::Error)]
 enum PageRefusal {
-    #[error("{0}")]
-    Parameters(String),
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+    #[error("the query: {0}")]
+    Query(String),
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("this prefix is no longer in the picture; choose it again in a newer one")]
@@ -131,7 +141,7 @@ enum PageRefusal {
 impl PageRefusal {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Parameters(_) => StatusCode::BAD_REQUEST,
+            Self::Parameters(_) | Self::Query(_) => StatusCode::BAD_REQUEST,
             Self::Wire(error) => match error.code {
                 ErrorCode::UnknownNamespace => StatusCode::NOT_FOUND,
                 _ => StatusCode::BAD_REQUEST,
@@ -168,49 +178,33 @@ impl Page {
         }
     }
 
-    /// Answers a request for the page, for one of its files, or for its data. `None` if there is no such path. Must be
-    /// called in a tokio runtime.
-    pub(crate) fn respond(self: &Arc<Self>, request: PageRequest<'_>) -> Option<PageAnswer> {
-        if let Some(response) = files::respond(request.path) {
-            return Some(PageAnswer(Box::pin(std::future::ready(response))));
-        }
-        let route = PageRoute::of(request.path)?;
-        let (page, parameters) = (Arc::clone(self), Parameters::parse(request.query));
-        Some(PageAnswer(Box::pin(async move {
-            let answered = match parameters {
-                Err(refusal) => Err(refusal),
-                Ok(parameters) => page.answer(route, parameters).await,
-            };
-            answered.unwrap_or_else(|refusal| {
-                let text = serde_json::json!({ "error": refusal.to_string() }).to_string();
-                respond(refusal.status(), JSON, AdminBody::whole(text))
-            })
-        })))
+    /// Returns the routes of the files that the page loads, and of its data. The answers need a tokio runtime.
+    pub(crate) fn router(self: &Arc<Self>) -> Router {
+        type Asked = (State<Arc<Page>>, RawQuery);
+        let frames = |State(page): State<Arc<Self>>| async { page.frames() };
+        let atlases = |(State(page), RawQuery(query)): Asked| async move {
+            let AtlasQuestion { namespace, lens } = parameters(query.as_deref())?;
+            page.atlas_stream(namespace, lens)
+        };
+        let explain = |(State(page), RawQuery(query)): Asked| page.json(query, Self::explain);
+        let ask = |(State(page), RawQuery(query)): Asked| page.json(query, Self::ask);
+        files::router()
+            .route("/page/frames", get(frames))
+            .route("/page/atlas", get(atlases))
+            .route("/page/explain", get(explain))
+            .route("/page/ask", get(ask))
+            .with_state(Arc::clone(self))
     }
 
-    async fn answer(
+    /// Answers with the JSON that `work` returns for the parameters in `query`. Runs `work` on a thread for blocking work.
+    async fn json<Q: DeserializeOwned + Send + 'static>(
         self: Arc<Self>,
-        route: PageRoute,
-        parameters: Parameters,
-    ) -> Result<Response<AdminBody>, PageRefusal> {
-        match route {
-            PageRoute::Frames => self.frames(),
-            PageRoute::Atlases => {
-                let (namespace, lens) = (parameters.namespace()?, parameters.lens()?);
-                self.atlas_stream(namespace, lens)
-            }
-            PageRoute::Explain => self.json(move |page| page.explain(&parameters)).await,
-            PageRoute::Ask => self.json(move |page| page.ask(&parameters)).await,
-        }
-    }
-
-    /// Answers with the JSON that `work` returns. Runs `work` on a thread for blocking work.
-    async fn json(
-        self: Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<String, PageRefusal> + Send + 'static,
-    ) -> Result<Response<AdminBody>, PageRefusal> {
-        let text = self.in_background(work).await??;
-        Ok(respond(StatusCode::OK, JSON, AdminBody::whole(text)))
+        query: Option<String>,
+        work: fn(&Self, &Q) -> Result<String, PageRefusal>,
+    ) -> Result<Response, PageRefusal> {
+        let question = parameters(query.as_deref())?;
+        let text = self.in_background(move |page| work(page, &question)).await??;
+        Ok(respond(JSON, text))
     }
 
     /// Runs `work` on a thread for blocking work when its turn comes. Refuses if too many questions wait.
@@ -285,35 +279,20 @@ fn permit(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, PageRefusa
 
 const JSON: &str = "application/json";
 
-#[derive(Debug, Clone, Copy)]
-enum PageRoute {
-    Frames,
-    Atlases,
-    Explain,
-    Ask,
-}
-
-impl PageRoute {
-    fn of(path: &str) -> Option<Self> {
-        Some(match path {
-            "/page/frames" => Self::Frames,
-            "/page/atlas" => Self::Atlases,
-            "/page/explain" => Self::Explain,
-            "/page/ask" => Self::Ask,
-            _ => return None,
-        })
+impl IntoResponse for PageRefusal {
+    fn into_response(self) -> Response {
+        let text = serde_json::json!({ "error": self.to_string() }).to_string();
+        (self.status(), respond(JSON, text)).into_response()
     }
 }
 
 /// Builds an answer after which the connection ends. If the connection were used again, it could reach its age limit in
 /// the middle of a stream.
-fn respond(status: StatusCode, content_type: &'static str, body: AdminBody) -> Response<AdminBody> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    response
+fn respond(content_type: &'static str, body: impl Into<Body>) -> Response {
+    let headers = [
+        (CONTENT_TYPE, content_type),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (CONNECTION, "close"),
+    ];
+    (headers, body.into()).into_response()
 }

@@ -3,11 +3,15 @@
 //! A stream ends by itself before its connection reaches the admin listener's age limit, and the browser opens the next
 //! one. A stream also ends when the daemon drains, so that no open page delays a stop.
 
+use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
+use axum::response::Response;
 use bytes::Bytes;
-use hyper::{Response, StatusCode};
+use futures_util::StreamExt;
+use futures_util::stream::poll_fn;
 use serde::Serialize;
 use tokio::sync::mpsc::{Sender, channel};
 
@@ -22,7 +26,7 @@ use crate::queries::MissingShard;
 use crate::runbook::mend_of;
 use crate::snapshots::FailingSnapshots;
 use crate::troubles::Troubles;
-use kvatlas_process::admin::{AdminBody, Latch, ReadinessReport};
+use kvatlas_process::admin::{Latch, ReadinessReport};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::atlas::{Atlas, Lens};
@@ -128,7 +132,7 @@ struct PageNamespace {
 
 impl Page {
     /// Returns a response that streams messages about the holders (frames), one every second.
-    pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, PageRefusal> {
+    pub(super) fn frames(self: Arc<Self>) -> Result<Response, PageRefusal> {
         let permit = permit(&self.streams)?;
         Ok(stream(async move |out: StreamOutput| {
             self.send_frames(&out).await;
@@ -168,7 +172,7 @@ impl Page {
         self: Arc<Self>,
         namespace: NamespaceName,
         lens: Lens,
-    ) -> Result<Response<AdminBody>, PageRefusal> {
+    ) -> Result<Response, PageRefusal> {
         self.answerer.namespace(&namespace)?;
         let permit = permit(&self.streams)?;
         Ok(stream(async move |out: StreamOutput| {
@@ -345,12 +349,16 @@ impl StreamOutput {
 }
 
 /// Builds an answer with a streamed body. `write` sends the body in a task of its own.
-fn stream<W>(write: impl FnOnce(StreamOutput) -> W) -> Response<AdminBody>
+fn stream<W>(write: impl FnOnce(StreamOutput) -> W) -> Response
 where
     W: Future<Output = ()> + Send + 'static,
 {
-    let (sender, receiver) = channel(WAITING_MAX);
+    let (sender, mut receiver) = channel(WAITING_MAX);
     let begun = Instant::now();
     tokio::spawn(write(StreamOutput { sender, begun }));
-    respond(StatusCode::OK, EVENT_STREAM, AdminBody::Stream(receiver))
+    let messages = poll_fn(move |context| receiver.poll_recv(context));
+    respond(
+        EVENT_STREAM,
+        Body::from_stream(messages.map(Ok::<Bytes, Infallible>)),
+    )
 }

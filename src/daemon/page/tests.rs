@@ -3,6 +3,9 @@
 use crate::shared::unbounded;
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use hyper::Request;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
     Event, HolderId, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Subjects, Tier, WireLimits,
@@ -69,9 +72,11 @@ fn name() -> NamespaceName {
 }
 
 impl World {
-    async fn get(&self, path: &str, query: &str) -> Response<AdminBody> {
-        let answer = self.page.respond(PageRequest { path, query });
-        answer.expect("there is such a path").0.await
+    async fn get(&self, path: &str, query: &str) -> Response {
+        let request = Request::get(format!("{path}?{query}"));
+        let request = request.body(Body::empty()).unwrap();
+        let service = TowerToHyperService::new(self.page.router());
+        service.call(request).await.unwrap()
     }
 
     async fn json(&self, path: &str, query: &str) -> (StatusCode, Value) {
@@ -177,11 +182,8 @@ async fn what_cannot_be_answered_is_refused_in_words() {
             "{body}"
         );
     }
-    let unknown = world.page.respond(PageRequest {
-        path: "/page/other",
-        query: "",
-    });
-    assert!(unknown.is_none());
+    let unknown = world.get("/page/other", "").await;
+    assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

@@ -140,7 +140,7 @@ impl Commands {
             _ => Err(unknown(name)),
         };
         match done {
-            Ok(command) => self.metrics.answered(command, 1),
+            Ok(command) => self.metrics.commands.get(command).increment(1),
             Err((reason, text)) => self.refuse(reason, &text, replies),
         }
         match lower.as_slice() {

@@ -293,7 +293,8 @@ impl RedisConnection<'_> {
             }
         }
         let count = u64::try_from(keys.len()).unwrap_or(u64::MAX);
-        door.commands.metrics.answered(RedisCommand::Hkeys, count);
+        let answered = &door.commands.metrics.commands;
+        answered.get(RedisCommand::Hkeys).increment(count);
         Ok(())
     }
 

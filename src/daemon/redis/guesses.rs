@@ -90,11 +90,11 @@ impl Guesses {
             && ends <= now
         {
             kept.forget(number);
-            self.metrics.dropped(GuessDrop::Expired);
+            self.metrics.dropped.get(GuessDrop::Expired).increment(1);
         }
         let done = work(&mut kept);
         if kept.ends.len() != before {
-            self.metrics.kept(kept.ends.len());
+            self.metrics.kept.set(kept.ends.len() as f64);
         }
         done
     }
@@ -111,14 +111,14 @@ impl Guesses {
             same.into_iter().for_each(|number| kept.forget(number));
             if let Some(number) = eldest.filter(|_| is_full) {
                 kept.forget(number);
-                self.metrics.dropped(GuessDrop::Room);
+                self.metrics.dropped.get(GuessDrop::Room).increment(1);
             }
             let room = self.bytes_max.saturating_sub(cost(field));
             while kept.bytes > room
                 && let Some((number, _)) = kept.oldest()
             {
                 kept.forget(number);
-                self.metrics.dropped(GuessDrop::Room);
+                self.metrics.dropped.get(GuessDrop::Room).increment(1);
             }
             kept.written += 1;
             let number = kept.written;

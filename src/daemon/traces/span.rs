@@ -8,6 +8,7 @@ use tokio::sync::mpsc::Sender;
 
 use kvatlas_client::unix_time_us;
 use kvatlas_telemetry::TraceMetrics;
+use kvatlas_telemetry::labels::SpanDropReason;
 
 use super::context::{TRACEPARENT, TraceContext};
 
@@ -142,7 +143,8 @@ impl Drop for Opened {
         span.end_us = span.start_us.saturating_add(elapsed_us);
         // A full queue drops the span: no request waits for the collector.
         if self.tracer.spans.try_send(span).is_err() {
-            self.tracer.metrics.queue_full();
+            let dropped = &self.tracer.metrics.dropped;
+            dropped.get(SpanDropReason::QueueFull).increment(1);
         }
     }
 }

@@ -22,7 +22,7 @@
 //! | `/vllm-router` | flags of vLLM's router for the engines that a bridge republishes, as text |
 //! | `/page/…` | what the page in a browser loads |
 
-mod body;
+mod parameters;
 mod readiness;
 mod routes;
 mod server;
@@ -30,27 +30,17 @@ mod server;
 mod tests;
 mod workers_query;
 
-pub use body::{AdminBody, Answering};
+use axum::Router;
+use axum::response::Response;
+
+pub use parameters::{ParametersError, parameters};
 pub use readiness::{Latch, Readiness, ReadinessReport};
 pub use server::{AdminError, AdminServer};
-pub use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
 /// Maximum number of answers that are streamed at the same time. A client address may have twice as many connections.
 /// So the listener never has to close the streams of a client to make room for other requests of the same client.
 pub const STREAMS_MAX: usize = 16;
-
-/// A request for the page in a browser, or for a file that the page loads.
-#[derive(Debug, Clone, Copy)]
-pub struct PageRequest<'a> {
-    /// Path of the request: `/`, or a path below `/page/`.
-    pub path: &'a str,
-    /// Part of the request's target after the question mark.
-    pub query: &'a str,
-}
-
-/// The answer to a [`PageRequest`].
-pub struct PageAnswer(pub Answering);
 
 /// The source of the admin listener's answers. All methods run on the admin thread. A method must be quick, and must
 /// not wait for another thread that can be saturated.
@@ -73,9 +63,13 @@ pub trait AdminSource: Send + Sync {
         None
     }
 
-    /// Returns the answer to a request for the page in a browser, or for a file that the page loads. `None` if there is no such
-    /// path. The answer is a future, which may be slow.
-    fn page(&self, _request: PageRequest<'_>) -> Option<PageAnswer> {
+    /// Returns the page for browsers at `/`. `None` if there is no page.
+    fn home(&self) -> Option<Response> {
         None
+    }
+
+    /// Returns the routes below `/page/`: what the page in a browser loads. Their answers may be slow.
+    fn page(&self) -> Router {
+        Router::new()
     }
 }

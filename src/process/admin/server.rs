@@ -8,14 +8,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hyper::service::service_fn;
+use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use super::AdminSource;
-use super::routes::respond;
+use super::routes::router;
 use crate::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::AdminMetrics;
 
@@ -123,10 +123,7 @@ impl AdminServer {
             stopping: stopping.clone(),
             counts: Arc::new(AdminMetrics::new()),
         };
-        let service = service_fn(move |request| {
-            let response = respond(&request, source.as_ref());
-            async move { Ok::<_, Infallible>(response.await) }
-        });
+        let service = TowerToHyperService::new(router(source));
         let thread = thread::Builder::new()
             .name("kvatlas-admin".to_owned())
             .spawn(move || {

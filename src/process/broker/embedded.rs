@@ -2,17 +2,12 @@
 //!
 //! [`EmbeddedBroker`] runs a `nats-server` on a port of 127.0.0.1. The child lives as long as the value: dropping the
 //! value kills the child. If this process dies without dropping it, even by SIGKILL, a small shell process (the
-//! watchdog) notices the end of a pipe and kills the child. The watchdog works on every Unix and needs no `unsafe`.
-//! Unlike Linux's parent-death signal, it is not tied to the thread that started the child. On a machine without
-//! `/bin/sh` there is no watchdog, and such a death leaves the child running.
+//! watchdog) notices the end of a pipe, kills the child and removes its directory. The watchdog works on every Unix and
+//! needs no `unsafe`. Unlike Linux's parent-death signal, it is not tied to the thread that started the child. On a
+//! machine without `/bin/sh` there is no watchdog, and such a death leaves the child running.
 //!
 //! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, and the broker still
 //! runs while this process finishes its work.
-//!
-//! If this process is killed, the directory of its child stays. The next embedded broker removes the directory (module
-//! `left`).
-
-mod left;
 
 use std::fs::File;
 use std::io;
@@ -25,8 +20,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tempfile::TempDir;
 use thiserror::Error;
-
-use crate::storage::DirectoryLock;
 
 /// Environment variable that names the `nats-server` binary.
 pub const SERVER_VARIABLE: &str = "NATS_SERVER_BIN";
@@ -56,8 +49,9 @@ const JETSTREAM_LIMITS: &str = "jetstream { max_file_store: 1TB }\n";
 /// Name of the configuration file in the server's directory.
 const CONFIG_FILE: &str = "nats-server.conf";
 
-/// Shell script of the watchdog. The script's input ends when this process ends, and then the script kills the child.
-const WATCHDOG: &str = "read -r line; kill -KILL \"$1\"";
+/// Shell script of the watchdog. The script's input ends when this process ends, and then the script kills the child and
+/// removes its directory.
+const WATCHDOG: &str = "read -r line; kill -KILL \"$1\"; rm -rf \"$2\"";
 
 /// Error of the embedded broker, or of the search for its binary.
 #[derive(Debug, Error)]
@@ -138,8 +132,6 @@ pub struct EmbeddedBroker {
     child: Child,
     watchdog: Option<Child>,
     url: String,
-    /// Lock on the directory, so that no other broker removes it. `None` if the file system has no locks.
-    _lock: Option<DirectoryLock>,
     /// Directory with the server's configuration, log and ports file. The directory is removed last.
     directory: TempDir,
 }
@@ -168,8 +160,7 @@ impl EmbeddedBroker {
         options: &BrokerOptions,
         timeout: Duration,
     ) -> Result<EmbeddedBroker, BrokerError> {
-        left::sweep(&std::env::temp_dir());
-        let (directory, lock) = prepare(options)?;
+        let directory = prepare(options)?;
         let log_path = directory.path().join("log");
         let log = File::create(&log_path).map_err(|source| BrokerError::Prepare {
             path: log_path.clone(),
@@ -182,13 +173,12 @@ impl EmbeddedBroker {
                 path: binary.to_owned(),
                 source,
             })?;
-        let watchdog = watch_over(child.id());
+        let watchdog = watch_over(child.id(), directory.path());
         // From here on, dropping the broker ends the child, even if this future is dropped while it waits.
         let mut broker = EmbeddedBroker {
             child,
             watchdog,
             url: String::new(),
-            _lock: lock,
             directory,
         };
         broker.url = broker.wait_until_listening(binary, &log_path, timeout).await?;
@@ -360,18 +350,15 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Makes a temporary directory for the server, with its configuration file, and locks it.
-fn prepare(options: &BrokerOptions) -> Result<(TempDir, Option<DirectoryLock>), BrokerError> {
+/// Makes a temporary directory for the server, with its configuration file.
+fn prepare(options: &BrokerOptions) -> Result<TempDir, BrokerError> {
     let directory = tempfile::Builder::new()
-        .prefix(left::PREFIX)
+        .prefix("kvatlas-nats-")
         .tempdir()
         .map_err(|source| BrokerError::Prepare {
             path: std::env::temp_dir(),
             source,
         })?;
-    // The lock is taken before the configuration file exists. Without that file, no other broker removes the directory
-    // as one that a killed process left.
-    let lock = DirectoryLock::take(directory.path(), left::OWNER).ok();
     let path = directory.path().join(CONFIG_FILE);
     let mut text = format!("max_payload: {MAX_PAYLOAD_BYTES}\n");
     if options.with_jetstream || options.jetstream_directory.is_some() {
@@ -382,7 +369,7 @@ fn prepare(options: &BrokerOptions) -> Result<(TempDir, Option<DirectoryLock>), 
         text.push('\n');
     }
     std::fs::write(&path, text).map_err(|source| BrokerError::Prepare { path, source })?;
-    Ok((directory, lock))
+    Ok(directory)
 }
 
 /// Returns the server's command line. Paths are arguments, because in the configuration file they would need quoting.
@@ -404,10 +391,12 @@ fn command(binary: &Path, options: &BrokerOptions, directory: &Path) -> Command 
     command
 }
 
-/// Starts the watchdog, which kills the process `child` when this process is gone. `None` on a machine without a shell.
-fn watch_over(child: u32) -> Option<Child> {
+/// Starts the watchdog, which kills the process `child` and removes its `directory` when this process is gone. `None` on a
+/// machine without a shell.
+fn watch_over(child: u32, directory: &Path) -> Option<Child> {
     Command::new("/bin/sh")
         .args(["-c", WATCHDOG, "kvatlas-nats-watchdog", &child.to_string()])
+        .arg(directory)
         // This process holds the other end and never writes. The system closes it when this process ends, in whatever way.
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

@@ -47,11 +47,6 @@ pub struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Whether a process has locked the directory at `path` at any time.
-    pub fn has_been_taken(path: &Path) -> bool {
-        path.join(LOCK_FILE).is_file()
-    }
-
     /// Locks the directory at `path` for a process that calls itself `owner`.
     pub fn take(path: &Path, owner: &str) -> Result<Self, LockError> {
         let unusable = |source| LockError::Unusable {

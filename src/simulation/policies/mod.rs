@@ -43,7 +43,7 @@ use super::fleet::FleetSize;
 use super::request::Request;
 
 pub use outcome::PolicyOutcome;
-pub use plot::{PlotError, plot};
+pub use plot::plot;
 pub use router::Policy;
 
 /// Costs of serving requests in the model: times, and the weight of a block.

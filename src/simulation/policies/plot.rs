@@ -1,96 +1,62 @@
 //! Plot of the outcomes: the mean time to the first token, as a group of bars for each scenario.
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-
 use super::outcome::PolicyOutcome;
 
-/// Reason why the picture cannot be drawn.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot draw: {0}")]
-pub struct PlotError(String);
-
-const WIDTH: u32 = 960;
-const ROW_HEIGHT: u32 = 18;
-const HEAD: u32 = 40;
+const WIDTH: usize = 960;
+const ROW_HEIGHT: usize = 18;
+const HEAD: usize = 40;
 const NAME_WIDTH: i32 = 190;
-const FONT: &str = "sans-serif";
+const TITLE: &str = "Time to the first token: mean (bar) and 99th percentile (line), ms, logarithmic";
 
 /// Draws the outcomes as SVG. A bar ends at the mean, and a thin line at the 99th percentile, both on a logarithmic axis.
-///
-/// # Errors
-///
-/// [`PlotError`] if the plotting library fails.
-pub fn plot(outcomes: &[PolicyOutcome]) -> Result<String, PlotError> {
+pub fn plot(outcomes: &[PolicyOutcome]) -> String {
     let mut scenarios: Vec<&str> = outcomes.iter().map(|outcome| outcome.scenario.as_str()).collect();
     scenarios.dedup();
-    let rows = u32::try_from(outcomes.len() + 2 * scenarios.len()).unwrap_or(u32::MAX);
-    let mut picture = String::new();
-    draw(
-        &mut picture,
-        (WIDTH, HEAD + rows.saturating_mul(ROW_HEIGHT)),
-        outcomes,
-        &scenarios,
-    )
-    .map_err(|error| PlotError(error.to_string()))?;
-    Ok(picture)
-}
-
-fn draw(
-    picture: &mut String,
-    size: (u32, u32),
-    outcomes: &[PolicyOutcome],
-    scenarios: &[&str],
-) -> Result<(), Box<dyn std::error::Error>> {
-    let area = SVGBackend::with_string(picture, size).into_drawing_area();
-    area.fill(&WHITE)?;
-    let text = |size: i32| (FONT, size).into_font().color(&BLACK);
-    area.draw_text(
-        "Time to the first token: mean (bar) and 99th percentile (line), ms, logarithmic",
-        &text(15),
-        (10, 10),
-    )?;
+    let height = HEAD + ROW_HEIGHT * (outcomes.len() + 2 * scenarios.len());
+    let mut picture = format!(
+        r##"<svg width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">
+<rect width="{WIDTH}" height="{height}" fill="#FFFFFF"/>
+<text x="10" y="10" dy="0.76em" font-size="12.1">{TITLE}</text>
+"##
+    );
     let axis = Axis::of(outcomes);
-    let right = text(12).pos(Pos::new(HPos::Right, VPos::Center));
-    let left = text(12).pos(Pos::new(HPos::Left, VPos::Center));
-    let row_height = i32::try_from(ROW_HEIGHT)?;
-    let mut y = i32::try_from(HEAD)?;
+    let mut y = HEAD;
     for scenario in scenarios {
-        area.draw_text(scenario, &text(14), (10, y))?;
-        y += row_height;
-        for outcome in outcomes.iter().filter(|outcome| outcome.scenario == *scenario) {
-            let middle = y + row_height / 2;
-            area.draw_text(outcome.policy, &right, (NAME_WIDTH - 8, middle))?;
-            let (mean, p99) = (
-                axis.x(outcome.first_token_ms_mean),
-                axis.x(outcome.first_token_ms_p99),
-            );
-            let line = vec![(NAME_WIDTH, middle), (p99, middle)];
-            area.draw(&PathElement::new(line, RGBColor(150, 150, 150).stroke_width(1)))?;
-            let bar = [(NAME_WIDTH, middle - 6), (mean, middle + 6)];
-            area.draw(&Rectangle::new(bar, colour_of(outcome.policy).filled()))?;
-            let label = format!(
-                "{:.0} / {:.0}, {:.1} % hit",
-                outcome.first_token_ms_mean,
-                outcome.first_token_ms_p99,
-                outcome.hit_rate * 100.0
-            );
-            area.draw_text(&label, &left, (p99.max(mean) + 6, middle))?;
-            y += row_height;
+        picture += &format!("<text x=\"10\" y=\"{y}\" dy=\"0.76em\" font-size=\"11.3\">{scenario}</text>\n");
+        y += ROW_HEIGHT;
+        for outcome in outcomes.iter().filter(|outcome| outcome.scenario == scenario) {
+            picture += &row(outcome, &axis, y + ROW_HEIGHT / 2);
+            y += ROW_HEIGHT;
         }
-        y += row_height;
+        y += ROW_HEIGHT;
     }
-    area.present()?;
-    Ok(())
+    picture + "</svg>\n"
 }
 
-fn colour_of(policy: &str) -> RGBColor {
+/// Draws the row of one outcome around the height `y`: the policy's name, the line, the bar, and the figures.
+fn row(outcome: &PolicyOutcome, axis: &Axis, y: usize) -> String {
+    let (mean, p99) = (outcome.first_token_ms_mean, outcome.first_token_ms_p99);
+    let (policy, hits) = (outcome.policy, outcome.hit_rate * 100.0);
+    let (name_end, bar_top) = (NAME_WIDTH - 8, y - 6);
+    let (mean_end, p99_end) = (axis.x(mean), axis.x(p99));
+    let (bar_width, colour) = (mean_end - NAME_WIDTH, colour_of(policy));
+    let figures = mean_end.max(p99_end) + 6;
+    format!(
+        r##"<text x="{name_end}" y="{y}" dy="0.5ex" text-anchor="end" font-size="9.7">{policy}</text>
+<path d="M{NAME_WIDTH} {y}H{p99_end}" stroke="#969696"/>
+<rect x="{NAME_WIDTH}" y="{bar_top}" width="{bar_width}" height="12" fill="{colour}"/>
+<text x="{figures}" y="{y}" dy="0.5ex" font-size="9.7">{mean:.0} / {p99:.0}, {hits:.1} % hit</text>
+"##
+    )
+}
+
+fn colour_of(policy: &str) -> &'static str {
     match policy {
-        policy if policy.starts_with("exact") => RGBColor(0, 114, 178),
-        policy if policy.starts_with("matched") => RGBColor(204, 121, 167),
-        policy if policy.starts_with("own guesses") => RGBColor(230, 159, 0),
-        policy if policy.starts_with("first blocks") => RGBColor(0, 158, 115),
-        _ => RGBColor(120, 120, 120),
+        policy if policy.starts_with("exact") => "#0072B2",
+        policy if policy.starts_with("matched") => "#CC79A7",
+        policy if policy.starts_with("own guesses") => "#E69F00",
+        policy if policy.starts_with("first blocks") => "#009E73",
+        _ => "#787878",
     }
 }
 
@@ -152,7 +118,7 @@ mod tests {
         let axis = Axis::of(&outcomes);
         let ends = [100.0, 300.0, 400.0, 9000.0].map(|value| axis.x(value));
         assert!(ends.is_sorted() && ends[0] > NAME_WIDTH, "{ends:?}");
-        let picture = plot(&outcomes).unwrap();
+        let picture = plot(&outcomes);
         assert!(
             picture.starts_with("<svg") && picture.contains("exact answers"),
             "{picture}"

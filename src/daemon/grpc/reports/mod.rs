@@ -35,7 +35,7 @@ use tokio::task::yield_now;
 
 use kvatlas_config::Depth;
 use kvatlas_telemetry::GrpcReportMetrics;
-use kvatlas_telemetry::labels::ReportLoss;
+use kvatlas_telemetry::labels::{ReportLoss, ReportState};
 
 use super::messages::{
     ApplyExternalKvBatchRequest, ApplyExternalKvBatchResponse, ConfigureExpectedWorkersRequest,
@@ -189,7 +189,10 @@ impl BlockReports {
         let mut kept = self.kept.write();
         let done = work(&mut kept);
         let (told, all) = (kept.told(), kept.workers.len());
-        self.metrics.kept(told, all - told, kept.bytes);
+        let workers = |state| self.metrics.workers.get(state);
+        workers(ReportState::Told).set(told as f64);
+        workers(ReportState::Awaited).set((all - told) as f64);
+        self.metrics.bytes.set(kept.bytes as f64);
         done
     }
 

@@ -172,12 +172,15 @@ async fn a_binary_that_is_none_is_refused() {
 #[test]
 fn the_watchdog_kills_the_child_of_a_dead_parent() {
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-    let mut watchdog = watch_over(child.id()).unwrap();
+    let directory = tempfile::tempdir().unwrap().keep();
+    std::fs::write(directory.join("log"), "").unwrap();
+    let mut watchdog = watch_over(child.id(), &directory).unwrap();
     assert!(child.try_wait().unwrap().is_none());
     // The system closes this pipe when the parent dies.
     drop(watchdog.stdin.take());
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     watchdog.wait().unwrap();
+    assert!(!directory.exists());
 }
 
 /// Makes an empty file `name` below `root`, with the permissions `mode`. Makes the directories above it.

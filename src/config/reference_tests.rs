@@ -1,5 +1,7 @@
 //! The reference of the settings: the page `deploy/settings.md`.
 
+use kvatlas_lab::pages::require_page;
+
 use super::declare::Setting;
 use super::print::push;
 use super::settings::{SETTINGS, sections};
@@ -36,7 +38,7 @@ take `KVATLAS_NATS_SERVER_BINARY` only.
 "#;
 
 /// Returns the reference of all settings in Markdown: a table for each section.
-pub fn settings_markdown() -> String {
+fn settings_markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for section in sections() {
         let settings = SETTINGS.iter().filter(|setting| setting.section() == section);
@@ -70,23 +72,17 @@ fn push_row(page: &mut String, setting: &Setting) {
     );
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kvatlas_lab::pages::require_page;
+#[test]
+fn the_page_of_the_settings_is_true() {
+    require_page("settings.md", &settings_markdown());
+}
 
-    #[test]
-    fn the_page_of_the_settings_is_true() {
-        require_page("settings.md", &settings_markdown());
-    }
-
-    #[test]
-    fn the_reference_has_a_row_for_every_setting() {
-        let page = settings_markdown();
-        let rows = page.lines().filter(|line| line.starts_with("| `"));
-        assert_eq!(rows.clone().count(), SETTINGS.len());
-        for row in rows {
-            assert_eq!(row.matches('|').count(), 5, "{row}");
-        }
+#[test]
+fn the_reference_has_a_row_for_every_setting() {
+    let page = settings_markdown();
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    assert_eq!(rows.clone().count(), SETTINGS.len());
+    for row in rows {
+        assert_eq!(row.matches('|').count(), 5, "{row}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kvatlas_lab::pages::require_page;
+
 use super::declare::{LabelWord, MetricDescription};
 use super::groups::groups;
 
@@ -14,7 +16,7 @@ The label `namespace` is `(none)` for whatever cannot be attributed to a known n
 ";
 
 /// Returns the reference of all metrics in Markdown: a table for each group, and the values of the labels that have a closed set.
-pub fn metrics_markdown() -> String {
+fn metrics_markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for group in groups() {
         page.push_str(&format!("\n## {}\n\n", group.about));
@@ -75,13 +77,7 @@ fn label_values(metric: &MetricDescription) -> Vec<String> {
         .collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kvatlas_lab::pages::require_page;
-
-    #[test]
-    fn the_page_of_the_metrics_is_true() {
-        require_page("metrics.md", &metrics_markdown());
-    }
+#[test]
+fn the_page_of_the_metrics_is_true() {
+    require_page("metrics.md", &metrics_markdown());
 }
