@@ -36,7 +36,7 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Answers `GET /dump`. Refuses a second dump while one is under way.
 pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, DialectError> {
     let index = shared.index()?;
-    let IndexHere { answerer, pool } = index.source.here()?;
+    let IndexHere { answerer, pool, .. } = index.source.here()?;
     let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {
         return Err(HttpRefusal::Unavailable("another dump is under way; ask again".to_owned()).into());
     };

@@ -9,7 +9,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
-use crate::queries::{Found, FoundHolder};
+use crate::queries::FoundHolder;
 
 /// Dialect of an answer: the other indexer whose format the answer has. Both formats count tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,21 +20,19 @@ pub(super) enum ScoreDialect {
 
 /// Holders that a query has found, for an answer in a dialect (the protocol of another indexer).
 pub(super) struct Scores {
-    block_size: u32,
+    pub(super) block_size: u32,
     holders: Vec<FoundHolder>,
     /// Whether a holder that is not in the answer may hold more than is known.
     lacks_some: bool,
 }
 
 impl Scores {
-    pub(super) fn new(found: Found) -> Self {
-        let lacks_some = found.lacks_some();
-        let mut holders = found.holders;
+    pub(super) fn new(block_size: u32, mut holders: Vec<FoundHolder>, lacks_some: bool) -> Self {
         // A pool is left out: a gateway would send requests to it.
         holders.retain(|holder| !is_pool(&holder.id.worker));
         holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         Self {
-            block_size: found.block_size,
+            block_size,
             holders,
             lacks_some,
         }
@@ -216,22 +214,16 @@ mod tests {
 
     #[test]
     fn figures_are_the_largest_of_the_ranks() {
-        let scores = Scores::new(Found {
-            block_size: 16,
-            asked_blocks: 9,
-            most: kvatlas_core::index::NearBlocks::default(),
-            foreign_holders: 0,
-            doubtful_holders: 0,
-            holders: vec![
-                holder("b_dc", 0, 4, [1, 3]),
-                holder("a", 1, 2, [2, 2]),
-                holder("a", 0, 3, [3, 3]),
-                holder("_pstore", 0, 9, [0, 9]),
-                holder("b_dc", 1, 2, [2, 2]),
-                holder("c", 0, 2, [1, 2]),
-                holder("d", 0, 0, [0, 0]),
-            ],
-        });
+        let holders = vec![
+            holder("b_dc", 0, 4, [1, 3]),
+            holder("a", 1, 2, [2, 2]),
+            holder("a", 0, 3, [3, 3]),
+            holder("_pstore", 0, 9, [0, 9]),
+            holder("b_dc", 1, 2, [2, 2]),
+            holder("c", 0, 2, [1, 2]),
+            holder("d", 0, 0, [0, 0]),
+        ];
+        let scores = Scores::new(16, holders, false);
         let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();
         let expected = json!({
             "a": {"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48, "1": 32}},
@@ -264,19 +256,13 @@ mod tests {
             address: address.parse().ok(),
             ..holder(worker, rank, 1, [1, 1])
         };
-        let scores = Scores::new(Found {
-            block_size: 16,
-            asked_blocks: 1,
-            most: kvatlas_core::index::NearBlocks::default(),
-            foreign_holders: 0,
-            doubtful_holders: 0,
-            holders: vec![
-                at("a", 0, "h:1"),
-                at("a", 1, "h:2"),
-                at("b_dc", 0, ""),
-                at("_pstore", 0, "h:3"),
-            ],
-        });
+        let holders = vec![
+            at("a", 0, "h:1"),
+            at("a", 1, "h:2"),
+            at("b_dc", 0, ""),
+            at("_pstore", 0, "h:3"),
+        ];
+        let scores = Scores::new(16, holders, false);
         let addresses = serde_json::to_value(scores.addresses()).unwrap();
         assert_eq!(addresses, json!({"a": {"0": "h:1", "1": "h:2"}}));
         let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();

@@ -11,11 +11,10 @@ use axum::response::Response;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use kvatlas_core::index::NearBlocks;
 use kvatlas_core::wire::ModelKey;
 
 use crate::outcomes::Outcomes;
-use crate::queries::{Found, Source};
+use crate::queries::Source;
 use crate::traces::Tracer;
 use kvatlas_config::Secret;
 use kvatlas_process::admin::{AdminSource, Readiness};
@@ -25,6 +24,7 @@ use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace}
 use super::bodies::{Bodies, BodyLimits, ReceivedBody};
 use super::error::HttpRefusal;
 use super::fields::{self, Unknown};
+use super::scores::Scores;
 use kvatlas_process::registry::EngineRegistry;
 
 /// Header that tells whether an answer is certain.
@@ -161,19 +161,11 @@ impl HttpShared {
     }
 
     /// Returns the result of a query for a model of which no events have come. The followed engines of the model may
-    /// have blocks, so they are counted as holders in doubt. `None` if no engine of the model is followed.
-    pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
+    /// have blocks, so the result is not certain. `None` if no engine of the model is followed.
+    pub(super) fn followed(&self, model: &ModelKey) -> Option<Scores> {
         let engines = self.engines.as_ref()?.engines();
-        let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
-        let block_size = own.next()?.engine.block_size;
-        Some(Found {
-            block_size,
-            asked_blocks: 0,
-            holders: Vec::new(),
-            most: NearBlocks::default(),
-            foreign_holders: 0,
-            doubtful_holders: u32::try_from(own.count()).map_or(u32::MAX, |others| others.saturating_add(1)),
-        })
+        let own = engines.iter().find(|state| state.engine.key.model == *model)?;
+        Some(Scores::new(own.engine.block_size, Vec::new(), true))
     }
 
     /// Returns the index, whether it is ready or not, and the bridge. Either may be absent.

@@ -1,8 +1,6 @@
 //! The query box of the page.
 
-use kvatlas_core::wire::{QueryRequest, SingleQuery};
-
-use crate::queries::AnyReply;
+use kvatlas_core::wire::SingleQuery;
 
 use super::parameters::Parameters;
 use super::{Page, PageRefusal};
@@ -21,10 +19,7 @@ impl Page {
         query.check().map_err(|error| bad_query(&error))?;
         query.options.explain = query.positions.is_none();
         query.options.limit = Some(query.options.limit.unwrap_or(HOLDERS_MAX).min(HOLDERS_MAX));
-        let request = QueryRequest::Single(query);
-        match self.answerer.answer_request(&name, &request, usize::MAX)? {
-            AnyReply::Single(reply) => serde_json::to_string(&reply).map_err(|_| PageRefusal::Failed),
-            AnyReply::Batch(_) => Err(PageRefusal::Failed),
-        }
+        let reply = self.answerer.answer_one(&name, &query)?;
+        serde_json::to_string(&reply).map_err(|_| PageRefusal::Failed)
     }
 }

@@ -6,11 +6,10 @@ use serde::Serialize;
 
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{
-    Address, DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest,
-    SingleQuery,
+    Address, DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, SingleQuery,
 };
 
-use crate::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
+use crate::queries::SAMPLED_BLOCKS_MAX;
 
 use super::held::{Below, below};
 use super::parameters::Parameters;
@@ -130,11 +129,7 @@ impl Page {
         options: QueryOptions,
     ) -> Result<QueryReply, PageRefusal> {
         let query = SingleQuery::new(QueryKey::LineageHashes(prefix.to_vec()));
-        let request = QueryRequest::Single(SingleQuery { options, ..query });
-        match self.answerer.answer_request(name, &request, usize::MAX)? {
-            AnyReply::Single(reply) => Ok(reply),
-            AnyReply::Batch(_) => Err(PageRefusal::Failed),
-        }
+        Ok(self.answerer.answer_one(name, &SingleQuery { options, ..query })?)
     }
 
     /// Finds the node of a tree of prefixes that ends with `block`, in the newest tree that has such a node and for
