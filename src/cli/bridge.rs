@@ -320,12 +320,11 @@ impl Listeners {
         let Some(listen) = self.http.0 else {
             return Ok(None);
         };
-        let token = self.http_token_file.as_deref();
-        let token = token.map(|path| read_token("http.token_file", path));
+        let token = read_token("http.token_file", self.http_token_file.as_deref());
         let parts = HttpParts::of_bridge(
             Arc::new(bridge.clone()),
             Arc::clone(view) as Arc<dyn AdminSource>,
-            token.transpose().map_err(Failure::usage)?,
+            token.map_err(Failure::usage)?,
         );
         let limits = HttpLimits {
             connections_max: 256,
