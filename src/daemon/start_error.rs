@@ -17,7 +17,6 @@ use kvatlas_process::broker::ConnectError;
 use kvatlas_process::broker::embedded::BrokerError;
 use kvatlas_telemetry::MetricsError;
 
-
 /// Reason why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {

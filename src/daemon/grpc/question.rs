@@ -375,9 +375,9 @@ fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::{HolderId, WorkerName};
     use kvatlas_telemetry::AnsweredPrompt;
     use kvatlas_telemetry::labels::AnswerState;
-    use kvatlas_core::wire::{HolderId, WorkerName};
 
     use super::*;
 

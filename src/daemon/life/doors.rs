@@ -7,7 +7,6 @@ use crate::shared::{Shared, Stage};
 use crate::start_error::StartError;
 use kvatlas_config::Config;
 
-
 /// Addresses of the listeners for routers of other projects. `None` stands for a listener that is not open.
 #[derive(Default)]
 pub(super) struct Doors {

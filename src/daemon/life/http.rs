@@ -13,7 +13,6 @@ use kvatlas_process::registry::EngineRegistry;
 
 use kvatlas_core::wire::WireLimits;
 
-
 /// Time for which a request in progress may go on after the listener is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -129,7 +129,9 @@ impl Page {
         options: QueryOptions,
     ) -> Result<QueryReply, PageRefusal> {
         let query = SingleQuery::new(QueryKey::LineageHashes(prefix.to_vec()));
-        Ok(self.answerer.answer_one(name, &SingleQuery { options, ..query })?)
+        Ok(self
+            .answerer
+            .answer_one(name, &SingleQuery { options, ..query })?)
     }
 
     /// Finds the node of a tree of prefixes that ends with `block`, in the newest tree that has such a node and for

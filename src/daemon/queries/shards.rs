@@ -11,8 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
 use kvatlas_config::Config;
 use kvatlas_core::wire::{
-    ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryOptions, QueryReply, QueryRequest,
-    StatusReply, Subjects, WireError,
+    ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryOptions, QueryReply,
+    QueryRequest, StatusReply, Subjects, WireError,
 };
 use kvatlas_telemetry::labels::GatherOutcome;
 use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};

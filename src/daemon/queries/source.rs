@@ -190,6 +190,8 @@ impl Shards {
         let _place = self.asker.enter()?;
         let (options, request) = (query.options.clone(), QueryRequest::Single(query));
         let payload = request.encode().into();
-        self.asker.ask_one(name, &options, payload, HeaderMap::new()).await
+        self.asker
+            .ask_one(name, &options, payload, HeaderMap::new())
+            .await
     }
 }

@@ -1,7 +1,8 @@
 //! All holders of a prefix, tier by tier, for listeners that answer in other protocols than the contract's.
 
 use kvatlas_core::wire::{
-    Address, ErrorCode, HolderId, QueryKey, QueryOptions, QueryReply, SingleQuery, Tier, WireError, WorkerName,
+    Address, ErrorCode, HolderId, QueryKey, QueryOptions, QueryReply, SingleQuery, Tier, WireError,
+    WorkerName,
 };
 
 use kvatlas_config::Depth;

@@ -343,8 +343,7 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     let key = QueryKey::SequenceHashes(vec![SequenceHash(7)]);
     let doubts = answerer.doubts(&namespace, &key);
     let found = || namespace.indexer.find_matches(&key, Search::default()).unwrap();
-    let count =
-        |seen: &Seen| count_doubtful(&answerer.trust, &doubts, seen, None, std::iter::empty());
+    let count = |seen: &Seen| count_doubtful(&answerer.trust, &doubts, seen, None, std::iter::empty());
     let id = HolderId {
         worker: WorkerName::new("w").unwrap(),
         rank: 1,
