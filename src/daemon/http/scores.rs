@@ -43,52 +43,46 @@ impl Scores {
         !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
 
-    fn instances(&self) -> impl Iterator<Item = Ranks<'_>> {
+    /// Returns `{INSTANCE: …}`, where each value is what `told` says about the ranks of the instance. Instances about which it
+    /// says nothing are left out.
+    fn of_instances<'a, T>(&'a self, told: impl Fn(Ranks<'a>) -> Option<T>) -> BTreeMap<String, T> {
         let groups = self
             .holders
             .chunk_by(|one, other| one.id.worker == other.id.worker);
-        groups.map(|holders| Ranks {
+        let ranks = groups.map(|holders| Ranks {
             holders,
             block_size: self.block_size,
-        })
+        });
+        ranks
+            .filter_map(|ranks| Some((ranks.instance(), told(ranks)?)))
+            .collect()
     }
 
     /// Returns `{INSTANCE: {RANK: n}}`, where `n` is the number of tokens on the device.
     pub(super) fn by_rank(&self) -> impl Serialize {
-        MapOf(|| self.instances().map(|ranks| (ranks.instance(), ranks)))
+        self.of_instances(|ranks| Some(ranks.on_device()))
     }
 
     /// Returns `{INSTANCE: {RANK: address}}` for the ranks whose address is known. `None` if no address is known.
     pub(super) fn addresses(&self) -> Option<impl Serialize> {
-        let is_known = self.holders.iter().any(|holder| holder.address.is_some());
-        is_known.then_some(MapOf(|| {
-            let instances = self
-                .instances()
-                .map(|ranks| (ranks.instance(), ranks.addresses()));
-            instances.filter(|(_, known)| !known.is_empty())
-        }))
+        let known = self.of_instances(|ranks| Some(ranks.addresses()).filter(|known| !known.is_empty()));
+        Some(known).filter(|known| !known.is_empty())
     }
 
     /// Returns `{INSTANCE: {…}}`, where each value has the numbers of tokens in all tiers, under the names that the
     /// dialect uses.
     pub(super) fn by_instance(&self, words: ScoreDialect) -> impl Serialize {
-        MapOf(move || {
-            self.instances()
-                .map(move |ranks| (ranks.instance(), Figures { ranks, words }))
-        })
+        self.of_instances(|ranks| Some(Figures { ranks, words }))
     }
 
     /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, for the instances that have any of
     /// the tokens. The location is the nearest tier whose cumulative depth is all `n` tokens.
     pub(super) fn by_location(&self) -> impl Serialize {
-        MapOf(|| {
-            let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
-            instances.filter(|(_, (_, tokens))| *tokens > 0)
-        })
+        self.of_instances(|ranks| Some(ranks.location()).filter(|(_, tokens)| *tokens > 0))
     }
 }
 
-/// Ranks of one instance. Serialized, they are a map from each rank to its number of tokens on the device.
+/// Ranks of one instance.
 #[derive(Clone, Copy)]
 struct Ranks<'a> {
     holders: &'a [FoundHolder],
@@ -133,18 +127,13 @@ impl<'a> Ranks<'a> {
         (location, longest)
     }
 
-    fn on_device(&self) -> impl Iterator<Item = (Rank, u64)> {
+    /// Returns the number of tokens that each rank has on the device.
+    fn on_device(&self) -> BTreeMap<Rank, u64> {
         let of_rank = |holder: &FoundHolder| {
             let [device, _] = holder.near_blocks;
             (holder.id.rank, self.tokens(device))
         };
-        self.holders.iter().map(of_rank)
-    }
-}
-
-impl Serialize for Ranks<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.on_device())
+        self.holders.iter().map(of_rank).collect()
     }
 }
 
@@ -166,7 +155,7 @@ impl Serialize for Figures<'_> {
         map.serialize_entry(device, &on_device)?;
         map.serialize_entry(host, &with_host)?;
         map.serialize_entry(disk, &longest)?;
-        map.serialize_entry(ranks, &self.ranks)?;
+        map.serialize_entry(ranks, &self.ranks.on_device())?;
         // kvatlas adds the addresses. Mooncake's answer has no place for them beside its instances. Dynamo's answer has
         // one.
         let addresses = self.ranks.addresses();
@@ -174,21 +163,6 @@ impl Serialize for Figures<'_> {
             map.serialize_entry("addresses", &addresses)?;
         }
         map.end()
-    }
-}
-
-/// Serializes the pairs of an iterator as a map.
-struct MapOf<F>(F);
-
-impl<F, I, K, V> Serialize for MapOf<F>
-where
-    F: Fn() -> I,
-    I: Iterator<Item = (K, V)>,
-    K: Serialize,
-    V: Serialize,
-{
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0())
     }
 }
 
