@@ -16,7 +16,7 @@ use kvatlas_core::wire::{
 
 use crate::queries::{AnyReply, described};
 
-use super::error::{ContractError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::{self, refused};
 use super::shared::{HttpShared, Payload, json_response};
 
@@ -176,7 +176,7 @@ pub(super) fn namespace_of(
 pub(super) async fn query(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, ContractError> {
+) -> Result<Response, HttpRefusal> {
     let started = Instant::now();
     let index = shared.index()?;
     let asked: RequestJson = fields::whole(payload.object()?)?;
@@ -220,7 +220,7 @@ pub(super) struct StatusQuery {
 pub(super) async fn holders_status(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, ContractError> {
+) -> Result<Response, HttpRefusal> {
     let Query(query) = query.map_err(|error| HttpRefusal::BadRequest(error.body_text()))?;
     let index = shared.index()?;
     let namespace = namespace_of(

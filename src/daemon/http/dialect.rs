@@ -17,7 +17,7 @@ use kvatlas_core::wire::{
 
 use kvatlas_telemetry::labels::QueryKind;
 
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::Unknown;
 use super::scores::{ScoreDialect, Scores};
 use super::shared::{HttpShared, Index, Payload, json_response};
@@ -177,7 +177,7 @@ enum By {
 pub(super) async fn query(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     answer(&shared, &payload, By::Tokens).await
 }
 
@@ -185,11 +185,11 @@ pub(super) async fn query(
 pub(super) async fn query_by_hash(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     answer(&shared, &payload, By::Hashes).await
 }
 
-async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let mut request: QueryJson = payload.json(Unknown::Ignored)?;
     let (words, cache) = request.cache()?;

@@ -12,7 +12,7 @@ use kvatlas_core::wire::{Gathered, Hint};
 use crate::queries::Source;
 
 use super::contract::namespace_of;
-use super::error::ContractError;
+use super::error::HttpRefusal;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
@@ -37,7 +37,7 @@ struct HintReportAnswer {
 pub(super) async fn hints(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, ContractError> {
+) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let report: ReportJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(

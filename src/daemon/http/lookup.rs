@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
 
 use super::dialect::{find, named};
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Index, Payload, json_response};
 
@@ -40,7 +40,7 @@ struct LookupAnswer<L, A> {
 pub(super) async fn lookup(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let request: LookupJson = payload.json(Unknown::Ignored)?;
     let (namespace, cache) = match named(request.model) {

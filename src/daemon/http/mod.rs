@@ -60,6 +60,6 @@ pub use auth::{TokenError, read_token};
 pub(crate) use bodies::{Bodies, BodyLimits};
 #[cfg(feature = "grpc")]
 pub(crate) use error::HttpRefusal;
-pub use server::{HttpLimits, HttpServer, HttpStartError};
+pub use server::{HEAD_BYTES_MAX, HttpServer, HttpStartError};
 pub use shared::HttpParts;
 pub(crate) use shared::Index;

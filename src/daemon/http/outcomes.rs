@@ -13,7 +13,7 @@ use kvatlas_core::wire::{Gathered, Outcome, OutcomeReport, WireError};
 use crate::queries::Source;
 
 use super::contract::namespace_of;
-use super::error::ContractError;
+use super::error::HttpRefusal;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
@@ -38,7 +38,7 @@ struct OutcomeReportAnswer {
 pub(super) async fn outcomes(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, ContractError> {
+) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let report: OutcomeReportJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{HttpLimits, HttpParts, HttpServer, Index, read_token};
+use crate::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, Index, read_token};
 use crate::queries::query_limits;
 use crate::shared::Shared;
 use crate::start_error::StartError;
 use kvatlas_config::Config;
 use kvatlas_process::admin::AdminSource;
+use kvatlas_process::listener::ConnectionLimits;
 use kvatlas_process::registry::EngineRegistry;
 
 use kvatlas_core::wire::WireLimits;
@@ -51,11 +52,13 @@ pub(super) async fn start_http(
         request_timeout: config.request_timeout,
         tracer: shared.tracer.clone(),
     };
-    let limits = HttpLimits {
+    let limits = ConnectionLimits {
         connections_max: config.max_connections,
         per_source_max: config.max_connections_per_source,
-        idle_timeout: config.idle_timeout,
+        head_timeout: config.idle_timeout,
+        age_max: None,
         drain_timeout: DRAIN_TIMEOUT,
+        head_bytes_max: HEAD_BYTES_MAX,
     };
     Ok(Some(HttpServer::start(listen, parts, limits).await?))
 }
