@@ -38,7 +38,9 @@ pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Respon
     let index = shared.index()?;
     let IndexHere { answerer, pool, .. } = index.source.here()?;
     let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {
-        return Err(HttpRefusal::Unavailable("another dump is under way; ask again".to_owned()));
+        return Err(HttpRefusal::Unavailable(
+            "another dump is under way; ask again".to_owned(),
+        ));
     };
     let namespaces = answerer.namespaces().all();
     let namespaces = namespaces.iter().map(|namespace| {

@@ -217,7 +217,9 @@ pub(super) async fn unregister(
     };
     let removed = engines.unregister(&is_meant);
     if removed.is_empty() && words == ScoreDialect::Dynamo {
-        return Err(HttpRefusal::NotFound(format!("instance {instance} of {model} is not followed")));
+        return Err(HttpRefusal::NotFound(format!(
+            "instance {instance} of {model} is not followed"
+        )));
     }
     Ok(match words {
         ScoreDialect::Dynamo => json_response(&status_ok(), None),

@@ -17,7 +17,7 @@ use kvatlas_telemetry::labels::{HttpRoute, LabelValue};
 
 use super::error::HttpRefusal;
 use super::shared::{HttpShared, json_response};
-use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outcomes, registration, workers};
+use super::{auth, contract, dialect, dump, lookup, models, openapi, registration, reports, workers};
 
 /// Header with the shard that answers. Absent if workers are not divided into shards.
 static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
@@ -40,8 +40,8 @@ fn routes() -> Vec<MethodRoute> {
         route("POST", "/v1/query", post(contract::query)),
         route("GET", "/v1/status", get(contract::holders_status)),
         route("GET", "/v1/models", get(models::models)),
-        route("POST", "/v1/outcomes", post(outcomes::outcomes)),
-        route("POST", "/v1/hints", post(hints::hints)),
+        route("POST", "/v1/outcomes", post(reports::outcomes)),
+        route("POST", "/v1/hints", post(reports::hints)),
         route("POST", "/query", post(dialect::query)),
         route("POST", "/query_by_hash", post(dialect::query_by_hash)),
         route("POST", "/lookup", post(lookup::lookup)),
