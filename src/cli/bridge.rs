@@ -7,9 +7,10 @@ use clap::Args;
 use kvatlas_bridge::{Bridge, RouterQuestion};
 use kvatlas_config::{Config, LoggingConfig, process_environment};
 use kvatlas_core::wire::{Address, AdminCommand, Subjects};
-use kvatlas_daemon::http::{HttpLimits, HttpParts, HttpServer, read_token};
+use kvatlas_daemon::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, read_token};
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
+use kvatlas_process::listener::ConnectionLimits;
 use kvatlas_process::present_bridge;
 use kvatlas_process::registry::EngineRegistry;
 use kvatlas_telemetry::{LogFormat, MetricsHandle, ProcessMetrics, install_shared, log_gated};
@@ -275,18 +276,19 @@ async fn start_http(
     let Some(listen) = config.http.listen else {
         return Ok(None);
     };
-    let token = config.http.token_file.as_deref();
-    let token = token.map(|path| read_token("http.token_file", path));
+    let token = read_token("http.token_file", config.http.token_file.as_deref());
     let parts = HttpParts::of_bridge(
         Arc::new(bridge.clone()),
         Arc::clone(view) as Arc<dyn AdminSource>,
-        token.transpose().map_err(Failure::usage)?,
+        token.map_err(Failure::usage)?,
     );
-    let limits = HttpLimits {
+    let limits = ConnectionLimits {
         connections_max: 256,
         per_source_max: 64,
-        idle_timeout: Duration::from_secs(75),
+        head_timeout: Duration::from_secs(75),
+        age_max: None,
         drain_timeout: Duration::from_secs(2),
+        head_bytes_max: HEAD_BYTES_MAX,
     };
     let started = HttpServer::start(listen, parts, limits).await;
     started.map(Some).map_err(Failure::failed)

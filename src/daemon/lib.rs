@@ -141,7 +141,9 @@ pub mod runbook;
 mod shared;
 pub mod snapshots;
 mod sources;
+mod start_error;
 mod traces;
 mod troubles;
 
-pub use life::{Daemon, NamespaceError, ReloadReport, StartError, StopReport, namespaces};
+pub use life::{Daemon, NamespaceError, ReloadReport, StopReport, namespaces};
+pub use start_error::StartError;

@@ -69,13 +69,9 @@ impl Shared {
         self.answerer(subjects, &self.query_limits)
     }
 
-    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries. Its answers in protocols
-    /// other than the contract's give the kind of depth that the setting `queries.dialect_depth` names.
+    /// Returns an answerer for listeners (HTTP and others), with the bounds on HTTP queries.
     pub(crate) fn listener_answerer(&self) -> Answerer {
-        Answerer {
-            dialect_depth: self.config.queries.dialect_depth,
-            ..self.answerer(&self.subjects, &self.http_limits)
-        }
+        self.answerer(&self.subjects, &self.http_limits)
     }
 
     /// Returns an answerer that keeps a sample of its queries, lets large requests take turns, and adds routers' hints

@@ -53,7 +53,7 @@ impl Indexer {
             Ok(found) => {
                 let metrics = self.namespaces.of(&namespace);
                 metrics.answered(QueryKind::BlockHashes, begun.elapsed());
-                metrics.found(found.prompt());
+                metrics.found(found.prompt);
                 if !found.holders.is_empty() {
                     self.misses.found();
                 } else if !question.block_hashes.is_empty() {

@@ -27,5 +27,4 @@ mod discovery;
 mod messages;
 mod serve;
 
-pub(crate) use serve::DynamoError;
 pub(crate) use serve::start_dynamo;

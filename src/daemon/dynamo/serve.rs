@@ -9,19 +9,20 @@ use std::time::Duration;
 use async_nats::{Client, Message};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::queries::{Misses, QueueMember, SourceError};
+use crate::queries::{Misses, QueueMember};
 use crate::shared::{Shared, Stage};
+use crate::start_error::{StartError, bind};
 use kvatlas_config::{DynamoComponent, DynamoConfig};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::Latch;
-use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
+use kvatlas_process::broker::{Buffer, connect_counted};
 use kvatlas_process::instance_name;
 use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
 use kvatlas_telemetry::labels::{Connection, DynamoOutcome};
@@ -63,27 +64,8 @@ const WAITING_MAX: usize = 1024;
 static UNREADABLE_GATE: LogGate = LogGate::new();
 static UNANSWERED_GATE: LogGate = LogGate::new();
 
-/// Reason why Dynamo's routers cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum DynamoError {
-    /// Connecting to NATS failed.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// Asking the shards failed.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// Opening the listener for routers failed.
-    #[error("cannot listen on {address} for Dynamo's routers: {source}")]
-    Listen {
-        /// Address of the listener.
-        address: SocketAddr,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-}
-
 /// Serves Dynamo's routers as tasks of `stage`. Does nothing if no components are configured.
-pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), DynamoError> {
+pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), StartError> {
     let config = &shared.config.dynamo;
     if config.components.is_empty() {
         return Ok(());
@@ -377,11 +359,9 @@ async fn listen(
     config: &DynamoConfig,
     service: &Arc<Service>,
     stage: &Stage,
-) -> Result<String, DynamoError> {
-    let failed = |source| DynamoError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let port = listener.local_addr().map_err(failed)?.port();
-    let told = advertised(config.advertise.as_deref(), address.ip(), port);
+) -> Result<String, StartError> {
+    let (listener, local_addr) = bind(address, "for Dynamo's routers").await?;
+    let told = advertised(config.advertise.as_deref(), address.ip(), local_addr.port());
     let acceptor = Acceptor {
         name: "dynamo",
         limits: ConnectionLimits {

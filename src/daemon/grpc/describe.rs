@@ -7,156 +7,12 @@ use prost_types::{
     FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto, ServiceDescriptorProto,
 };
 
+use super::messages::{Field, MESSAGES};
+
 /// Package name of the messages.
 const PACKAGE: &str = "kv_indexer.v1";
 /// Name of the service within the package.
 const SERVICE: &str = "KVIndexer";
-
-/// A field: its name, number and type, the name of its message or enumeration, and whether it may come several times.
-type Field = (&'static str, i32, Type, &'static str, bool);
-
-const MESSAGES: [(&str, &[Field]); 19] = [
-    (
-        "MatchExternalKvPrefixRequest",
-        &[
-            ("hashes", 1, Type::Sfixed64, "", true),
-            ("max_blocks", 2, Type::Uint32, "", false),
-        ],
-    ),
-    (
-        "ExternalKvPrefixMatch",
-        &[
-            ("worker_address", 1, Type::String, "", false),
-            ("matched_prefix_blocks", 2, Type::Uint32, "", false),
-            ("worker_id", 3, Type::String, "", false),
-        ],
-    ),
-    (
-        "MatchExternalKvPrefixResponse",
-        &[
-            ("matches", 1, Type::Message, "ExternalKvPrefixMatch", true),
-            ("best_prefix_blocks", 2, Type::Uint32, "", false),
-            ("blocks_read", 3, Type::Uint32, "", false),
-        ],
-    ),
-    (
-        "MatchExternalKvRequest",
-        &[
-            ("hashes", 1, Type::Sfixed64, "", true),
-            ("count_as_hit", 2, Type::Bool, "", false),
-        ],
-    ),
-    (
-        "TierHashes",
-        &[
-            ("tier", 1, Type::Enum, "TierType", false),
-            ("hashes", 2, Type::Sfixed64, "", true),
-            ("component_masks", 3, Type::Uint32, "", true),
-            ("block_sizes", 4, Type::Uint32, "", true),
-        ],
-    ),
-    (
-        "ExternalKvNodeMatch",
-        &[
-            ("worker_id", 1, Type::String, "", false),
-            ("address", 2, Type::String, "", false),
-            ("hashes_by_tier", 3, Type::Message, "TierHashes", true),
-        ],
-    ),
-    (
-        "MatchExternalKvResponse",
-        &[("matches", 1, Type::Message, "ExternalKvNodeMatch", true)],
-    ),
-    (
-        "WorkerCacheSpec",
-        &[
-            ("version", 1, Type::Uint32, "", false),
-            ("components", 2, Type::Uint32, "", false),
-            ("swa_window_tokens", 3, Type::Uint32, "", false),
-            ("full_tier_mask", 4, Type::Uint32, "", false),
-            ("swa_tier_mask", 5, Type::Uint32, "", false),
-            ("mamba_tier_mask", 6, Type::Uint32, "", false),
-        ],
-    ),
-    (
-        "ExternalKvAction",
-        &[
-            ("type", 1, Type::Enum, "ExternalKvActionType", false),
-            ("tier", 2, Type::Enum, "TierType", false),
-            ("hashes", 3, Type::Sfixed64, "", true),
-            ("component_masks", 4, Type::Uint32, "", true),
-            ("block_sizes", 5, Type::Uint32, "", true),
-        ],
-    ),
-    (
-        "ApplyExternalKvBatchRequest",
-        &[
-            ("worker_id", 1, Type::String, "", false),
-            ("seq", 2, Type::Uint64, "", false),
-            ("actions", 3, Type::Message, "ExternalKvAction", true),
-            ("worker_address", 4, Type::String, "", false),
-            ("cache_spec", 6, Type::Message, "WorkerCacheSpec", false),
-            ("worker_epoch", 7, Type::String, "", false),
-            ("enforce_sequence", 8, Type::Bool, "", false),
-        ],
-    ),
-    (
-        "ApplyExternalKvBatchResponse",
-        &[
-            ("applied_seq", 4, Type::Uint64, "", false),
-            ("duplicate", 5, Type::Bool, "", false),
-        ],
-    ),
-    (
-        "ReplaceExternalKvSnapshotRequest",
-        &[
-            ("worker_id", 1, Type::String, "", false),
-            ("worker_address", 2, Type::String, "", false),
-            ("worker_epoch", 3, Type::String, "", false),
-            ("applied_seq", 4, Type::Uint64, "", false),
-            ("hashes_by_tier", 5, Type::Message, "TierHashes", true),
-            ("cache_spec", 6, Type::Message, "WorkerCacheSpec", false),
-        ],
-    ),
-    (
-        "ReplaceExternalKvSnapshotResponse",
-        &[("applied_seq", 1, Type::Uint64, "", false)],
-    ),
-    (
-        "ExpectedWorker",
-        &[
-            ("worker_id", 1, Type::String, "", false),
-            ("worker_address", 2, Type::String, "", false),
-            ("cache_spec", 3, Type::Message, "WorkerCacheSpec", false),
-        ],
-    ),
-    (
-        "ConfigureExpectedWorkersRequest",
-        &[("workers", 1, Type::Message, "ExpectedWorker", true)],
-    ),
-    (
-        "ConfigureExpectedWorkersResponse",
-        &[
-            ("total_workers", 1, Type::Uint32, "", false),
-            ("ready_workers", 2, Type::Uint32, "", false),
-        ],
-    ),
-    (
-        "GetExternalKvHitCountsRequest",
-        &[("hashes", 1, Type::Sfixed64, "", true)],
-    ),
-    (
-        "HitCountEntry",
-        &[
-            ("hash", 1, Type::Sfixed64, "", false),
-            ("hit_count_total", 2, Type::Uint64, "", false),
-        ],
-    ),
-    (
-        "GetExternalKvHitCountsResponse",
-        &[("entries", 1, Type::Message, "HitCountEntry", true)],
-    ),
-];
 
 const TIERS: [&str; 4] = ["TIER_UNKNOWN", "TIER_HBM", "TIER_DRAM", "TIER_SSD"];
 const ACTIONS: [&str; 4] = [
@@ -188,18 +44,31 @@ fn within(name: &str) -> Option<String> {
     Some(format!(".{PACKAGE}.{name}"))
 }
 
-fn field((name, number, kind, of, is_list): &Field) -> FieldDescriptorProto {
-    let label = if *is_list {
+/// Returns the description of a field. Its name in Rust may have `r#` before it.
+fn field(field: &Field) -> FieldDescriptorProto {
+    let word = field.form.split([',', ' ']).next().unwrap_or_default();
+    let (kind, of) = match word {
+        "enumeration" => (Some(Type::Enum), field.form.split('"').nth(1)),
+        "message" => (
+            Some(Type::Message),
+            field.of.split(['<', '>', ' ']).rfind(|word| !word.is_empty()),
+        ),
+        scalar => (
+            Type::from_str_name(&format!("TYPE_{}", scalar.to_uppercase())),
+            None,
+        ),
+    };
+    let label = if field.form.ends_with("repeated") {
         Label::Repeated
     } else {
         Label::Optional
     };
     FieldDescriptorProto {
-        name: named(name),
-        number: Some(*number),
+        name: named(field.name.trim_start_matches("r#")),
+        number: Some(field.number),
         label: Some(label.into()),
-        r#type: Some((*kind).into()),
-        type_name: if of.is_empty() { None } else { within(of) },
+        r#type: kind.map(Into::into),
+        type_name: of.and_then(within),
         json_name: None,
         ..FieldDescriptorProto::default()
     }
@@ -256,81 +125,53 @@ pub(super) fn descriptors(takes_reports: bool) -> FileDescriptorSet {
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-    use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
-
-    use super::super::messages::*;
+    use super::super::messages::{ExternalKvActionType, TierType};
     use super::*;
 
-    /// Returns the numbers of the fields in an encoded message, each with its wire type.
-    fn written(message: &impl Message) -> Vec<(i32, WireType)> {
-        let bytes = message.encode_to_vec();
-        let (mut rest, mut fields) = (bytes.as_slice(), Vec::new());
-        while !rest.is_empty() {
-            let (number, wire) = decode_key(&mut rest).unwrap();
-            skip_field(wire, number, &mut rest, DecodeContext::default()).unwrap();
-            fields.push((i32::try_from(number).unwrap(), wire));
-        }
-        fields
-    }
-
-    /// Returns the numbers and wire types of the fields that the description of message `name` lists.
-    fn described(name: &str) -> Vec<(i32, WireType)> {
-        let (_, fields) = MESSAGES.iter().find(|(known, _)| *known == name).unwrap();
-        let wire = |kind: Type, is_list: bool| match kind {
-            Type::Uint32 | Type::Uint64 | Type::Bool | Type::Enum if !is_list => WireType::Varint,
-            Type::Sfixed64 if !is_list => WireType::SixtyFourBit,
-            _ => WireType::LengthDelimited,
+    #[test]
+    fn every_kind_of_field_is_described() {
+        let file = descriptors(true).file.remove(0);
+        let described = |message: &str| -> Vec<_> {
+            let mut messages = file.message_type.iter();
+            let message = messages.find(|known| known.name() == message).unwrap();
+            let fields = message.field.iter();
+            fields
+                .map(|field| {
+                    let of = field.type_name().rsplit('.').next().unwrap_or_default();
+                    (field.name(), field.number(), field.r#type(), of, field.label())
+                })
+                .collect()
         };
-        let of_field = |(_, number, kind, _, is_list): &Field| (*number, wire(*kind, *is_list));
-        fields.iter().map(of_field).collect()
+        let (one, list) = (Label::Optional, Label::Repeated);
+        assert_eq!(
+            described("ExternalKvAction"),
+            [
+                ("type", 1, Type::Enum, "ExternalKvActionType", one),
+                ("tier", 2, Type::Enum, "TierType", one),
+                ("hashes", 3, Type::Sfixed64, "", list),
+                ("component_masks", 4, Type::Uint32, "", list),
+                ("block_sizes", 5, Type::Uint32, "", list),
+            ]
+        );
+        assert_eq!(
+            described("ApplyExternalKvBatchRequest"),
+            [
+                ("worker_id", 1, Type::String, "", one),
+                ("seq", 2, Type::Uint64, "", one),
+                ("actions", 3, Type::Message, "ExternalKvAction", list),
+                ("worker_address", 4, Type::String, "", one),
+                ("cache_spec", 6, Type::Message, "WorkerCacheSpec", one),
+                ("worker_epoch", 7, Type::String, "", one),
+                ("enforce_sequence", 8, Type::Bool, "", one),
+            ]
+        );
+        let fields = file.message_type.iter().flat_map(|message| &message.field);
+        assert!(fields.clone().all(|field| field.r#type.is_some()));
+        assert_eq!((file.message_type.len(), fields.count()), (19, 54));
     }
 
     #[test]
-    fn what_is_described_is_what_is_sent() {
-        let prefix = ExternalKvPrefixMatch {
-            worker_address: "a".to_owned(),
-            matched_prefix_blocks: 1,
-            worker_id: "b".to_owned(),
-        };
-        let hashes = TierHashes {
-            tier: TierType::Ssd.into(),
-            hashes: vec![-1],
-            component_masks: vec![1],
-            block_sizes: vec![1],
-        };
-        let node = ExternalKvNodeMatch {
-            worker_id: "a".to_owned(),
-            address: "b".to_owned(),
-            hashes_by_tier: vec![hashes.clone()],
-        };
-        let question = MatchExternalKvPrefixRequest {
-            hashes: vec![-1],
-            max_blocks: 1,
-        };
-        let answer = MatchExternalKvPrefixResponse {
-            matches: vec![prefix.clone()],
-            best_prefix_blocks: 1,
-            blocks_read: 1,
-        };
-        let about_tiers = MatchExternalKvRequest {
-            hashes: vec![-1],
-            count_as_hit: true,
-        };
-        let of_tiers = MatchExternalKvResponse {
-            matches: vec![node.clone()],
-        };
-        for (name, fields) in [
-            ("MatchExternalKvPrefixRequest", written(&question)),
-            ("ExternalKvPrefixMatch", written(&prefix)),
-            ("MatchExternalKvPrefixResponse", written(&answer)),
-            ("MatchExternalKvRequest", written(&about_tiers)),
-            ("TierHashes", written(&hashes)),
-            ("ExternalKvNodeMatch", written(&node)),
-            ("MatchExternalKvResponse", written(&of_tiers)),
-        ] {
-            assert_eq!(described(name), fields, "{name}");
-        }
+    fn enumerations_have_the_words_of_their_numbers() {
         for (tier, name) in [
             (TierType::Unknown, "TIER_UNKNOWN"),
             (TierType::Hbm, "TIER_HBM"),
@@ -338,101 +179,6 @@ mod tests {
             (TierType::Ssd, "TIER_SSD"),
         ] {
             assert_eq!(TIERS[tier as usize], name);
-        }
-    }
-
-    fn cache_spec() -> WorkerCacheSpec {
-        WorkerCacheSpec {
-            version: 1,
-            components: 1,
-            swa_window_tokens: 1,
-            full_tier_mask: 1,
-            swa_tier_mask: 1,
-            mamba_tier_mask: 1,
-        }
-    }
-
-    fn text() -> String {
-        "a".to_owned()
-    }
-
-    fn batch() -> ApplyExternalKvBatchRequest {
-        ApplyExternalKvBatchRequest {
-            worker_id: text(),
-            seq: 1,
-            actions: vec![ExternalKvAction {
-                r#type: ExternalKvActionType::Report.into(),
-                tier: TierType::Hbm.into(),
-                hashes: vec![-1],
-                component_masks: vec![1],
-                block_sizes: vec![1],
-            }],
-            worker_address: text(),
-            cache_spec: Some(cache_spec()),
-            worker_epoch: text(),
-            enforce_sequence: true,
-        }
-    }
-
-    fn snapshot() -> ReplaceExternalKvSnapshotRequest {
-        ReplaceExternalKvSnapshotRequest {
-            worker_id: text(),
-            worker_address: text(),
-            worker_epoch: text(),
-            applied_seq: 1,
-            hashes_by_tier: vec![TierHashes::default()],
-            cache_spec: Some(cache_spec()),
-        }
-    }
-
-    #[test]
-    fn reports_are_described_as_they_are_sent() {
-        let worker = ExpectedWorker {
-            worker_id: text(),
-            worker_address: text(),
-            cache_spec: Some(cache_spec()),
-        };
-        let applied = ApplyExternalKvBatchResponse {
-            applied_seq: 1,
-            duplicate: true,
-        };
-        let ready = ConfigureExpectedWorkersResponse {
-            total_workers: 1,
-            ready_workers: 1,
-        };
-        let count = HitCountEntry {
-            hash: -1,
-            hit_count_total: 1,
-        };
-        for (name, fields) in [
-            ("WorkerCacheSpec", written(&cache_spec())),
-            ("ExternalKvAction", written(&batch().actions[0])),
-            ("ApplyExternalKvBatchRequest", written(&batch())),
-            ("ApplyExternalKvBatchResponse", written(&applied)),
-            ("ReplaceExternalKvSnapshotRequest", written(&snapshot())),
-            (
-                "ReplaceExternalKvSnapshotResponse",
-                written(&ReplaceExternalKvSnapshotResponse { applied_seq: 1 }),
-            ),
-            ("ExpectedWorker", written(&worker)),
-            (
-                "ConfigureExpectedWorkersRequest",
-                written(&ConfigureExpectedWorkersRequest {
-                    workers: vec![worker],
-                }),
-            ),
-            ("ConfigureExpectedWorkersResponse", written(&ready)),
-            (
-                "GetExternalKvHitCountsRequest",
-                written(&GetExternalKvHitCountsRequest { hashes: vec![-1] }),
-            ),
-            ("HitCountEntry", written(&count)),
-            (
-                "GetExternalKvHitCountsResponse",
-                written(&GetExternalKvHitCountsResponse { entries: vec![count] }),
-            ),
-        ] {
-            assert_eq!(described(name), fields, "{name}");
         }
         assert_eq!(
             ACTIONS[ExternalKvActionType::ClearAllAtTier as usize],

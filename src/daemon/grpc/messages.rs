@@ -1,5 +1,42 @@
 //! Questions, reports and answers of `kv_indexer.v1`. Fields that kvatlas does not need are not declared; decoding skips them.
 
+/// Declares messages, and lists them in [`MESSAGES`] for their description. Each field has its type, its number, and its form in
+/// the words of prost.
+macro_rules! messages {
+    ($($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $of:ty = $tag:tt, [$($form:tt)*];)* })*) => {
+        $(
+            $(#[$about])*
+            #[derive(Clone, PartialEq, prost::Message)]
+            pub(super) struct $name {
+                $($(#[$doc])* #[prost($($form)*, tag = $tag)] pub(super) $field: $of,)*
+            }
+        )*
+
+        /// Messages with their fields.
+        pub(super) const MESSAGES: &[(&str, &[Field])] = &[$((
+            stringify!($name),
+            &[$(Field {
+                name: stringify!($field),
+                number: $tag,
+                of: stringify!($of),
+                form: stringify!($($form)*),
+            },)*],
+        ),)*];
+    };
+}
+
+/// Declared field of a message.
+pub(super) struct Field {
+    /// Name of the field.
+    pub(super) name: &'static str,
+    /// Number of the field.
+    pub(super) number: i32,
+    /// Type of the field in Rust.
+    pub(super) of: &'static str,
+    /// Form of the field in the words of prost: the kind of its values, and `repeated` or `optional`.
+    pub(super) form: &'static str,
+}
+
 /// Tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
@@ -12,97 +49,6 @@ pub(super) enum TierType {
     Dram = 2,
     /// Disk, or storage beyond the disk.
     Ssd = 3,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct MatchExternalKvPrefixRequest {
-    /// Hashes of the prompt's blocks, from the first block on.
-    #[prost(sfixed64, repeated, tag = "1")]
-    pub(super) hashes: Vec<i64>,
-    /// Maximum number of leading blocks of `hashes` that are looked for. 0 means all.
-    #[prost(uint32, tag = "2")]
-    pub(super) max_blocks: u32,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ExternalKvPrefixMatch {
-    #[prost(string, tag = "1")]
-    pub(super) worker_address: String,
-    #[prost(uint32, tag = "2")]
-    pub(super) matched_prefix_blocks: u32,
-    #[prost(string, tag = "3")]
-    pub(super) worker_id: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct MatchExternalKvPrefixResponse {
-    /// Workers that have leading blocks of the prompt. The worker with the largest number of blocks comes first.
-    #[prost(message, repeated, tag = "1")]
-    pub(super) matches: Vec<ExternalKvPrefixMatch>,
-    #[prost(uint32, tag = "2")]
-    pub(super) best_prefix_blocks: u32,
-    /// Number of blocks of the question that were looked for.
-    #[prost(uint32, tag = "3")]
-    pub(super) blocks_read: u32,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct MatchExternalKvRequest {
-    /// Hashes of the prompt's blocks, from the first block on.
-    #[prost(sfixed64, repeated, tag = "1")]
-    pub(super) hashes: Vec<i64>,
-    /// Whether this look-up is added to the hit counts of the blocks that are found.
-    #[prost(bool, tag = "2")]
-    pub(super) count_as_hit: bool,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct TierHashes {
-    #[prost(enumeration = "TierType", tag = "1")]
-    pub(super) tier: i32,
-    #[prost(sfixed64, repeated, tag = "2")]
-    pub(super) hashes: Vec<i64>,
-    /// Components of the cache for each of `hashes`, as bits. Empty if the sender does not name components.
-    #[prost(uint32, repeated, tag = "3")]
-    pub(super) component_masks: Vec<u32>,
-    /// Number of tokens in the block of each of `hashes`. Empty if the sender does not tell the numbers.
-    #[prost(uint32, repeated, tag = "4")]
-    pub(super) block_sizes: Vec<u32>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ExternalKvNodeMatch {
-    #[prost(string, tag = "1")]
-    pub(super) worker_id: String,
-    #[prost(string, tag = "2")]
-    pub(super) address: String,
-    #[prost(message, repeated, tag = "3")]
-    pub(super) hashes_by_tier: Vec<TierHashes>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct MatchExternalKvResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) matches: Vec<ExternalKvNodeMatch>,
-}
-
-/// Components of a worker's cache, with the settings that the rules of each component need.
-#[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(super) struct WorkerCacheSpec {
-    #[prost(uint32, tag = "1")]
-    pub(super) version: u32,
-    #[prost(uint32, tag = "2")]
-    pub(super) components: u32,
-    #[prost(uint32, tag = "3")]
-    pub(super) swa_window_tokens: u32,
-    /// Tiers from which full attention can reuse blocks, as bits `1 << tier`. The two masks below have the same form,
-    /// for windows and for recurrent states.
-    #[prost(uint32, tag = "4")]
-    pub(super) full_tier_mask: u32,
-    #[prost(uint32, tag = "5")]
-    pub(super) swa_tier_mask: u32,
-    #[prost(uint32, tag = "6")]
-    pub(super) mamba_tier_mask: u32,
 }
 
 /// Kind of a change of a tier's blocks.
@@ -119,108 +65,132 @@ pub(super) enum ExternalKvActionType {
     ClearAllAtTier = 3,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ExternalKvAction {
-    #[prost(enumeration = "ExternalKvActionType", tag = "1")]
-    pub(super) r#type: i32,
-    #[prost(enumeration = "TierType", tag = "2")]
-    pub(super) tier: i32,
-    #[prost(sfixed64, repeated, tag = "3")]
-    pub(super) hashes: Vec<i64>,
-    #[prost(uint32, repeated, tag = "4")]
-    pub(super) component_masks: Vec<u32>,
-    #[prost(uint32, repeated, tag = "5")]
-    pub(super) block_sizes: Vec<u32>,
-}
+messages! {
+    MatchExternalKvPrefixRequest {
+        /// Hashes of the prompt's blocks, from the first block on.
+        hashes: Vec<i64> = 1, [sfixed64, repeated];
+        /// Maximum number of leading blocks of `hashes` that are looked for. 0 means all.
+        max_blocks: u32 = 2, [uint32];
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ApplyExternalKvBatchRequest {
-    #[prost(string, tag = "1")]
-    pub(super) worker_id: String,
-    #[prost(uint64, tag = "2")]
-    pub(super) seq: u64,
-    #[prost(message, repeated, tag = "3")]
-    pub(super) actions: Vec<ExternalKvAction>,
-    #[prost(string, tag = "4")]
-    pub(super) worker_address: String,
-    #[prost(message, optional, tag = "6")]
-    pub(super) cache_spec: Option<WorkerCacheSpec>,
-    #[prost(string, tag = "7")]
-    pub(super) worker_epoch: String,
-    #[prost(bool, tag = "8")]
-    pub(super) enforce_sequence: bool,
-}
+    ExternalKvPrefixMatch {
+        worker_address: String = 1, [string];
+        matched_prefix_blocks: u32 = 2, [uint32];
+        worker_id: String = 3, [string];
+    }
 
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct ApplyExternalKvBatchResponse {
-    #[prost(uint64, tag = "4")]
-    pub(super) applied_seq: u64,
-    #[prost(bool, tag = "5")]
-    pub(super) duplicate: bool,
-}
+    MatchExternalKvPrefixResponse {
+        /// Workers that have leading blocks of the prompt. The worker with the largest number of blocks comes first.
+        matches: Vec<ExternalKvPrefixMatch> = 1, [message, repeated];
+        best_prefix_blocks: u32 = 2, [uint32];
+        /// Number of blocks of the question that were looked for.
+        blocks_read: u32 = 3, [uint32];
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ReplaceExternalKvSnapshotRequest {
-    #[prost(string, tag = "1")]
-    pub(super) worker_id: String,
-    #[prost(string, tag = "2")]
-    pub(super) worker_address: String,
-    #[prost(string, tag = "3")]
-    pub(super) worker_epoch: String,
-    #[prost(uint64, tag = "4")]
-    pub(super) applied_seq: u64,
-    #[prost(message, repeated, tag = "5")]
-    pub(super) hashes_by_tier: Vec<TierHashes>,
-    #[prost(message, optional, tag = "6")]
-    pub(super) cache_spec: Option<WorkerCacheSpec>,
-}
+    MatchExternalKvRequest {
+        /// Hashes of the prompt's blocks, from the first block on.
+        hashes: Vec<i64> = 1, [sfixed64, repeated];
+        /// Whether this look-up is added to the hit counts of the blocks that are found.
+        count_as_hit: bool = 2, [bool];
+    }
 
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct ReplaceExternalKvSnapshotResponse {
-    #[prost(uint64, tag = "1")]
-    pub(super) applied_seq: u64,
-}
+    TierHashes {
+        tier: i32 = 1, [enumeration = "TierType"];
+        hashes: Vec<i64> = 2, [sfixed64, repeated];
+        /// Components of the cache for each of `hashes`, as bits. Empty if the sender does not name components.
+        component_masks: Vec<u32> = 3, [uint32, repeated];
+        /// Number of tokens in the block of each of `hashes`. Empty if the sender does not tell the numbers.
+        block_sizes: Vec<u32> = 4, [uint32, repeated];
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ExpectedWorker {
-    #[prost(string, tag = "1")]
-    pub(super) worker_id: String,
-    #[prost(string, tag = "2")]
-    pub(super) worker_address: String,
-    #[prost(message, optional, tag = "3")]
-    pub(super) cache_spec: Option<WorkerCacheSpec>,
-}
+    ExternalKvNodeMatch {
+        worker_id: String = 1, [string];
+        address: String = 2, [string];
+        hashes_by_tier: Vec<TierHashes> = 3, [message, repeated];
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ConfigureExpectedWorkersRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) workers: Vec<ExpectedWorker>,
-}
+    MatchExternalKvResponse {
+        matches: Vec<ExternalKvNodeMatch> = 1, [message, repeated];
+    }
 
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct ConfigureExpectedWorkersResponse {
-    #[prost(uint32, tag = "1")]
-    pub(super) total_workers: u32,
-    #[prost(uint32, tag = "2")]
-    pub(super) ready_workers: u32,
-}
+    /// Components of a worker's cache, with the settings that the rules of each component need.
+    #[derive(Copy)]
+    WorkerCacheSpec {
+        version: u32 = 1, [uint32];
+        components: u32 = 2, [uint32];
+        swa_window_tokens: u32 = 3, [uint32];
+        /// Tiers from which full attention can reuse blocks, as bits `1 << tier`. The two masks below have the same form,
+        /// for windows and for recurrent states.
+        full_tier_mask: u32 = 4, [uint32];
+        swa_tier_mask: u32 = 5, [uint32];
+        mamba_tier_mask: u32 = 6, [uint32];
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct GetExternalKvHitCountsRequest {
-    #[prost(sfixed64, repeated, tag = "1")]
-    pub(super) hashes: Vec<i64>,
-}
+    ExternalKvAction {
+        r#type: i32 = 1, [enumeration = "ExternalKvActionType"];
+        tier: i32 = 2, [enumeration = "TierType"];
+        hashes: Vec<i64> = 3, [sfixed64, repeated];
+        component_masks: Vec<u32> = 4, [uint32, repeated];
+        block_sizes: Vec<u32> = 5, [uint32, repeated];
+    }
 
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct HitCountEntry {
-    #[prost(sfixed64, tag = "1")]
-    pub(super) hash: i64,
-    #[prost(uint64, tag = "2")]
-    pub(super) hit_count_total: u64,
-}
+    ApplyExternalKvBatchRequest {
+        worker_id: String = 1, [string];
+        seq: u64 = 2, [uint64];
+        actions: Vec<ExternalKvAction> = 3, [message, repeated];
+        worker_address: String = 4, [string];
+        cache_spec: Option<WorkerCacheSpec> = 6, [message, optional];
+        worker_epoch: String = 7, [string];
+        enforce_sequence: bool = 8, [bool];
+    }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct GetExternalKvHitCountsResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) entries: Vec<HitCountEntry>,
+    #[derive(Copy, Eq)]
+    ApplyExternalKvBatchResponse {
+        applied_seq: u64 = 4, [uint64];
+        duplicate: bool = 5, [bool];
+    }
+
+    ReplaceExternalKvSnapshotRequest {
+        worker_id: String = 1, [string];
+        worker_address: String = 2, [string];
+        worker_epoch: String = 3, [string];
+        applied_seq: u64 = 4, [uint64];
+        hashes_by_tier: Vec<TierHashes> = 5, [message, repeated];
+        cache_spec: Option<WorkerCacheSpec> = 6, [message, optional];
+    }
+
+    #[derive(Copy, Eq)]
+    ReplaceExternalKvSnapshotResponse {
+        applied_seq: u64 = 1, [uint64];
+    }
+
+    ExpectedWorker {
+        worker_id: String = 1, [string];
+        worker_address: String = 2, [string];
+        cache_spec: Option<WorkerCacheSpec> = 3, [message, optional];
+    }
+
+    ConfigureExpectedWorkersRequest {
+        workers: Vec<ExpectedWorker> = 1, [message, repeated];
+    }
+
+    #[derive(Copy, Eq)]
+    ConfigureExpectedWorkersResponse {
+        total_workers: u32 = 1, [uint32];
+        ready_workers: u32 = 2, [uint32];
+    }
+
+    GetExternalKvHitCountsRequest {
+        hashes: Vec<i64> = 1, [sfixed64, repeated];
+    }
+
+    #[derive(Copy, Eq)]
+    HitCountEntry {
+        hash: i64 = 1, [sfixed64];
+        hit_count_total: u64 = 2, [uint64];
+    }
+
+    GetExternalKvHitCountsResponse {
+        entries: Vec<HitCountEntry> = 1, [message, repeated];
+    }
 }

@@ -43,5 +43,4 @@ mod reports;
 mod service;
 mod start;
 
-pub(crate) use start::GrpcStartError;
 pub(crate) use start::start_grpc;

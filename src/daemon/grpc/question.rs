@@ -79,7 +79,7 @@ impl Certain {
     /// are left out, because no request can be sent to a pool.
     fn add(&mut self, found: &Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
-        self.asked = self.asked.max(found.asked_blocks);
+        self.asked = self.asked.max(found.prompt.asked_blocks);
         let mut places: HashMap<_, usize> = HashMap::new();
         let certain = found.holders.iter().filter_map(FoundHolder::certain);
         for holder in certain.filter(|holder| !is_pool(&holder.id.worker)) {
@@ -285,7 +285,7 @@ impl Questions {
                 Ok(found) => {
                     let metrics = self.namespaces.of(name);
                     metrics.answered(QueryKind::SequenceHashes, begun.elapsed());
-                    metrics.found(found.prompt());
+                    metrics.found(found.prompt);
                     certain.add(&found);
                     certain.namespace = Some(name.clone());
                 }
@@ -377,8 +377,9 @@ fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::index::NearBlocks;
     use kvatlas_core::wire::{HolderId, WorkerName};
+    use kvatlas_telemetry::AnsweredPrompt;
+    use kvatlas_telemetry::labels::AnswerState;
 
     use super::*;
 
@@ -410,9 +411,13 @@ mod tests {
         };
         certain.add(&Found {
             block_size: 64,
-            asked_blocks: 9,
+            prompt: AnsweredPrompt {
+                asked_blocks: 9,
+                matched_blocks: 0,
+                usable_blocks: 0,
+                state: AnswerState::Exact,
+            },
             holders,
-            most: NearBlocks::default(),
             foreign_holders: 0,
             doubtful_holders,
         });

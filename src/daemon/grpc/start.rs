@@ -1,19 +1,18 @@
 //! Start of the listener for SGLang's routers.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_reflection::server::{Builder, Error as ReflectionError};
 
-use kvatlas_core::wire::{NameError, NamespaceName};
+use kvatlas_core::wire::NamespaceName;
 
 use crate::http::{Bodies, BodyLimits, TokenError, read_token};
-use crate::queries::{Misses, Source, SourceError};
+use crate::queries::{Misses, Source};
 use crate::shared::{Shared, Stage};
+use crate::start_error::{StartError, bind};
 use kvatlas_config::{GrpcConfig, GrpcWriting};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
@@ -33,42 +32,15 @@ const OTHER_BYTES_MAX: usize = 4 << 10;
 /// Number of bytes before each message. They tell whether the message is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 
-/// Reason why SGLang's routers cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum GrpcStartError {
-    /// Opening the listener failed.
-    #[error("cannot listen on {address} (grpc.listen): {source}")]
-    Listen {
-        /// Address of the listener.
-        address: SocketAddr,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// Reading a token file failed.
-    #[error(transparent)]
-    Token(#[from] TokenError),
-    /// Asking the shards failed.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// Configured namespace is not a valid name.
-    #[error("grpc.namespace: {0}")]
-    Namespace(#[from] NameError),
-    /// Making the server's description of its methods failed.
-    #[error("the description of gRPC's methods: {0}")]
-    Description(#[from] ReflectionError),
-}
-
 /// Serves SGLang's routers as tasks of `stage`. Returns the address to which the listener is bound, or `None` if no
 /// listener is configured.
-pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<SocketAddr>, GrpcStartError> {
+pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<SocketAddr>, StartError> {
     let config = &shared.config.grpc;
     let Some(address) = config.listen else {
         return Ok(None);
     };
     let door = Arc::new(door(shared.source().await?, shared, stage)?);
-    let failed = |source| GrpcStartError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let local_addr = listener.local_addr().map_err(failed)?;
+    let (listener, local_addr) = bind(address, "(grpc.listen)").await?;
     let limits = limits(config);
     let acceptor = Acceptor {
         name: "grpc",
@@ -93,14 +65,14 @@ pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
 }
 
 /// Builds the state that the requests of all connections share.
-fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
+fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, StartError> {
     let config = &shared.config.grpc;
-    let token = config.token_file.as_deref();
-    let token = token
-        .map(|path| read_token("grpc.token_file", path))
-        .transpose()?;
+    let token = read_token("grpc.token_file", config.token_file.as_deref())?;
     let writing = writing(config)?;
-    let namespace = config.namespace.as_deref().map(NamespaceName::new).transpose()?;
+    let namespace = config.namespace.as_deref().map(NamespaceName::new).transpose();
+    let namespace = namespace.map_err(|error| StartError::Grpc(format!("grpc.namespace: {error}")))?;
+    let reflection = reflection(writing.is_some());
+    let undescribed = |error| StartError::Grpc(format!("the description of gRPC's methods: {error}"));
     let health = HealthServer::new(ReadinessHealth {
         readiness: Arc::clone(&shared.readiness),
         stopping: stage.stop.clone(),
@@ -127,7 +99,7 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Grp
             setting: "grpc.max_receiving_bytes",
         }),
         token,
-        reflection: reflection(writing.is_some())?,
+        reflection: reflection.map_err(undescribed)?,
         writing,
         message_bytes_max: config.max_message_bytes,
         request_timeout: config.request_timeout,
@@ -139,9 +111,7 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Grp
 fn writing(config: &GrpcConfig) -> Result<Option<Writing>, TokenError> {
     let path = config.writing_token_file.as_deref();
     let path = path.filter(|_| config.writing == GrpcWriting::Token);
-    let token = path
-        .map(|path| read_token("grpc.writing_token_file", path))
-        .transpose()?;
+    let token = read_token("grpc.writing_token_file", path)?;
     let limits = ReportLimits {
         bytes_max: config.max_reported_bytes,
         silence_max: config.report_silence,

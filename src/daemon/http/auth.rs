@@ -36,12 +36,15 @@ pub enum TokenError {
     },
 }
 
-/// Reads the token from the file that `setting` names. The file has one line.
+/// Reads the token from the file that `setting` names. The file has one line. `None` if no file is named.
 ///
 /// # Errors
 ///
 /// [`TokenError`] if the file cannot be read, or its content is not a token.
-pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenError> {
+pub fn read_token(setting: &'static str, path: Option<&Path>) -> Result<Option<Secret>, TokenError> {
+    let Some(path) = path else {
+        return Ok(None);
+    };
     let text = std::fs::read_to_string(path).map_err(|source| TokenError::Read {
         setting,
         path: path.to_owned(),
@@ -56,7 +59,7 @@ pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenErr
             path: path.to_owned(),
         });
     }
-    Ok(Secret::new(token.to_owned()))
+    Ok(Some(Secret::new(token.to_owned())))
 }
 
 /// Scheme that stands before the token, compared without regard to case (RFC 9110, 11.1).
@@ -116,22 +119,14 @@ mod tests {
     fn a_token_is_one_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
+        let read = || read_token("http.token_file", Some(&path));
         std::fs::write(&path, "abc\n").unwrap();
-        assert_eq!(read_token("http.token_file", &path).unwrap().expose(), "abc");
+        assert_eq!(read().unwrap().unwrap().expose(), "abc");
         for wrong in ["", "\n", "a b", "a\nb", "ä"] {
             std::fs::write(&path, wrong).unwrap();
-            assert!(
-                matches!(
-                    read_token("http.token_file", &path),
-                    Err(TokenError::NoToken { .. })
-                ),
-                "{wrong:?}"
-            );
+            assert!(matches!(read(), Err(TokenError::NoToken { .. })), "{wrong:?}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(
-            read_token("http.token_file", &path),
-            Err(TokenError::Read { .. })
-        ));
+        assert!(matches!(read(), Err(TokenError::Read { .. })));
     }
 }

@@ -24,7 +24,6 @@ use axum::http::header::{CONTENT_TYPE, HOST, ORIGIN};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue};
-use axum::response::Response;
 
 use kvatlas_config::Secret;
 use kvatlas_process::listener::Peer;
@@ -41,16 +40,14 @@ pub(super) struct Caller {
 }
 
 impl FromRequestParts<Arc<HttpShared>> for Caller {
-    type Rejection = Response;
+    type Rejection = HttpRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, shared: &Arc<HttpShared>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, shared: &Arc<HttpShared>) -> Result<Self, HttpRefusal> {
         let peer = parts.extensions.get::<Peer>().map(|Peer(address)| *address);
         let peer = peer.map(|address: SocketAddr| address.ip().to_canonical());
         let made = shared.engines().ok().and_then(|engines| engines.register_token());
-        match check(&parts.headers, peer, shared.token.is_some(), made) {
-            Ok(()) => Ok(Self { peer }),
-            Err(error) => Err(error.respond(true)),
-        }
+        check(&parts.headers, peer, shared.parts.token.is_some(), made)?;
+        Ok(Self { peer })
     }
 }
 

@@ -16,7 +16,7 @@ use kvatlas_core::wire::{
 
 use crate::queries::{AnyReply, described};
 
-use super::error::{ContractError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::{self, refused};
 use super::shared::{HttpShared, Payload, json_response};
 
@@ -146,9 +146,9 @@ impl<'de> Deserialize<'de> for Queries {
 
 /// Returns the namespace that a request names, by the namespace's name or by its model and tenant.
 pub(super) fn namespace_of(
-    namespace: Option<&str>,
-    model: Option<&str>,
-    tenant: Option<&str>,
+    namespace: Option<String>,
+    model: Option<String>,
+    tenant: Option<String>,
 ) -> Result<NamespaceName, HttpRefusal> {
     match (namespace, model) {
         (Some(_), Some(_)) => Err(HttpRefusal::BadRequest(
@@ -159,7 +159,7 @@ pub(super) fn namespace_of(
             Err(HttpRefusal::BadRequest(text.to_owned()))
         }
         (Some(name), None) => {
-            NamespaceName::new(name).map_err(|error| HttpRefusal::name("namespace", &error))
+            NamespaceName::new(&name).map_err(|error| HttpRefusal::name("namespace", &error))
         }
         (None, Some(model)) => {
             let key = ModelKey::of_tenant(model, tenant.unwrap_or_default());
@@ -176,15 +176,11 @@ pub(super) fn namespace_of(
 pub(super) async fn query(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, ContractError> {
+) -> Result<Response, HttpRefusal> {
     let started = Instant::now();
     let index = shared.index()?;
-    let asked: RequestJson = fields::whole(payload.object()?)?;
-    let namespace = namespace_of(
-        asked.namespace.as_deref(),
-        asked.model.as_deref(),
-        asked.tenant.as_deref(),
-    )?;
+    let mut asked: RequestJson = fields::whole(payload.object()?)?;
+    let namespace = namespace_of(asked.namespace.take(), asked.model.take(), asked.tenant.take())?;
     let request = asked.into_contract(&index.source.limits())?;
     let reply = index
         .source
@@ -220,14 +216,10 @@ pub(super) struct StatusQuery {
 pub(super) async fn holders_status(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, ContractError> {
+) -> Result<Response, HttpRefusal> {
     let Query(query) = query.map_err(|error| HttpRefusal::BadRequest(error.body_text()))?;
     let index = shared.index()?;
-    let namespace = namespace_of(
-        query.namespace.as_deref(),
-        query.model.as_deref(),
-        query.tenant.as_deref(),
-    )?;
+    let namespace = namespace_of(query.namespace, query.model, query.tenant)?;
     let reply = index.source.status(&namespace).await?;
     if reply.holders.len() > STATUS_HOLDERS_MAX {
         let text = format!(
@@ -370,8 +362,10 @@ mod tests {
 
     #[test]
     fn a_namespace_has_one_name() {
-        let named =
-            |namespace, model, tenant| namespace_of(namespace, model, tenant).map(|name| name.to_string());
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        let named = |namespace, model, tenant| {
+            namespace_of(owned(namespace), owned(model), owned(tenant)).map(|name| name.to_string())
+        };
         assert_eq!(named(Some("a"), None, None), Ok("a".to_owned()));
         assert_eq!(
             named(None, Some("o/m-1.5"), Some("t")),

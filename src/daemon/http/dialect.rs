@@ -15,10 +15,9 @@ use kvatlas_core::wire::{
     worker_of_instance,
 };
 
-use crate::queries::Found;
 use kvatlas_telemetry::labels::QueryKind;
 
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::Unknown;
 use super::scores::{ScoreDialect, Scores};
 use super::shared::{HttpShared, Index, Payload, json_response};
@@ -150,7 +149,7 @@ impl QueryJson {
         }
     }
 
-    fn check_block_size(&self, words: ScoreDialect, found: &Found) -> Result<(), HttpRefusal> {
+    fn check_block_size(&self, words: ScoreDialect, found: &Scores) -> Result<(), HttpRefusal> {
         match (words, self.block_size) {
             (ScoreDialect::Mooncake, None) => {
                 Err(HttpRefusal::BadRequest("block_size is missing".to_owned()))
@@ -178,7 +177,7 @@ enum By {
 pub(super) async fn query(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     answer(&shared, &payload, By::Tokens).await
 }
 
@@ -186,11 +185,11 @@ pub(super) async fn query(
 pub(super) async fn query_by_hash(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     answer(&shared, &payload, By::Hashes).await
 }
 
-async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let mut request: QueryJson = payload.json(Unknown::Ignored)?;
     let (words, cache) = request.cache()?;
@@ -210,9 +209,9 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     let worker = worker
         .transpose()
         .map_err(|error| HttpRefusal::name("instance_id", &error))?;
-    let found = find(shared, index, (&namespace, &cache), &key, worker.as_ref()).await?;
-    request.check_block_size(words, &found)?;
-    Ok(respond(&Scores::new(found), words, &cache))
+    let scores = find(shared, index, (&namespace, &cache), &key, worker.as_ref()).await?;
+    request.check_block_size(words, &scores)?;
+    Ok(respond(&scores, words, &cache))
 }
 
 /// Finds the holders that have leading blocks of a prompt in `namespace`. `key` has the prompt's tokens or hashes.
@@ -227,7 +226,7 @@ pub(super) async fn find(
     (namespace, cache): (&NamespaceName, &ModelKey),
     key: &QueryKey,
     worker: Option<&WorkerName>,
-) -> Result<Found, HttpRefusal> {
+) -> Result<Scores, HttpRefusal> {
     let started = Instant::now();
     let kind = match key {
         QueryKey::Tokens { .. } => QueryKind::Tokens,
@@ -237,9 +236,10 @@ pub(super) async fn find(
     check_texts(key, &index.source.limits())?;
     match index.source.find(namespace, key, worker).await {
         Ok(found) => {
-            let prompt = std::iter::once(found.prompt());
+            let prompt = std::iter::once(found.prompt);
             index.metrics.count(namespace, kind, 1, started.elapsed(), prompt);
-            Ok(found)
+            let lacks_some = found.lacks_some();
+            Ok(Scores::new(found.block_size, found.holders, lacks_some))
         }
         Err(error) => {
             let is_unheard = index.source.is_unheard(namespace, &error);

@@ -25,7 +25,7 @@ use crate::queries::IndexHere;
 use kvatlas_telemetry::log_gated;
 
 use super::dialect::label_of;
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::shared::HttpShared;
 
 /// Maximum number of pieces of the answer that wait to be sent.
@@ -34,11 +34,13 @@ const PIECES_MAX: usize = 4;
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Answers `GET /dump`. Refuses a second dump while one is under way.
-pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, DialectError> {
+pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
-    let IndexHere { answerer, pool } = index.source.here()?;
+    let IndexHere { answerer, pool, .. } = index.source.here()?;
     let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {
-        return Err(HttpRefusal::Unavailable("another dump is under way; ask again".to_owned()).into());
+        return Err(HttpRefusal::Unavailable(
+            "another dump is under way; ask again".to_owned(),
+        ));
     };
     let namespaces = answerer.namespaces().all();
     let namespaces = namespaces.iter().map(|namespace| {
@@ -50,7 +52,7 @@ pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Respon
     let writer = DumpWriter {
         pool: Arc::clone(pool),
         generation: answerer.trust().generation(),
-        patience: shared.request_timeout,
+        patience: shared.parts.request_timeout,
         namespaces: namespaces.collect(),
     };
     let (pieces, mut written) = mpsc::channel(PIECES_MAX);

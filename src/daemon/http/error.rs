@@ -153,35 +153,12 @@ impl From<RegisterRefusal> for HttpRefusal {
     }
 }
 
-/// Error that is answered in the contract's format.
-#[derive(Debug)]
-pub(super) struct ContractError(pub(super) HttpRefusal);
-
-impl<E: Into<HttpRefusal>> From<E> for ContractError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl IntoResponse for ContractError {
+/// Keeps the error in the response, for which [`HttpRefusal::respond`] then makes the body that belongs to the path.
+impl IntoResponse for HttpRefusal {
     fn into_response(self) -> Response {
-        self.0.respond(false)
-    }
-}
-
-/// Error that is answered in the dialects' format.
-#[derive(Debug)]
-pub(super) struct DialectError(pub(super) HttpRefusal);
-
-impl<E: Into<HttpRefusal>> From<E> for DialectError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl IntoResponse for DialectError {
-    fn into_response(self) -> Response {
-        self.0.respond(true)
+        let mut response = Response::default();
+        response.extensions_mut().insert(self);
+        response
     }
 }
 

@@ -13,9 +13,8 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
 
 use super::dialect::{find, named};
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::Unknown;
-use super::scores::Scores;
 use super::shared::{HttpShared, Index, Payload, json_response};
 
 /// Fields of a request. All fields but `tokens` are additions of kvatlas.
@@ -41,7 +40,7 @@ struct LookupAnswer<L, A> {
 pub(super) async fn lookup(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let request: LookupJson = payload.json(Unknown::Ignored)?;
     let (namespace, cache) = match named(request.model) {
@@ -60,7 +59,7 @@ pub(super) async fn lookup(
         lora_name: named(request.lora_name),
         cache_salt: named(request.cache_salt),
     };
-    let scores = Scores::new(find(&shared, index, (&namespace, &cache), &key, None).await?);
+    let scores = find(&shared, index, (&namespace, &cache), &key, None).await?;
     let answer = LookupAnswer {
         event_id: event_id(),
         layout_info: scores.by_location(),

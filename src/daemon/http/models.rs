@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use kvatlas_core::wire::ModelKey;
 
-use super::error::ContractError;
+use super::error::HttpRefusal;
 use super::shared::{HttpShared, json_response};
 
 /// Entry of the list: one model of one tenant.
@@ -25,7 +25,7 @@ struct ModelJson {
 }
 
 /// Answers with the known models, in the order of their namespaces.
-pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Response, ContractError> {
+pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let mut statuses = index.source.statuses().await?;
     statuses.sort_by(|(one, _), (other, _)| one.cmp(other));

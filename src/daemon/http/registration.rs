@@ -13,7 +13,7 @@ use kvatlas_engines::{Format, GroupFacts};
 
 use super::caller::Caller;
 use super::dialect::{InstanceId, cache_of, status_ok};
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::fields::Unknown;
 use super::scores::ScoreDialect;
 use super::shared::{HttpShared, Payload, json_response};
@@ -138,13 +138,11 @@ pub(super) async fn register(
     State(shared): State<Arc<HttpShared>>,
     caller: Caller,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     let engines = shared.engines()?;
     let request: RegisterJson = payload.json(Unknown::Ignored)?;
     let (words, engine) = request.into_engine()?;
-    engines
-        .may_register(&engine, caller.peer)
-        .map_err(HttpRefusal::from)?;
+    engines.may_register(&engine, caller.peer)?;
     let attempt = || {
         engines
             .register_given(engine.clone())
@@ -153,7 +151,7 @@ pub(super) async fn register(
     if let Err(refused) = follow_patiently(attempt).await
         && let Some(refusal) = refused.into_iter().next()
     {
-        return Err(HttpRefusal::from(refusal).into());
+        return Err(refusal.into());
     }
     Ok(match words {
         ScoreDialect::Mooncake => json_response(
@@ -198,7 +196,7 @@ pub(super) async fn unregister(
     State(shared): State<Arc<HttpShared>>,
     _caller: Caller,
     payload: Payload,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     let engines = shared.engines()?;
     let request: UnregisterJson = payload.json(Unknown::Ignored)?;
     // In Dynamo's dialect, a request without a routing group means all groups.
@@ -219,7 +217,9 @@ pub(super) async fn unregister(
     };
     let removed = engines.unregister(&is_meant);
     if removed.is_empty() && words == ScoreDialect::Dynamo {
-        return Err(HttpRefusal::NotFound(format!("instance {instance} of {model} is not followed")).into());
+        return Err(HttpRefusal::NotFound(format!(
+            "instance {instance} of {model} is not followed"
+        )));
     }
     Ok(match words {
         ScoreDialect::Dynamo => json_response(&status_ok(), None),

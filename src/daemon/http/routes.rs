@@ -9,15 +9,15 @@ use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
 use crate::traces::{OpenSpan, SpanKind, TRACEPARENT};
 use kvatlas_telemetry::labels::{HttpRoute, LabelValue};
 
 use super::error::HttpRefusal;
-use super::shared::{HttpShared, is_contract, json_response};
-use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outcomes, registration, workers};
+use super::shared::{HttpShared, json_response};
+use super::{auth, contract, dialect, dump, lookup, models, openapi, registration, reports, workers};
 
 /// Header with the shard that answers. Absent if workers are not divided into shards.
 static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
@@ -40,8 +40,8 @@ fn routes() -> Vec<MethodRoute> {
         route("POST", "/v1/query", post(contract::query)),
         route("GET", "/v1/status", get(contract::holders_status)),
         route("GET", "/v1/models", get(models::models)),
-        route("POST", "/v1/outcomes", post(outcomes::outcomes)),
-        route("POST", "/v1/hints", post(hints::hints)),
+        route("POST", "/v1/outcomes", post(reports::outcomes)),
+        route("POST", "/v1/hints", post(reports::hints)),
         route("POST", "/query", post(dialect::query)),
         route("POST", "/query_by_hash", post(dialect::query_by_hash)),
         route("POST", "/lookup", post(lookup::lookup)),
@@ -67,12 +67,12 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
     for route in routes() {
         let allowed = route.method;
         let other_method = move |State(shared): State<Arc<HttpShared>>, request: Request| async move {
-            refuse(&HttpRefusal::Method { allowed }, request, &shared).await
+            refuse(HttpRefusal::Method { allowed }, request, &shared).await
         };
         router = router.route(route.path, route.handler.fallback(other_method));
     }
     let unknown = |State(shared): State<Arc<HttpShared>>, request: Request| async move {
-        refuse(&HttpRefusal::NoRoute, request, &shared).await
+        refuse(HttpRefusal::NoRoute, request, &shared).await
     };
     let watched = axum::middleware::from_fn_with_state(Arc::clone(shared), watch);
     router
@@ -81,37 +81,42 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
         .with_state(Arc::clone(shared))
 }
 
-/// Answers with an error, in the format that belongs to the path. A short request body is read nevertheless, so that
-/// the connection can be used again.
-async fn refuse(error: &HttpRefusal, request: Request, shared: &HttpShared) -> Response {
-    let response = error.respond(!is_contract(request.uri().path()));
+/// Answers with an error. A short request body is read nevertheless, so that the connection can be used again.
+async fn refuse(error: HttpRefusal, request: Request, shared: &HttpShared) -> HttpRefusal {
     shared.bodies.drain(request).await;
-    response
+    error
 }
 
 /// Opens the trace span of a request. `None` if the request is not to be traced.
 fn span_of(shared: &HttpShared, route: HttpRoute, request: &Request) -> Option<OpenSpan> {
     let traceparent = request.headers().get(TRACEPARENT)?.to_str().ok()?;
-    let tracer = shared.tracer.as_ref()?;
+    let tracer = shared.parts.tracer.as_ref()?;
     let mut span = tracer.open(traceparent, "kvatlas http", SpanKind::Server)?;
     span.note("http.request.method", request.method().as_str());
     span.note("http.route", route.as_str());
     Some(span)
 }
 
-/// Runs the steps that every request needs around its route: checks the token, counts the request, and traces it if it
-/// is to be traced.
+/// Runs the steps that every request needs around its route: checks the token, writes errors, counts the request, and traces it
+/// if it is to be traced.
 async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = HttpRoute::of_path(request.uri().path());
+    // Errors are answered in the contract's format on its own routes, and in the dialects' format on the others.
+    let is_contract = request.uri().path().starts_with("/v1/");
     let span = span_of(&shared, route, &request);
     let is_open = route == HttpRoute::Health;
-    let mut response = if is_open || auth::is_allowed(request.headers(), shared.token.as_ref()) {
+    let mut response = if is_open || auth::is_allowed(request.headers(), shared.parts.token.as_ref()) {
         next.run(request).await
     } else {
-        refuse(&HttpRefusal::Unauthorized, request, &shared).await
+        refuse(HttpRefusal::Unauthorized, request, &shared)
+            .await
+            .into_response()
     };
-    if let Some(shard) = shared.index.as_ref().and_then(|index| index.shard.as_ref()) {
+    if let Some(error) = response.extensions_mut().remove::<HttpRefusal>() {
+        response = error.respond(!is_contract);
+    }
+    if let Some(shard) = shared.parts.index.as_ref().and_then(|index| index.shard.as_ref()) {
         response.headers_mut().insert(SHARD.clone(), shard.clone());
     }
     if let Some(mut span) = span {
@@ -130,7 +135,7 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
 
 /// Answers `GET /health`: status 200 if the daemon is ready or the process has no index, else 503 with the reasons.
 async fn health(State(shared): State<Arc<HttpShared>>) -> Response {
-    let Some(index) = &shared.index else {
+    let Some(index) = &shared.parts.index else {
         return json_response(&serde_json::json!({ "status": "ok" }), None);
     };
     if index.readiness.report().is_ready() {
@@ -147,7 +152,7 @@ async fn health(State(shared): State<Arc<HttpShared>>) -> Response {
 
 /// Answers `GET /metrics` in Prometheus' text format.
 async fn metrics(State(shared): State<Arc<HttpShared>>) -> Response {
-    let mut response = Response::new(Body::from(shared.metrics_source.metrics()));
+    let mut response = Response::new(Body::from(shared.parts.metrics.metrics()));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response

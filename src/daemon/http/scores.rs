@@ -9,7 +9,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
-use crate::queries::{Found, FoundHolder};
+use crate::queries::FoundHolder;
 
 /// Dialect of an answer: the other indexer whose format the answer has. Both formats count tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,21 +20,19 @@ pub(super) enum ScoreDialect {
 
 /// Holders that a query has found, for an answer in a dialect (the protocol of another indexer).
 pub(super) struct Scores {
-    block_size: u32,
+    pub(super) block_size: u32,
     holders: Vec<FoundHolder>,
     /// Whether a holder that is not in the answer may hold more than is known.
     lacks_some: bool,
 }
 
 impl Scores {
-    pub(super) fn new(found: Found) -> Self {
-        let lacks_some = found.lacks_some();
-        let mut holders = found.holders;
+    pub(super) fn new(block_size: u32, mut holders: Vec<FoundHolder>, lacks_some: bool) -> Self {
         // A pool is left out: a gateway would send requests to it.
         holders.retain(|holder| !is_pool(&holder.id.worker));
         holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         Self {
-            block_size: found.block_size,
+            block_size,
             holders,
             lacks_some,
         }
@@ -46,52 +44,46 @@ impl Scores {
         !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
 
-    fn instances(&self) -> impl Iterator<Item = Ranks<'_>> {
+    /// Returns `{INSTANCE: …}`, where each value is what `told` says about the ranks of the instance. Instances about which it
+    /// says nothing are left out.
+    fn of_instances<'a, T>(&'a self, told: impl Fn(Ranks<'a>) -> Option<T>) -> BTreeMap<String, T> {
         let groups = self
             .holders
             .chunk_by(|one, other| one.id.worker == other.id.worker);
-        groups.map(|holders| Ranks {
+        let ranks = groups.map(|holders| Ranks {
             holders,
             block_size: self.block_size,
-        })
+        });
+        ranks
+            .filter_map(|ranks| Some((ranks.instance(), told(ranks)?)))
+            .collect()
     }
 
     /// Returns `{INSTANCE: {RANK: n}}`, where `n` is the number of tokens on the device.
     pub(super) fn by_rank(&self) -> impl Serialize {
-        MapOf(|| self.instances().map(|ranks| (ranks.instance(), ranks)))
+        self.of_instances(|ranks| Some(ranks.on_device()))
     }
 
     /// Returns `{INSTANCE: {RANK: address}}` for the ranks whose address is known. `None` if no address is known.
     pub(super) fn addresses(&self) -> Option<impl Serialize> {
-        let is_known = self.holders.iter().any(|holder| holder.address.is_some());
-        is_known.then_some(MapOf(|| {
-            let instances = self
-                .instances()
-                .map(|ranks| (ranks.instance(), ranks.addresses()));
-            instances.filter(|(_, known)| !known.is_empty())
-        }))
+        let known = self.of_instances(|ranks| Some(ranks.addresses()).filter(|known| !known.is_empty()));
+        Some(known).filter(|known| !known.is_empty())
     }
 
     /// Returns `{INSTANCE: {…}}`, where each value has the numbers of tokens in all tiers, under the names that the
     /// dialect uses.
     pub(super) fn by_instance(&self, words: ScoreDialect) -> impl Serialize {
-        MapOf(move || {
-            self.instances()
-                .map(move |ranks| (ranks.instance(), Figures { ranks, words }))
-        })
+        self.of_instances(|ranks| Some(Figures { ranks, words }))
     }
 
     /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, for the instances that have any of
     /// the tokens. The location is the nearest tier whose cumulative depth is all `n` tokens.
     pub(super) fn by_location(&self) -> impl Serialize {
-        MapOf(|| {
-            let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
-            instances.filter(|(_, (_, tokens))| *tokens > 0)
-        })
+        self.of_instances(|ranks| Some(ranks.location()).filter(|(_, tokens)| *tokens > 0))
     }
 }
 
-/// Ranks of one instance. Serialized, they are a map from each rank to its number of tokens on the device.
+/// Ranks of one instance.
 #[derive(Clone, Copy)]
 struct Ranks<'a> {
     holders: &'a [FoundHolder],
@@ -136,18 +128,13 @@ impl<'a> Ranks<'a> {
         (location, longest)
     }
 
-    fn on_device(&self) -> impl Iterator<Item = (Rank, u64)> {
+    /// Returns the number of tokens that each rank has on the device.
+    fn on_device(&self) -> BTreeMap<Rank, u64> {
         let of_rank = |holder: &FoundHolder| {
             let [device, _] = holder.near_blocks;
             (holder.id.rank, self.tokens(device))
         };
-        self.holders.iter().map(of_rank)
-    }
-}
-
-impl Serialize for Ranks<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.on_device())
+        self.holders.iter().map(of_rank).collect()
     }
 }
 
@@ -169,7 +156,7 @@ impl Serialize for Figures<'_> {
         map.serialize_entry(device, &on_device)?;
         map.serialize_entry(host, &with_host)?;
         map.serialize_entry(disk, &longest)?;
-        map.serialize_entry(ranks, &self.ranks)?;
+        map.serialize_entry(ranks, &self.ranks.on_device())?;
         // kvatlas adds the addresses. Mooncake's answer has no fields other than the instances, so they are in each
         // instance. Dynamo's answer has them at its top.
         let addresses = self.ranks.addresses();
@@ -177,21 +164,6 @@ impl Serialize for Figures<'_> {
             map.serialize_entry("addresses", &addresses)?;
         }
         map.end()
-    }
-}
-
-/// Serializes the pairs of an iterator as a map.
-struct MapOf<F>(F);
-
-impl<F, I, K, V> Serialize for MapOf<F>
-where
-    F: Fn() -> I,
-    I: Iterator<Item = (K, V)>,
-    K: Serialize,
-    V: Serialize,
-{
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0())
     }
 }
 
@@ -217,22 +189,16 @@ mod tests {
 
     #[test]
     fn figures_are_the_largest_of_the_ranks() {
-        let scores = Scores::new(Found {
-            block_size: 16,
-            asked_blocks: 9,
-            most: kvatlas_core::index::NearBlocks::default(),
-            foreign_holders: 0,
-            doubtful_holders: 0,
-            holders: vec![
-                holder("b_dc", 0, 4, [1, 3]),
-                holder("a", 1, 2, [2, 2]),
-                holder("a", 0, 3, [3, 3]),
-                holder("_pstore", 0, 9, [0, 9]),
-                holder("b_dc", 1, 2, [2, 2]),
-                holder("c", 0, 2, [1, 2]),
-                holder("d", 0, 0, [0, 0]),
-            ],
-        });
+        let holders = vec![
+            holder("b_dc", 0, 4, [1, 3]),
+            holder("a", 1, 2, [2, 2]),
+            holder("a", 0, 3, [3, 3]),
+            holder("_pstore", 0, 9, [0, 9]),
+            holder("b_dc", 1, 2, [2, 2]),
+            holder("c", 0, 2, [1, 2]),
+            holder("d", 0, 0, [0, 0]),
+        ];
+        let scores = Scores::new(16, holders, false);
         let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();
         let expected = json!({
             "a": {"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48, "1": 32}},
@@ -265,19 +231,13 @@ mod tests {
             address: address.parse().ok(),
             ..holder(worker, rank, 1, [1, 1])
         };
-        let scores = Scores::new(Found {
-            block_size: 16,
-            asked_blocks: 1,
-            most: kvatlas_core::index::NearBlocks::default(),
-            foreign_holders: 0,
-            doubtful_holders: 0,
-            holders: vec![
-                at("a", 0, "h:1"),
-                at("a", 1, "h:2"),
-                at("b_dc", 0, ""),
-                at("_pstore", 0, "h:3"),
-            ],
-        });
+        let holders = vec![
+            at("a", 0, "h:1"),
+            at("a", 1, "h:2"),
+            at("b_dc", 0, ""),
+            at("_pstore", 0, "h:3"),
+        ];
+        let scores = Scores::new(16, holders, false);
         let addresses = serde_json::to_value(scores.addresses()).unwrap();
         assert_eq!(addresses, json!({"a": {"0": "h:1", "1": "h:2"}}));
         let mooncake = serde_json::to_value(scores.by_instance(ScoreDialect::Mooncake)).unwrap();

@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
@@ -29,23 +28,8 @@ pub struct HttpStartError {
     source: io::Error,
 }
 
-/// Bounds on the connections and time that clients can occupy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HttpLimits {
-    /// Maximum number of connections at the same time.
-    pub connections_max: usize,
-    /// Maximum number of connections from one source at the same time. A source is an IPv4 address, or an IPv6 network
-    /// of 64 bits.
-    pub per_source_max: usize,
-    /// Maximum time to send the head of a request. Also the maximum time that a connection may be idle between two
-    /// requests.
-    pub idle_timeout: Duration,
-    /// Time for which a request in progress may go on after the daemon is told to stop.
-    pub drain_timeout: Duration,
-}
-
 /// Maximum length of the head of a request, in bytes. A longer head is refused with status 431.
-const HEAD_BYTES_MAX: usize = 64 << 10;
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Running listener. Dropping this value stops the listener without waiting. [`HttpServer::stop`] waits.
 #[derive(Debug)]
@@ -64,7 +48,7 @@ impl HttpServer {
     pub async fn start(
         listen: SocketAddr,
         parts: HttpParts,
-        limits: HttpLimits,
+        limits: ConnectionLimits,
     ) -> Result<Self, HttpStartError> {
         let failed = |source| HttpStartError { listen, source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
@@ -72,14 +56,7 @@ impl HttpServer {
         let (stopping, tasks) = (CancellationToken::new(), TaskTracker::new());
         let acceptor = Acceptor {
             name: "http",
-            limits: ConnectionLimits {
-                connections_max: limits.connections_max,
-                per_source_max: limits.per_source_max,
-                head_timeout: limits.idle_timeout,
-                age_max: None,
-                drain_timeout: limits.drain_timeout,
-                head_bytes_max: HEAD_BYTES_MAX,
-            },
+            limits,
             stopping: stopping.clone(),
             counts: Arc::new(HttpConnectionMetrics::new()),
         };

@@ -7,15 +7,14 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use kvatlas_core::index::NearBlocks;
 use kvatlas_core::wire::ModelKey;
 
 use crate::outcomes::Outcomes;
-use crate::queries::{Found, Source};
+use crate::queries::Source;
 use crate::traces::Tracer;
 use kvatlas_config::Secret;
 use kvatlas_process::admin::{AdminSource, Readiness};
@@ -25,6 +24,7 @@ use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace}
 use super::bodies::{Bodies, BodyLimits, ReceivedBody};
 use super::error::HttpRefusal;
 use super::fields::{self, Unknown};
+use super::scores::Scores;
 use kvatlas_process::registry::EngineRegistry;
 
 /// Header that tells whether an answer is certain.
@@ -110,32 +110,22 @@ impl Index {
 
 /// State that all HTTP requests share.
 pub(super) struct HttpShared {
-    pub(super) index: Option<Index>,
-    engines: Option<Arc<dyn EngineRegistry>>,
-    pub(super) metrics_source: Arc<dyn AdminSource>,
+    pub(super) parts: HttpParts,
     pub(super) metrics: PerLabel<HttpRoute, HttpMetrics>,
-    pub(super) token: Option<Secret>,
     pub(super) bodies: Bodies,
-    pub(super) request_timeout: Duration,
-    pub(super) tracer: Option<Tracer>,
 }
 
 impl HttpShared {
     pub(super) fn new(parts: HttpParts) -> Self {
         Self {
-            index: parts.index,
-            engines: parts.engines,
-            metrics_source: parts.metrics,
             metrics: PerLabel::new(HttpMetrics::of_route),
-            token: parts.token,
             bodies: Bodies::new(BodyLimits {
                 all_bytes_max: parts.receiving_bytes_max,
                 body_bytes_max: parts.body_bytes_max,
                 timeout: parts.request_timeout,
                 setting: "http.max_receiving_bytes",
             }),
-            request_timeout: parts.request_timeout,
-            tracer: parts.tracer,
+            parts,
         }
     }
 
@@ -143,7 +133,7 @@ impl HttpShared {
     pub(super) fn index(&self) -> Result<&Index, HttpRefusal> {
         let missing =
             || HttpRefusal::NotFound("this process has no index; it only follows engines".to_owned());
-        let index = self.index.as_ref().ok_or_else(missing)?;
+        let index = self.parts.index.as_ref().ok_or_else(missing)?;
         if index.readiness.may_answer() {
             return Ok(index);
         }
@@ -157,28 +147,20 @@ impl HttpShared {
             let text = "no bridge runs in this process; start kvatlas up, or kvatlas bridge --http-listen";
             HttpRefusal::NotFound(text.to_owned())
         };
-        self.engines.as_deref().ok_or_else(missing)
+        self.parts.engines.as_deref().ok_or_else(missing)
     }
 
     /// Returns the result of a query for a model of which no events have come. The followed engines of the model may
-    /// have blocks, so they are counted as holders in doubt. `None` if no engine of the model is followed.
-    pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
-        let engines = self.engines.as_ref()?.engines();
-        let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
-        let block_size = own.next()?.engine.block_size;
-        Some(Found {
-            block_size,
-            asked_blocks: 0,
-            holders: Vec::new(),
-            most: NearBlocks::default(),
-            foreign_holders: 0,
-            doubtful_holders: u32::try_from(own.count()).map_or(u32::MAX, |others| others.saturating_add(1)),
-        })
+    /// have blocks, so the result is not certain. `None` if no engine of the model is followed.
+    pub(super) fn followed(&self, model: &ModelKey) -> Option<Scores> {
+        let engines = self.parts.engines.as_ref()?.engines();
+        let own = engines.iter().find(|state| state.engine.key.model == *model)?;
+        Some(Scores::new(own.engine.block_size, Vec::new(), true))
     }
 
     /// Returns the index, whether it is ready or not, and the bridge. Either may be absent.
     pub(super) fn known(&self) -> (Option<&Index>, Option<&dyn EngineRegistry>) {
-        (self.index.as_ref(), self.engines.as_deref())
+        (self.parts.index.as_ref(), self.parts.engines.as_deref())
     }
 
     /// Returns the maximum length of a reply, in bytes. The bound exists because a reply is built whole before it is
@@ -210,18 +192,11 @@ impl Payload {
 }
 
 impl FromRequest<Arc<HttpShared>> for Payload {
-    type Rejection = Response;
+    type Rejection = HttpRefusal;
 
-    async fn from_request(request: Request, shared: &Arc<HttpShared>) -> Result<Self, Response> {
-        let is_contract = is_contract(request.uri().path());
-        let body = shared.bodies.receive(request).await;
-        body.map(Self).map_err(|error| error.respond(!is_contract))
+    async fn from_request(request: Request, shared: &Arc<HttpShared>) -> Result<Self, HttpRefusal> {
+        shared.bodies.receive(request).await.map(Self)
     }
-}
-
-/// Whether requests to `path` are answered in the contract's format.
-pub(super) fn is_contract(path: &str) -> bool {
-    path.starts_with("/v1/")
 }
 
 /// Builds a JSON response. `exact`, if present, becomes the header that tells whether the answer is certain.
@@ -230,7 +205,7 @@ pub(super) fn json_response(body: &impl Serialize, exact: Option<bool>) -> Respo
         Ok(bytes) => bytes,
         Err(error) => {
             let text = format!("the reply cannot be written: {error}");
-            return HttpRefusal::Unavailable(text).respond(true);
+            return HttpRefusal::Unavailable(text).into_response();
         }
     };
     let mut response = Response::new(Body::from(bytes));

@@ -15,7 +15,7 @@ use kvatlas_core::wire::{
 };
 
 use super::dialect::InstanceId;
-use super::error::{DialectError, HttpRefusal};
+use super::error::HttpRefusal;
 use super::shared::{HttpShared, Index, json_response};
 use kvatlas_process::registry::{EngineState, EngineStatus, ServerState};
 
@@ -106,7 +106,7 @@ type Workers = BTreeMap<(ModelKey, String), WorkerJson>;
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkerSelection>, QueryRejection>,
-) -> Result<Response, DialectError> {
+) -> Result<Response, HttpRefusal> {
     let Query(query) = query.map_err(|error| HttpRefusal::BadRequest(error.body_text()))?;
     let is_wanted = |model: &ModelKey| {
         query.model_name.as_ref().is_none_or(|name| *name == model.model)

@@ -1,13 +1,9 @@
 //! Commands of operators that lanes carry out on holders.
 
-use std::sync::Arc;
-
-use tokio::sync::oneshot;
-
 use kvatlas_core::wire::{AdminHolder, Rank};
+use kvatlas_telemetry::labels::LaneWork;
 
-use super::clock::now_us;
-use super::job::{CommandJob, HolderCommand, Job};
+use super::job::HolderCommand;
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
@@ -20,29 +16,22 @@ impl LanePool {
             namespace: of.namespace.clone(),
             worker: of.worker.clone(),
         };
-        let (lane, in_flight) = self.assignments.assign(&worker);
-        let line = Arc::clone(in_flight.line());
-        let (reply, done) = oneshot::channel();
-        let job = Job::Command(CommandJob {
-            worker,
-            rank: of.rank,
-            command,
-            reply,
-            in_flight,
-        });
-        self.lane(lane).jobs.send(&line, job, 0, now_us()).await?;
+        let rank = of.rank;
+        let carry_out = move |lane: &mut Lane, worker: &WorkerKey| lane.command(worker, rank, command);
+        let done = self.on_worker(worker, LaneWork::Upkeep, 0, carry_out).await?;
         done.await.map_err(|_| PoolError::LaneStopped)
     }
 }
 
 impl Lane {
-    /// Carries out an operator's command on holders of this lane, and replies with the number of these holders.
-    pub(super) fn command(&mut self, job: CommandJob) {
-        let ranks = job.rank.map_or(Rank::MIN..=Rank::MAX, |rank| rank..=rank);
+    /// Carries out an operator's command on the holders of a worker of this lane. `rank` is the rank whose holder the command is
+    /// for; `None` means all ranks. Returns the number of these holders.
+    fn command(&mut self, worker: &WorkerKey, rank: Option<Rank>, command: HolderCommand) -> u64 {
+        let ranks = rank.map_or(Rank::MIN..=Rank::MAX, |rank| rank..=rank);
         let (first, last) = (*ranks.start(), *ranks.end());
-        let keys = (job.worker.clone(), first)..=(job.worker.clone(), last);
+        let keys = (worker.clone(), first)..=(worker.clone(), last);
         let mut count = 0;
-        match job.command {
+        match command {
             HolderCommand::Doubt => {
                 for (_, holder) in self.holders.range_mut(keys) {
                     holder.note_operator_doubt();
@@ -58,8 +47,6 @@ impl Lane {
                 }
             }
         }
-        // The caller may have gone.
-        let _ = job.reply.send(count);
-        self.finish(&job.worker, job.in_flight);
+        count
     }
 }

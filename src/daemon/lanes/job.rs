@@ -4,23 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use crate::traces::OpenSpan;
-use kvatlas_core::index::{Namespace, WalkedHolder};
-use kvatlas_core::snapshot::HolderFrame;
-use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::Rank;
-use kvatlas_telemetry::EventMetrics;
-use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
+use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork};
 
 use super::clock::now_us;
 use super::freshness::MessageArrival;
-use super::held::ResyncNumber;
-use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
-use super::holder_snapshot::{HolderDump, Revisited};
-use super::line::{HolderKey, InFlight, Sender, WorkerKey};
+use super::lane::Lane;
+use super::line::Sender;
 use super::lost::LostJob;
 use super::payloads::Payloads;
 use super::queue::LineJob;
@@ -31,53 +22,19 @@ pub(crate) enum Job {
     Batches(BatchesJob),
     /// Put the holders of a worker in doubt, because messages were dropped at this place in the lane's queue.
     Lost(LostJob),
-    /// Restore a part of a holder's state from a frame (one record) of a snapshot.
-    Restore(Box<RestoreJob>),
-    /// Store the blocks of this lane's holders from one part of a snapshot's forest (the blocks of many holders
-    /// together).
-    RestoreForest(Arc<ForestChunk>),
-    /// End the restoring of a snapshot: no further blocks follow.
-    EndRestore,
-    /// Dump the first holder after `after` in the order of keys. Blocks that a walk over the index can find are
-    /// included only if `with_blocks` is set.
-    DumpNext {
-        after: Option<HolderKey>,
-        with_blocks: bool,
-        generation: StreamGeneration,
-        reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
-    },
-    /// Compare a holder with its dump, after a walk over the index has looked for its blocks.
-    Revisit {
-        holder: HolderKey,
-        before: Box<(WalkedHolder, HolderFrame)>,
-        generation: StreamGeneration,
-        reply: oneshot::Sender<Revisited>,
-    },
-    /// Do a step of a holder's resync.
-    Resync(Box<ResyncJob>),
-    /// Carry out a command of an operator.
-    Command(CommandJob),
-    /// Give up events and held batches that have waited for too long, and look for silent holders.
-    Tick {
-        /// Whether messages can be received at present.
-        is_listening: bool,
-    },
-    /// Send the reply once all jobs before this one are done.
-    Barrier(oneshot::Sender<()>),
+    /// Do something else, which counts as this kind of work.
+    Run(LaneWork, LaneTask),
 }
+
+/// Work of a lane that is not about messages: resyncs, snapshots, operators' commands and upkeep.
+pub(crate) type LaneTask = Box<dyn FnOnce(&mut Lane) + Send>;
 
 impl Job {
     /// Returns the kind of work for which the job's time is counted.
     pub(super) fn work(&self) -> LaneWork {
         match self {
             Self::Batches(_) | Self::Lost(_) => LaneWork::Events,
-            Self::Resync(_) => LaneWork::Resync,
-            Self::Restore(_)
-            | Self::RestoreForest(_)
-            | Self::EndRestore
-            | Self::DumpNext { .. }
-            | Self::Revisit { .. } => LaneWork::Snapshot,
-            Self::Command(_) | Self::Tick { .. } | Self::Barrier(_) => LaneWork::Upkeep,
+            Self::Run(work, _) => *work,
         }
     }
 }
@@ -143,15 +100,6 @@ impl LineJob for Job {
     }
 }
 
-/// Frame (one record) of a snapshot that concerns a worker of the lane.
-pub(crate) struct RestoreJob {
-    pub(super) namespace: Arc<Namespace>,
-    pub(super) metrics: Arc<EventMetrics>,
-    pub(super) worker: WorkerKey,
-    pub(super) part: RestorePart,
-    pub(super) in_flight: InFlight,
-}
-
 /// Snapshot from which a holder is restored.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RestoreOrigin {
@@ -172,21 +120,6 @@ impl RestoreOrigin {
     }
 }
 
-/// Content of a snapshot's frame, for a holder of the worker.
-#[derive(Debug)]
-pub(crate) enum RestorePart {
-    /// Beginning of a holder, with the snapshot from which it comes.
-    Holder(HolderFrame, RestoreOrigin),
-    /// Beginning of a holder whose blocks were stored under other settings than the namespace has now. No blocks of this holder
-    /// follow.
-    Refused(HolderFrame),
-    /// Blocks of the holder of this rank, as an encoded event batch.
-    Batch(Rank, Vec<u8>),
-    /// Order to forget the holder of this rank, because the rest of its frames cannot be read. A half restored state
-    /// must not stay.
-    Abandon(Rank),
-}
-
 /// Command of an operator that changes holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HolderCommand {
@@ -194,44 +127,4 @@ pub(crate) enum HolderCommand {
     Forget,
     /// Put the holders in doubt, so that their publishers are asked for the full state.
     Doubt,
-}
-
-/// Operator's command for the holders of one worker of the lane.
-pub(crate) struct CommandJob {
-    pub(super) worker: WorkerKey,
-    /// Rank whose holder the command is for. `None` means all ranks.
-    pub(super) rank: Option<Rank>,
-    pub(super) command: HolderCommand,
-    /// Channel that receives the number of holders on which the command was carried out.
-    pub(super) reply: oneshot::Sender<u64>,
-    pub(super) in_flight: InFlight,
-}
-
-/// Step of a resync for a holder of one worker of the lane.
-#[derive(Debug)]
-pub(crate) struct ResyncJob {
-    pub(super) holder: HolderKey,
-    pub(super) step: ResyncStep,
-    pub(super) in_flight: InFlight,
-}
-
-/// Step of a holder's resync.
-#[derive(Debug)]
-pub(crate) enum ResyncStep {
-    /// Hold batches from now on, and reply with the request for the publisher. No reply comes if the holder does not
-    /// exist.
-    Begin(oneshot::Sender<ResyncBegun>),
-    /// Apply the publisher's answer. The publisher was asked in this generation of the event stream; a later generation
-    /// means that messages may have been lost.
-    Finish {
-        number: ResyncNumber,
-        answer: ResyncAnswer,
-        generation: StreamGeneration,
-        reply: oneshot::Sender<ResyncOutcome>,
-    },
-    /// Apply the held batches without an answer.
-    Abandon {
-        number: ResyncNumber,
-        failure: ResyncFailure,
-    },
 }

@@ -99,7 +99,7 @@ impl Lane {
         }
     }
 
-    /// Does one job. Drops its reply if nobody waits for the reply any more.
+    /// Does one job.
     fn work(&mut self, job: Job) {
         if !matches!(job, Job::Batches(_)) {
             self.put_back();
@@ -107,31 +107,7 @@ impl Lane {
         match job {
             Job::Batches(batches) => self.apply(batches),
             Job::Lost(lost) => self.note_lost(lost),
-            Job::Restore(restore) => self.restore(*restore),
-            Job::RestoreForest(chunk) => self.restore_forest(&chunk),
-            Job::EndRestore => self.in_forest.clear(),
-            Job::DumpNext {
-                after,
-                with_blocks,
-                generation,
-                reply,
-            } => {
-                let _ = reply.send(self.dump_next(after, with_blocks, generation));
-            }
-            Job::Revisit {
-                holder,
-                before,
-                generation,
-                reply,
-            } => {
-                let _ = reply.send(self.revisit(&holder, &before, generation));
-            }
-            Job::Resync(resync) => self.resync(*resync),
-            Job::Command(command) => self.command(command),
-            Job::Tick { is_listening } => self.tick(is_listening),
-            Job::Barrier(reply) => {
-                let _ = reply.send(());
-            }
+            Job::Run(_, task) => task(self),
         }
     }
 
@@ -443,7 +419,9 @@ impl Lane {
         self.unheld.refuse(sender, batch, &why, self.clocks().unix_us);
     }
 
-    fn tick(&mut self, is_listening: bool) {
+    /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening` says whether
+    /// messages can be received at present.
+    pub(super) fn tick(&mut self, is_listening: bool) {
         self.listening.look(self.clocks().monotonic_us, is_listening);
         let context = Context {
             clocks: self.clocks(),

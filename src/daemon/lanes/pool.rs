@@ -57,6 +57,21 @@ pub(super) struct LaneHandle {
     metrics: LaneMetrics,
 }
 
+impl LaneHandle {
+    /// Has the lane do `task` after all jobs that were queued before, and returns the result.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: LaneWork,
+        task: impl FnOnce(&mut Lane) -> T + Send + 'static,
+    ) -> Result<T, PoolError> {
+        let (reply, done) = oneshot::channel();
+        // The caller may have gone.
+        let task = move |lane: &mut Lane| drop(reply.send(task(lane)));
+        self.jobs.send_control(Job::Run(work, Box::new(task)))?;
+        done.await.map_err(|_| PoolError::LaneStopped)
+    }
+}
+
 /// Messages that have been sorted by lane, and have not been put into the lanes' queues yet. The caller of
 /// [`LanePool::sort`] bounds their number.
 pub(crate) struct Inbox {
@@ -452,12 +467,32 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
+    /// Has the lane of `worker` do `task` after all messages that the worker sent earlier. Waits while the lane's queue is full.
+    /// Returns the receiver of the result. `bytes` is the approximate size of the task in memory.
+    pub(super) async fn on_worker<T: Send + 'static>(
+        &self,
+        worker: WorkerKey,
+        work: LaneWork,
+        bytes: usize,
+        task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, PoolError> {
+        let (lane, in_flight) = self.assignments.assign(&worker);
+        let line = Arc::clone(in_flight.line());
+        let (reply, done) = oneshot::channel();
+        let task = move |lane: &mut Lane| {
+            // The caller may have gone.
+            let _ = reply.send(task(lane, &worker));
+            lane.finish(&worker, in_flight);
+        };
+        let job = Job::Run(work, Box::new(task));
+        self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?;
+        Ok(done)
+    }
+
     /// Waits until every message that came before this call has been applied.
     pub async fn drain(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
-            let (reply, done) = oneshot::channel();
-            lane.jobs.send_control(Job::Barrier(reply))?;
-            done.await.map_err(|_| PoolError::LaneStopped)?;
+            lane.run(LaneWork::Upkeep, |_| ()).await?;
         }
         Ok(())
     }
@@ -472,7 +507,8 @@ impl LanePool {
         self.expire_refused();
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
-            let _ = lane.jobs.send_control(Job::Tick { is_listening });
+            let tick = move |lane: &mut Lane| lane.tick(is_listening);
+            let _ = lane.jobs.send_control(Job::Run(LaneWork::Upkeep, Box::new(tick)));
         }
     }
 

@@ -6,20 +6,17 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{EventBatch, WireLimits};
 use kvatlas_telemetry::EventMetrics;
-use kvatlas_telemetry::labels::DropReason;
+use kvatlas_telemetry::labels::{DropReason, LaneWork};
 
-use super::clock::now_us;
 use super::holder::Holder;
 use super::holder_snapshot::{HolderDump, Revisited};
-use super::job::{Job, RestoreJob, RestoreOrigin, RestorePart};
+use super::job::{Job, RestoreOrigin};
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
@@ -37,6 +34,13 @@ pub fn snapshot_limits() -> WireLimits {
 /// Progress of a lane's dump: the key of the holder that was dumped last.
 #[derive(Debug, Clone)]
 pub struct DumpPosition(HolderKey);
+
+/// Holder that a snapshot restores.
+struct RestoredHolder {
+    namespace: Arc<Namespace>,
+    metrics: Arc<EventMetrics>,
+    key: HolderKey,
+}
 
 impl LanePool {
     /// Sends a frame (one record) of a snapshot to the lane of its holder. `holder` is the holder frame to which the
@@ -66,15 +70,19 @@ impl LanePool {
         if !holder.fits(namespace.indexer.settings()) {
             return self.refuse(namespace, holder, frame).await;
         }
-        let (part, bytes) = match frame {
-            Frame::Stream(_) | Frame::Forest(_) => return Ok(()),
-            Frame::Holder(frame) => (RestorePart::Holder(frame, origin), 0),
+        match frame {
+            Frame::Stream(_) | Frame::Forest(_) => Ok(()),
+            Frame::Holder(frame) => {
+                let restore =
+                    move |lane: &mut Lane, of: &RestoredHolder| lane.restore_holder(of, &frame, origin);
+                self.send_restore(namespace, holder, 0, restore).await
+            }
             Frame::Batch(payload) => {
                 let bytes = payload.len();
-                (RestorePart::Batch(holder.rank, payload), bytes)
+                let restore = move |lane: &mut Lane, of: &RestoredHolder| lane.restore_batch(of, &payload);
+                self.send_restore(namespace, holder, bytes, restore).await
             }
-        };
-        self.send_restore(namespace, holder, part, bytes).await
+        }
     }
 
     /// Sends a part of a snapshot's forest (the blocks of many holders together) to all lanes. Each lane stores the
@@ -83,7 +91,9 @@ impl LanePool {
         let bytes = chunk.bytes();
         let chunk = Arc::new(chunk);
         for lane in &self.lanes {
-            let job = Job::RestoreForest(Arc::clone(&chunk));
+            let chunk = Arc::clone(&chunk);
+            let restore = move |lane: &mut Lane| lane.restore_forest(&chunk);
+            let job = Job::Run(LaneWork::Snapshot, Box::new(restore));
             lane.jobs.send_fence(job, bytes).await?;
         }
         Ok(())
@@ -92,7 +102,9 @@ impl LanePool {
     /// Tells the lanes that the snapshot has ended.
     pub async fn end_restore(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
-            lane.jobs.send_fence(Job::EndRestore, 0).await?;
+            let end = |lane: &mut Lane| lane.in_forest.clear();
+            let job = Job::Run(LaneWork::Snapshot, Box::new(end));
+            lane.jobs.send_fence(job, 0).await?;
         }
         Ok(())
     }
@@ -103,8 +115,8 @@ impl LanePool {
         let Some(namespace) = self.namespaces.get(&holder.namespace) else {
             return Ok(());
         };
-        self.send_restore(namespace, holder, RestorePart::Abandon(holder.rank), 0)
-            .await
+        let abandon = |lane: &mut Lane, of: &RestoredHolder| lane.forget(&of.key);
+        self.send_restore(namespace, holder, 0, abandon).await
     }
 
     /// Restores a holder without its blocks, because they were stored under another hashing or block size than the
@@ -130,31 +142,34 @@ impl LanePool {
                 settings.block_size.as_u32()
             ),
         );
-        self.send_restore(namespace, holder, RestorePart::Refused(frame), 0)
-            .await
+        let restore = move |lane: &mut Lane, of: &RestoredHolder| {
+            if let Some(holder) = lane.restored_holder(of) {
+                holder.refuse_blocks(&frame);
+            }
+        };
+        self.send_restore(namespace, holder, 0, restore).await
     }
 
+    /// Sends a step of a holder's restoring to the lane of the holder.
     async fn send_restore(
         &self,
         namespace: Arc<Namespace>,
         holder: &HolderFrame,
-        part: RestorePart,
         bytes: usize,
+        restore: impl FnOnce(&mut Lane, &RestoredHolder) + Send + 'static,
     ) -> Result<(), PoolError> {
         let worker = WorkerKey {
             namespace: holder.namespace.clone(),
             worker: holder.worker.clone(),
         };
-        let (lane, in_flight) = self.assignments.assign(&worker);
-        let line = Arc::clone(in_flight.line());
-        let job = Job::Restore(Box::new(RestoreJob {
+        let of = RestoredHolder {
             metrics: self.metrics_of(&namespace.name),
             namespace,
-            worker,
-            part,
-            in_flight,
-        }));
-        Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
+            key: (worker.clone(), holder.rank),
+        };
+        let task = move |lane: &mut Lane, _: &WorkerKey| restore(lane, &of);
+        let sent = self.on_worker(worker, LaneWork::Snapshot, bytes, task).await;
+        sent.map(drop)
     }
 
     /// Dumps the first holder after `after`, in the order of keys, on lane number `lane`. Returns `None` if there is no
@@ -175,14 +190,9 @@ impl LanePool {
         let Some(lane) = self.lanes.get(lane) else {
             return Ok(None);
         };
-        let (reply, dumped) = oneshot::channel();
-        lane.jobs.send_control(Job::DumpNext {
-            after: after.map(|after| after.0),
-            with_blocks,
-            generation,
-            reply,
-        })?;
-        let dumped = dumped.await.map_err(|_| PoolError::LaneStopped)?;
+        let after = after.map(|after| after.0);
+        let dump = move |lane: &mut Lane| lane.dump_next(after, with_blocks, generation);
+        let dumped = lane.run(LaneWork::Snapshot, dump).await?;
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
@@ -199,89 +209,62 @@ impl LanePool {
         let Some(lane) = self.lanes.get(lane) else {
             return Ok(Revisited::Gone);
         };
-        let (reply, revisited) = oneshot::channel();
-        lane.jobs.send_control(Job::Revisit {
-            holder: position.0,
-            before: Box::new((walked, dumped)),
-            generation,
-            reply,
-        })?;
-        revisited.await.map_err(|_| PoolError::LaneStopped)
+        let revisit = move |lane: &mut Lane| {
+            let holder = lane.holders.get_mut(&position.0);
+            holder.map_or(Revisited::Gone, |holder| {
+                holder.revisit(&walked, &dumped, generation)
+            })
+        };
+        lane.run(LaneWork::Snapshot, revisit).await
     }
 }
 
 impl Lane {
-    /// Restores a part of a holder's state from one frame (one record) of a snapshot.
-    pub(super) fn restore(&mut self, job: RestoreJob) {
-        self.restore_part(&job.namespace, &job.metrics, &job.worker, job.part);
-        self.finish(&job.worker, job.in_flight);
+    /// Restores the beginning of a holder.
+    fn restore_holder(&mut self, of: &RestoredHolder, frame: &HolderFrame, origin: RestoreOrigin) {
+        if self.holders.contains_key(&of.key) {
+            // The snapshot has the holder a second time. Forest blocks of its first time are outdated.
+            self.in_forest.retain(|_, (other, _)| *other != of.key);
+        }
+        let Some(holder) = self.restored_holder(of) else {
+            return;
+        };
+        holder.restore_cursor(frame, origin);
+        if let Some(InForest { number, tier }) = frame.forest {
+            self.in_forest.insert(number, (of.key.clone(), tier));
+        }
     }
 
-    fn restore_part(
-        &mut self,
-        namespace: &Namespace,
-        metrics: &Arc<EventMetrics>,
-        worker: &WorkerKey,
-        part: RestorePart,
-    ) {
-        match part {
-            RestorePart::Abandon(rank) => self.forget(&(worker.clone(), rank)),
-            RestorePart::Refused(frame) => {
-                if let Some(holder) = self.restored_holder(namespace, metrics, &(worker.clone(), frame.rank))
-                {
-                    holder.refuse_blocks(&frame);
-                }
-            }
-            RestorePart::Holder(frame, origin) => {
-                let key = (worker.clone(), frame.rank);
-                if self.holders.contains_key(&key) {
-                    // The snapshot has this holder a second time. The number that its first frame has in the forest
-                    // must no longer bring blocks.
-                    self.in_forest.retain(|_, (other, _)| *other != key);
-                }
-                let Some(holder) = self.restored_holder(namespace, metrics, &key) else {
-                    return;
-                };
-                holder.restore_cursor(&frame, origin);
-                if let Some(InForest { number, tier }) = frame.forest {
-                    self.in_forest.insert(number, (key, tier));
-                }
-            }
-            RestorePart::Batch(rank, payload) => {
-                let now_us = self.clocks().monotonic_us;
-                let Some(holder) = self.restored_holder(namespace, metrics, &(worker.clone(), rank)) else {
-                    return;
-                };
-                match EventBatch::decode(&payload, &snapshot_limits()) {
-                    Ok(batch) => holder.restore_blocks(batch, now_us),
-                    Err(error) => {
-                        self.note_undecodable(namespace, metrics, worker, error, self.clocks());
-                    }
-                }
+    /// Restores blocks of a holder from an encoded event batch.
+    fn restore_batch(&mut self, of: &RestoredHolder, payload: &[u8]) {
+        let now_us = self.clocks().monotonic_us;
+        let Some(holder) = self.restored_holder(of) else {
+            return;
+        };
+        match EventBatch::decode(payload, &snapshot_limits()) {
+            Ok(batch) => holder.restore_blocks(batch, now_us),
+            Err(error) => {
+                self.note_undecodable(&of.namespace, &of.metrics, &of.key.0, error, self.clocks());
             }
         }
     }
 
-    /// Returns the holder to which a frame belongs. If the index has no room for the holder, counts that and returns
-    /// `None`.
-    fn restored_holder(
-        &mut self,
-        namespace: &Namespace,
-        metrics: &Arc<EventMetrics>,
-        key: &HolderKey,
-    ) -> Option<&mut Holder> {
+    /// Returns a holder of a snapshot. If the index has no room for the holder, counts that and returns `None`.
+    fn restored_holder(&mut self, of: &RestoredHolder) -> Option<&mut Holder> {
         let (unheld, unix_us) = (Arc::clone(&self.unheld), self.clocks().unix_us);
         let refuse = |error| {
-            let (why, worker) = (NoHolder::NoRoom(error), &key.0.worker);
-            metrics.batch_dropped(why.reason(), worker.as_str(), &why);
-            unheld.note(namespace, worker, Some(key.1), why.reason(), unix_us);
+            let (why, worker) = (NoHolder::NoRoom(error), &of.key.0.worker);
+            of.metrics.batch_dropped(why.reason(), worker.as_str(), &why);
+            unheld.note(&of.namespace, worker, Some(of.key.1), why.reason(), unix_us);
         };
-        self.holder(namespace, metrics, key).map_err(refuse).ok()
+        self.holder(&of.namespace, &of.metrics, &of.key)
+            .map_err(refuse)
+            .ok()
     }
 
     /// Stores the blocks of this lane's holders from one part of a snapshot's forest (the blocks of many holders
     /// together).
-    pub(super) fn restore_forest(&mut self, chunk: &ForestChunk) {
+    fn restore_forest(&mut self, chunk: &ForestChunk) {
         for (number, runs) in chunk.holders() {
             let Some((key, tier)) = self.in_forest.get(&number) else {
                 continue;
@@ -292,22 +275,8 @@ impl Lane {
         }
     }
 
-    /// Compares a holder with its dump, and replies with the result.
-    pub(super) fn revisit(
-        &mut self,
-        key: &HolderKey,
-        before: &(WalkedHolder, HolderFrame),
-        generation: StreamGeneration,
-    ) -> Revisited {
-        let (walked, frame) = before;
-        let holder = self.holders.get_mut(key);
-        holder.map_or(Revisited::Gone, |holder| {
-            holder.revisit(walked, frame, generation)
-        })
-    }
-
-    /// Dumps the first holder after `after`, in the order of keys, and replies with the dump.
-    pub(super) fn dump_next(
+    /// Dumps the first holder after `after`, in the order of keys.
+    fn dump_next(
         &mut self,
         after: Option<HolderKey>,
         with_blocks: bool,

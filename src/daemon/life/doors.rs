@@ -4,9 +4,8 @@
 use std::net::SocketAddr;
 
 use crate::shared::{Shared, Stage};
+use crate::start_error::StartError;
 use kvatlas_config::Config;
-
-use super::error::StartError;
 
 /// Addresses of the listeners for routers of other projects. `None` stands for a listener that is not open.
 #[derive(Default)]

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{HttpLimits, HttpParts, HttpServer, Index, read_token};
+use crate::http::{HEAD_BYTES_MAX, HttpParts, HttpServer, Index, read_token};
 use crate::queries::query_limits;
 use crate::shared::Shared;
+use crate::start_error::StartError;
 use kvatlas_config::Config;
 use kvatlas_process::admin::AdminSource;
+use kvatlas_process::listener::ConnectionLimits;
 use kvatlas_process::registry::EngineRegistry;
 
 use kvatlas_core::wire::WireLimits;
-
-use super::error::StartError;
 
 /// Time for which a request in progress may go on after the listener is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,10 +35,7 @@ pub(super) async fn start_http(
     let Some(listen) = config.listen else {
         return Ok(None);
     };
-    let token = config.token_file.as_deref();
-    let token = token
-        .map(|path| read_token("http.token_file", path))
-        .transpose()?;
+    let token = read_token("http.token_file", config.token_file.as_deref())?;
     let index = Index::new(
         shared.source().await?,
         Arc::clone(&shared.readiness),
@@ -55,11 +52,13 @@ pub(super) async fn start_http(
         request_timeout: config.request_timeout,
         tracer: shared.tracer.clone(),
     };
-    let limits = HttpLimits {
+    let limits = ConnectionLimits {
         connections_max: config.max_connections,
         per_source_max: config.max_connections_per_source,
-        idle_timeout: config.idle_timeout,
+        head_timeout: config.idle_timeout,
+        age_max: None,
         drain_timeout: DRAIN_TIMEOUT,
+        head_bytes_max: HEAD_BYTES_MAX,
     };
     Ok(Some(HttpServer::start(listen, parts, limits).await?))
 }

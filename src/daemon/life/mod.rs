@@ -17,7 +17,6 @@ use kvatlas_process::broker::embedded::EmbeddedBroker;
 
 mod commands;
 mod doors;
-mod error;
 mod http;
 mod memory;
 mod namespaces;
@@ -28,7 +27,6 @@ mod upkeep;
 mod view;
 mod watch;
 
-pub use error::StartError;
 pub use namespaces::{NamespaceError, namespaces};
 use reload::DaemonLimits;
 pub use reload::ReloadReport;

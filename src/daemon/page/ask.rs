@@ -1,8 +1,6 @@
 //! The query box of the page.
 
-use kvatlas_core::wire::{QueryRequest, SingleQuery};
-
-use crate::queries::AnyReply;
+use kvatlas_core::wire::SingleQuery;
 
 use super::questions::BoxQuestion;
 use super::{Page, PageRefusal};
@@ -20,13 +18,7 @@ impl Page {
             .map_err(|error| PageRefusal::Query(error.to_string()))?;
         query.options.explain = query.positions.is_none();
         query.options.limit = Some(query.options.limit.unwrap_or(HOLDERS_MAX).min(HOLDERS_MAX));
-        let request = QueryRequest::Single(query);
-        match self
-            .answerer
-            .answer_request(&question.namespace, &request, usize::MAX)?
-        {
-            AnyReply::Single(reply) => serde_json::to_string(&reply).map_err(|_| PageRefusal::Failed),
-            AnyReply::Batch(_) => Err(PageRefusal::Failed),
-        }
+        let reply = self.answerer.answer_one(&question.namespace, &query)?;
+        serde_json::to_string(&reply).map_err(|_| PageRefusal::Failed)
     }
 }

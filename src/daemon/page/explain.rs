@@ -6,11 +6,10 @@ use serde::Serialize;
 
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{
-    Address, DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest,
-    SingleQuery,
+    Address, DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, SingleQuery,
 };
 
-use crate::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
+use crate::queries::SAMPLED_BLOCKS_MAX;
 
 use super::held::{Below, below};
 use super::questions::NodeQuestion;
@@ -131,11 +130,9 @@ impl Page {
         options: QueryOptions,
     ) -> Result<QueryReply, PageRefusal> {
         let query = SingleQuery::new(QueryKey::LineageHashes(prefix.to_vec()));
-        let request = QueryRequest::Single(SingleQuery { options, ..query });
-        match self.answerer.answer_request(name, &request, usize::MAX)? {
-            AnyReply::Single(reply) => Ok(reply),
-            AnyReply::Batch(_) => Err(PageRefusal::Failed),
-        }
+        Ok(self
+            .answerer
+            .answer_one(name, &SingleQuery { options, ..query })?)
     }
 
     /// Finds the node that ends with `block` in the kept trees of prefixes for which `is_wanted` holds. Takes the

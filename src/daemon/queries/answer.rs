@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::hints::Hints;
 use crate::lanes::{Freshness, FreshnessReading};
-use kvatlas_config::{Depth, Live};
+use kvatlas_config::Live;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
@@ -37,7 +37,7 @@ mod unlisted;
 pub(super) use any_reply::Answer;
 pub(crate) use any_reply::AnyReply;
 use beyond::{Doubted, QueryLength};
-pub(crate) use found::{Found, FoundHolder};
+pub(crate) use found::{Found, FoundHolder, dialect_query};
 use pieces::BatchReplies;
 use spoken::spoken;
 pub(super) use status::encode_status;
@@ -55,8 +55,6 @@ pub(crate) struct Answerer {
     pub(crate) limits: Live<WireLimits>,
     /// Sample of recent queries, with counts of all answers by their certainty. `None` if queries are not sampled.
     pub(crate) sample: Option<Arc<QuerySample>>,
-    /// Kind of depth that [`Self::find`] returns: blocks that a request can reuse, or blocks that full attention has.
-    pub(crate) dialect_depth: Depth,
     /// Queues in which heavy requests, which take long, wait for their turns.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Hints of routers (reports of where they have sent requests). `None` if hints are not taken.
@@ -80,7 +78,6 @@ impl Answerer {
             subjects,
             limits,
             sample: None,
-            dialect_depth: Depth::default(),
             heavy_turns: Arc::default(),
             hints: None,
         }
@@ -105,10 +102,10 @@ impl Answerer {
         request: &QueryRequest,
         reply_bytes_max: usize,
     ) -> Result<AnyReply, WireError> {
-        let namespace = self.namespace(name)?;
         Ok(match request {
-            QueryRequest::Single(query) => AnyReply::Single(self.reply(&namespace, query)?),
+            QueryRequest::Single(query) => AnyReply::Single(self.answer_one(name, query)?),
             QueryRequest::Batch(queries) => {
+                let namespace = self.namespace(name)?;
                 let mut replies = BatchReplies::new(queries.len(), reply_bytes_max);
                 for query in queries {
                     replies.add(self, &namespace, query)?;
@@ -116,6 +113,25 @@ impl Answerer {
                 replies.finish()
             }
         })
+    }
+
+    /// Answers one query about the namespace `name`.
+    pub(crate) fn answer_one(
+        &self,
+        name: &NamespaceName,
+        query: &SingleQuery,
+    ) -> Result<QueryReply, WireError> {
+        self.reply(&*self.namespace(name)?, query, true)
+    }
+
+    /// Answers a query as [`Self::answer_one`] does, but lists holders with equal numbers of blocks in no particular order.
+    /// That saves the comparison of their names.
+    pub(crate) fn answer_unsorted(
+        &self,
+        name: &NamespaceName,
+        query: &SingleQuery,
+    ) -> Result<QueryReply, WireError> {
+        self.reply(&*self.namespace(name)?, query, false)
     }
 
     /// Returns the namespaces from which requests are answered.
@@ -240,7 +256,12 @@ impl Answerer {
             })
     }
 
-    fn reply(&self, namespace: &Namespace, query: &SingleQuery) -> Result<QueryReply, WireError> {
+    fn reply(
+        &self,
+        namespace: &Namespace,
+        query: &SingleQuery,
+        is_sorted: bool,
+    ) -> Result<QueryReply, WireError> {
         let spoken = spoken(namespace, &query.key)?;
         if let Some(positions) = &query.positions {
             return self.reply_with_bounds(namespace, query, positions);
@@ -250,7 +271,7 @@ impl Answerer {
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
         let asked = QueryLength::of(query, chain.len(), indexer);
-        let searched = self.searched(&doubts, options, asked, || {
+        let searched = self.searched(&doubts, options, is_sorted, asked, || {
             indexer.find_chain(&mut chain, doubts.search_of(query))
         });
         let mut reply = QueryReply {
@@ -284,6 +305,7 @@ impl Answerer {
         &self,
         doubts: &DoubtFacts<'_, '_>,
         options: &QueryOptions,
+        is_sorted: bool,
         asked: QueryLength,
         search: impl FnMut() -> Matches,
     ) -> QueryReply {
@@ -297,7 +319,7 @@ impl Answerer {
             self.count_doubt(found.holder, concerning.is_empty());
             concerning
         };
-        let (mut holders, mut holders_total) = best_of(matches, options, reasons);
+        let (mut holders, mut holders_total) = best_of(matches, options, is_sorted, reasons);
         holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
@@ -350,7 +372,7 @@ impl Answerer {
             query_blocks: asked.blocks,
             block_size: indexer.settings().block_size.as_u32(),
             unseen_blocks_max: chain.unseen_blocks_max(),
-            ..self.searched(&doubts, &query.options, asked, search)
+            ..self.searched(&doubts, &query.options, true, asked, search)
         };
         if let Some(sample) = &self.sample {
             sample.answered(namespace, state_of(&reply));
@@ -394,11 +416,11 @@ impl DoubtFacts<'_, '_> {
     /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and the reasons from
     /// before the search. A reason from before the search stays even if it has ended since, because the search may not
     /// have seen the newest events. `is_listed` says whether the holder is in the answer.
-    fn of<T>(
+    fn of(
         &self,
         holder: &HolderRecord,
         reasons: DegradedReasons,
-        seen: &Seen<T>,
+        seen: &Seen,
         is_listed: bool,
     ) -> DegradedReasons {
         let mut reasons = reasons.for_query(self.key, is_listed);
@@ -430,7 +452,7 @@ fn with_wait(
 /// their blocks. Returns their number, including holders beyond the limit.
 fn add_changing(
     holders: &mut Vec<HolderMatch>,
-    seen: &Seen<Matches>,
+    seen: &Seen,
     options: &QueryOptions,
     indexer: &PositionalIndexer,
 ) -> u32 {
@@ -472,14 +494,18 @@ fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<It
 }
 
 /// Returns the holders for a reply, best first, within the limit of the query's options. Also returns the number of
-/// holders without that limit.
+/// holders without that limit. Unless `is_sorted`, holders with equal numbers of blocks are in no particular order.
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
+    is_sorted: bool,
     mut reasons: impl FnMut(&Match<'_>) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
     let mut found: Vec<_> = counted(matches, options).collect();
-    found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
+    // The search has found the deepest first.
+    if is_sorted {
+        found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
+    }
     let total = saturating_u32(found.len());
     found.truncate(most_of(options));
     let holders = found.iter().map(|found| {

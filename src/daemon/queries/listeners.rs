@@ -34,6 +34,7 @@ async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
         return Ok(Arc::new(Source::Here(Box::new(IndexHere {
             answerer: shared.listener_answerer(),
             pool: Arc::clone(&shared.pool),
+            dialect_depth: shared.config.queries.dialect_depth,
         }))));
     }
     let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);

@@ -48,7 +48,9 @@ mod start;
 mod turns;
 mod whole;
 
-pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
+pub(crate) use answer::{
+    Answerer, AnyReply, Found, FoundHolder, described, dialect_query, report, unsized_holders,
+};
 #[cfg(any(feature = "grpc", feature = "redis"))]
 pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;

@@ -11,8 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
 use kvatlas_config::Config;
 use kvatlas_core::wire::{
-    ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryRequest, StatusReply, Subjects,
-    WireError,
+    ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryOptions, QueryReply,
+    QueryRequest, StatusReply, Subjects, WireError,
 };
 use kvatlas_telemetry::labels::GatherOutcome;
 use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
@@ -108,21 +108,41 @@ impl ShardAsker {
         payload: Bytes,
         headers: HeaderMap,
     ) -> Result<AnyReply, WireError> {
-        let (gatherer, deadline) = (&self.gatherer, self.deadline);
-        self.check_size(&payload)?;
-        let (reply, gathered) = match request {
+        let queries = match request {
             QueryRequest::Single(query) => {
-                let merged = gatherer.query(namespace, &query.options, payload, headers, deadline);
-                let Merged { reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
-                (AnyReply::Single(reply), gathered)
+                let reply = self.ask_one(namespace, &query.options, payload, headers);
+                return Ok(AnyReply::Single(reply.await?));
             }
-            QueryRequest::Batch(queries) => {
-                let merged = gatherer.query_batch(namespace, queries, payload, headers, deadline);
-                let Merged { mut reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
-                reply.say_profiles_once();
-                (AnyReply::Batch(reply), gathered)
-            }
+            QueryRequest::Batch(queries) => queries,
         };
+        self.check_size(&payload)?;
+        let merged = self
+            .gatherer
+            .query_batch(namespace, queries, payload, headers, self.deadline);
+        let Merged { mut reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
+        reply.say_profiles_once();
+        self.count(&gathered);
+        Ok(AnyReply::Batch(reply))
+    }
+
+    /// Sends a request with one query to all shards, and returns their answers as one. `payload` is the encoded request,
+    /// `options` are the query's, and the `headers` go with it.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::ask`].
+    pub(crate) async fn ask_one(
+        &self,
+        namespace: &NamespaceName,
+        options: &QueryOptions,
+        payload: Bytes,
+        headers: HeaderMap,
+    ) -> Result<QueryReply, WireError> {
+        self.check_size(&payload)?;
+        let merged = self
+            .gatherer
+            .query(namespace, options, payload, headers, self.deadline);
+        let Merged { reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
         self.count(&gathered);
         Ok(reply)
     }

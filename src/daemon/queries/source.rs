@@ -6,7 +6,7 @@ use async_nats::HeaderMap;
 
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{
-    ErrorCode, NamespaceName, QueryKey, QueryOptions, QueryRequest, SingleQuery, StatusReply, WireError,
+    ErrorCode, NamespaceName, QueryKey, QueryReply, QueryRequest, SingleQuery, StatusReply, WireError,
     WireLimits, WorkerName,
 };
 
@@ -16,7 +16,7 @@ use kvatlas_config::{Depth, Live};
 
 use kvatlas_process::broker::ConnectError;
 
-use super::{Answerer, AnyReply, Found, ShardAsker};
+use super::{Answerer, AnyReply, Found, ShardAsker, dialect_query};
 
 /// Reason why a listener cannot get answers from the shards.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +48,9 @@ pub(crate) struct IndexHere {
     pub(crate) answerer: Answerer,
     /// Lanes (threads that apply events), for dumps and for the number of waiting messages.
     pub(crate) pool: Arc<LanePool>,
+    /// Kind of depth that answers to other protocols (dialects) tell: blocks that a request can reuse, or blocks that
+    /// full attention has.
+    pub(crate) dialect_depth: Depth,
 }
 
 /// Parts of a gateway, which asks the shards.
@@ -56,8 +59,7 @@ pub(crate) struct Shards {
     pub(crate) asker: ShardAsker,
     /// Bounds on requests.
     pub(crate) limits: Live<WireLimits>,
-    /// Kind of depth that answers to other protocols (dialects) tell: blocks that a request can reuse, or blocks that
-    /// full attention has.
+    /// Kind of depth that answers to other protocols tell, as [`IndexHere::dialect_depth`].
     pub(crate) dialect_depth: Depth,
 }
 
@@ -161,10 +163,12 @@ impl Source {
         key: &QueryKey,
         worker: Option<&WorkerName>,
     ) -> Result<Found, WireError> {
-        match self {
-            Self::Here(index) => index.answerer.find(name, key, worker),
-            Self::Shards(shards) => shards.find(name, key, worker).await,
-        }
+        let query = dialect_query(key, worker);
+        let (reply, depth) = match self {
+            Self::Here(index) => (index.answerer.answer_unsorted(name, &query)?, index.dialect_depth),
+            Self::Shards(shards) => (shards.ask_one(name, query).await?, shards.dialect_depth),
+        };
+        Found::of_reply(reply, depth)
     }
 
     /// Whether no events for the namespace `name` have come. A gateway judges by `error`, the shards' answer.
@@ -183,34 +187,12 @@ impl Shards {
         self.asker.ask(name, request, payload, HeaderMap::new()).await
     }
 
-    /// Finds holders as [`Source::find`] does with an index. For this, asks the shards for the depth of each holder in
-    /// each tier.
-    async fn find(
-        &self,
-        name: &NamespaceName,
-        key: &QueryKey,
-        worker: Option<&WorkerName>,
-    ) -> Result<Found, WireError> {
-        let query = SingleQuery {
-            // Clients of the dialects subtract a prompt's last token themselves. So the prompt is sent as one token
-            // longer here.
-            token_count: match key {
-                QueryKey::Tokens { tokens, .. } => Some(tokens.len() as u64 + 1),
-                _ => None,
-            },
-            options: QueryOptions {
-                workers: worker.map(|worker| vec![worker.clone()]),
-                tiers: true,
-                ..QueryOptions::default()
-            },
-            ..SingleQuery::new(key.clone())
-        };
-        match self.ask(name, &QueryRequest::Single(query)).await? {
-            AnyReply::Single(reply) => Found::of_reply(reply, self.dialect_depth),
-            AnyReply::Batch(_) => Err(WireError::new(
-                ErrorCode::Unavailable,
-                "the shards answered something else",
-            )),
-        }
+    async fn ask_one(&self, name: &NamespaceName, query: SingleQuery) -> Result<QueryReply, WireError> {
+        let _place = self.asker.enter()?;
+        let (options, request) = (query.options.clone(), QueryRequest::Single(query));
+        let payload = request.encode().into();
+        self.asker
+            .ask_one(name, &options, payload, HeaderMap::new())
+            .await
     }
 }

@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use kvatlas_core::index::Matches;
 use kvatlas_core::wire::{HolderId, WorkerName};
 
 use crate::lanes::{FreshnessReading, SeenInParts};
@@ -17,13 +18,13 @@ const REPEATED_MIN: usize = 3;
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
 /// Result of a search, with the holders that the search may have seen in the middle of a batch.
-pub(super) struct Seen<T> {
-    pub(super) found: T,
+pub(super) struct Seen {
+    pub(super) found: Matches,
     changing: SeenInParts,
 }
 
 /// Repeats a search, within bounds, until no batch was applied during it. Returns the result of the last search.
-pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMut() -> T) -> Seen<T> {
+pub(super) fn search_whole(look: &FreshnessReading<'_>, mut search: impl FnMut() -> Matches) -> Seen {
     let mut tries = 0;
     let mut started = None;
     loop {
@@ -44,7 +45,7 @@ pub(super) fn search_whole<T>(look: &FreshnessReading<'_>, mut search: impl FnMu
     }
 }
 
-impl<T> Seen<T> {
+impl Seen {
     /// Whether the search has seen no holder in the middle of a batch.
     pub(super) fn is_whole(&self) -> bool {
         self.changing == SeenInParts::Nobody
@@ -77,9 +78,9 @@ impl<T> Seen<T> {
 }
 
 #[cfg(test)]
-impl<T> Seen<T> {
+impl Seen {
     /// Makes the result of a search during which batches of `holders` were applied.
-    pub(super) fn while_changing(found: T, holders: Vec<HolderId>) -> Self {
+    pub(super) fn while_changing(found: Matches, holders: Vec<HolderId>) -> Self {
         let changing = SeenInParts::These(holders);
         Self { found, changing }
     }

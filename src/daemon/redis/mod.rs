@@ -30,5 +30,4 @@ mod prefixes;
 mod resp;
 mod start;
 
-pub(crate) use start::RedisStartError;
 pub(crate) use start::start_redis;

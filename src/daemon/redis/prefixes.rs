@@ -218,7 +218,7 @@ impl Prefixes {
     fn count(&self, name: &NamespaceName, found: &Found, elapsed: Duration) {
         let metrics = self.metrics.of(name);
         metrics.answered(QueryKind::SequenceHashes, elapsed);
-        metrics.found(found.prompt());
+        metrics.found(found.prompt);
     }
 }
 

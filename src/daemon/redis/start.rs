@@ -1,16 +1,13 @@
 //! Start of the listener for llm-d's routers.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::net::TcpListener;
-
-use crate::http::{TokenError, read_token};
-use crate::queries::SourceError;
+use crate::http::read_token;
 use crate::shared::{Shared, Stage};
+use crate::start_error::{StartError, bind};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{RedisConnectionMetrics, RedisMetrics};
 
@@ -22,42 +19,15 @@ use super::prefixes::Prefixes;
 /// Time for which a reply in progress may go on after the daemon is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reason why llm-d's routers cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum RedisStartError {
-    /// Opening the listener failed.
-    #[error("cannot listen on {address} (redis.listen): {source}")]
-    Listen {
-        /// Address of the listener.
-        address: SocketAddr,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// Asking the shards failed.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// Reading the password file failed.
-    #[error(transparent)]
-    Token(#[from] TokenError),
-}
-
 /// Serves llm-d's routers as tasks of `stage`. Returns the address to which the listener is bound, or `None` if no
 /// listener is configured.
-pub(crate) async fn start_redis(
-    shared: &Shared,
-    stage: &Stage,
-) -> Result<Option<SocketAddr>, RedisStartError> {
+pub(crate) async fn start_redis(shared: &Shared, stage: &Stage) -> Result<Option<SocketAddr>, StartError> {
     let config = &shared.config.redis;
     let Some(address) = config.listen else {
         return Ok(None);
     };
-    let token = config.token_file.as_deref();
-    let token = token
-        .map(|path| read_token("redis.token_file", path))
-        .transpose()?;
-    let failed = |source| RedisStartError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let local_addr = listener.local_addr().map_err(failed)?;
+    let token = read_token("redis.token_file", config.token_file.as_deref())?;
+    let (listener, local_addr) = bind(address, "(redis.listen)").await?;
     let door = Arc::new(RedisDoor {
         commands: Commands {
             token,

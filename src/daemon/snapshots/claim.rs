@@ -22,6 +22,7 @@ use async_nats::jetstream::stream::LastRawMessageErrorKind;
 
 use kvatlas_core::wire::Shard;
 
+use super::object_store::{ObjectStoreError, failed};
 use kvatlas_process::storage::shown;
 
 /// Name of the object that says to which deployment a bucket of the Object Store belongs.
@@ -57,20 +58,6 @@ impl fmt::Display for Deployment {
     }
 }
 
-/// Reason why a daemon cannot claim a bucket of the Object Store.
-#[derive(Debug)]
-pub(super) enum ClaimError {
-    /// Bucket belongs to another deployment.
-    Taken {
-        /// Deployment to which the bucket belongs.
-        deployment: String,
-        /// Name of the daemon that last claimed the bucket for its present owner, `deployment`.
-        instance: String,
-    },
-    /// Server refused or failed. The value is its explanation.
-    Failed(String),
-}
-
 /// Claim of a daemon to a bucket of the Object Store. It says which deployment uses the bucket.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
@@ -91,7 +78,7 @@ impl Claim {
 
     /// Claims the bucket, or renews this deployment's claim. Returns the server's time of the claim, in microseconds
     /// since the Unix epoch. The bucket must exist.
-    pub(super) async fn stake(&self, jetstream: &Context) -> Result<u64, ClaimError> {
+    pub(super) async fn stake(&self, jetstream: &Context) -> Result<u64, ObjectStoreError> {
         for _ in 0..TRIES_MAX {
             let last_sequence = self.check(jetstream).await?.map_or(0, |(sequence, _)| sequence);
             if self.write(jetstream, last_sequence).await?
@@ -100,18 +87,18 @@ impl Claim {
                 return Ok(taken_us);
             }
         }
-        Err(ClaimError::Failed("others write to it all the time".to_owned()))
+        Err(self.failed(&"others write to it all the time"))
     }
 
     /// Returns the present claim: its sequence number in the bucket's stream, and its time in microseconds since the
     /// Unix epoch. `None` if there is no claim. A claim of another deployment is an error.
-    async fn check(&self, jetstream: &Context) -> Result<Option<(u64, u64)>, ClaimError> {
+    async fn check(&self, jetstream: &Context) -> Result<Option<(u64, u64)>, ObjectStoreError> {
         let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
-        let stream = stream.await.map_err(|error| failed(&error))?;
+        let stream = stream.await.map_err(|error| self.failed(&error))?;
         let message = match stream.get_last_raw_message_by_subject(&self.subject()).await {
             Ok(message) => message,
             Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
-            Err(error) => return Err(failed(&error)),
+            Err(error) => return Err(self.failed(&error)),
         };
         let object: Option<ObjectInfo> = serde_json::from_slice(&message.payload).ok();
         let of = |key: &str| object.as_ref().and_then(|object| object.metadata.get(key));
@@ -120,15 +107,17 @@ impl Claim {
             return Ok(Some((message.sequence, taken_us)));
         }
         let words = |key, otherwise| of(key).map_or(String::from(otherwise), |text| shown(text));
-        Err(ClaimError::Taken {
+        Err(ObjectStoreError::Taken {
+            bucket: self.bucket.clone(),
             deployment: words(DEPLOYMENT, "something else"),
             instance: words(INSTANCE, "somebody"),
+            own: self.deployment.clone(),
         })
     }
 
     /// Writes the claim if the present claim has the sequence number `last_sequence` in the bucket's stream. Returns
     /// whether the claim was written.
-    async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ClaimError> {
+    async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ObjectStoreError> {
         let object = ObjectInfo {
             name: OBJECT.to_owned(),
             description: Some("whose snapshots these are".to_owned()),
@@ -146,24 +135,24 @@ impl Claim {
             digest: Some(DIGEST_OF_NOTHING.to_owned()),
             deleted: false,
         };
-        let payload = serde_json::to_vec(&object).map_err(|error| failed(&error))?;
+        let payload = serde_json::to_vec(&object).map_err(|error| self.failed(&error))?;
         let message = PublishMessage::build()
             .header(NATS_ROLLUP, ROLLUP_OF_SUBJECT)
             .expected_last_subject_sequence(last_sequence)
             .payload(payload.into());
         let sent = jetstream.send_publish(self.subject(), message).await;
-        match sent.map_err(|error| failed(&error))?.await {
+        match sent.map_err(|error| self.failed(&error))?.await {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => Ok(false),
-            Err(error) => Err(failed(&error)),
+            Err(error) => Err(self.failed(&error)),
         }
     }
 
     fn subject(&self) -> String {
         format!("$O.{}.M.{OBJECT_TOKEN}", self.bucket)
     }
-}
 
-fn failed(error: &dyn fmt::Display) -> ClaimError {
-    ClaimError::Failed(error.to_string())
+    fn failed(&self, error: &dyn fmt::Display) -> ObjectStoreError {
+        failed("claim the Object Store bucket", &self.bucket, error)
+    }
 }

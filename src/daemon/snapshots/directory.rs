@@ -22,78 +22,51 @@ const TEMPORARY_PREFIX: &str = ".writing-";
 
 /// Error of an operation on a snapshot directory or on a file in it.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {} {}: {source}", action.words(), path.display())]
+#[error("cannot {action} {}: {source}", path.display())]
 pub struct DirectoryError {
-    /// Operation that failed.
-    pub action: DirectoryAction,
+    /// Words for the operation that failed.
+    action: &'static str,
+    /// Word for the operation that failed, in metrics.
+    failure: SnapshotFailure,
     /// Path of the file or directory.
     pub path: PathBuf,
     /// Error of the operating system.
     pub source: io::Error,
 }
 
-/// Operation on a snapshot directory or on a file in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DirectoryAction {
-    /// Make the directory.
-    CreateDirectory,
-    /// List the directory.
-    List,
-    /// Make a file.
-    Create,
-    /// Read a file.
-    Read,
-    /// Write to a file.
-    Write,
-    /// Write a file's content from memory to the disk.
-    Sync,
-    /// Rename a temporary file to its final name.
-    Rename,
-    /// Write the directory's names from memory to the disk.
-    SyncDirectory,
-    /// Remove a file.
-    Remove,
-}
-
-impl DirectoryAction {
-    fn words(self) -> &'static str {
-        match self {
-            Self::CreateDirectory => "create the snapshot directory",
-            Self::List => "read the snapshot directory",
-            Self::Create => "create",
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Sync => "sync",
-            Self::Rename => "rename a snapshot to",
-            Self::SyncDirectory => "sync the snapshot directory",
-            Self::Remove => "remove",
-        }
-    }
-}
-
 impl DirectoryError {
     /// Returns the word for this error in metrics.
     pub fn failure(&self) -> SnapshotFailure {
-        match self.action {
-            _ if self.source.kind() == io::ErrorKind::StorageFull => SnapshotFailure::DiskFull,
-            DirectoryAction::Write => SnapshotFailure::Write,
-            DirectoryAction::Sync | DirectoryAction::SyncDirectory => SnapshotFailure::Sync,
-            DirectoryAction::Rename => SnapshotFailure::Rename,
-            DirectoryAction::CreateDirectory
-            | DirectoryAction::List
-            | DirectoryAction::Create
-            | DirectoryAction::Read
-            | DirectoryAction::Remove => SnapshotFailure::Directory,
+        match self.source.kind() {
+            io::ErrorKind::StorageFull => SnapshotFailure::DiskFull,
+            _ => self.failure,
         }
     }
 }
 
-fn failed(action: DirectoryAction, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError + use<'_> {
+/// Makes the error of an operation on `path`. The operation is named twice: by `action` in the error's text, and by
+/// `failure` in metrics.
+fn failed(
+    action: &'static str,
+    failure: SnapshotFailure,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> DirectoryError {
     move |source| DirectoryError {
         action,
+        failure,
         path: path.to_owned(),
         source,
     }
+}
+
+/// Makes the error of reading the file at `path`.
+pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
+    failed("read", SnapshotFailure::Directory, path)
+}
+
+/// Makes the error of writing to the file at `path`.
+pub(super) fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
+    failed("write", SnapshotFailure::Write, path)
 }
 
 /// Directory of snapshots.
@@ -160,9 +133,11 @@ impl SnapshotDirectory {
     /// Opens a directory as [`Self::open`] does, but on `storage` instead of the machine's file system. Snapshots are
     /// still read from the machine's file system.
     pub fn open_on(storage: Arc<dyn Storage>, path: &Path, keep: usize) -> Result<Self, DirectoryError> {
-        storage
-            .create_directory(path)
-            .map_err(failed(DirectoryAction::CreateDirectory, path))?;
+        storage.create_directory(path).map_err(failed(
+            "create the snapshot directory",
+            SnapshotFailure::Directory,
+            path,
+        ))?;
         Ok(Self {
             path: path.to_owned(),
             keep: keep.max(1),
@@ -183,10 +158,11 @@ impl SnapshotDirectory {
     }
 
     fn files(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, DirectoryError> {
-        let mut paths = self
-            .storage
-            .list(&self.path)
-            .map_err(failed(DirectoryAction::List, &self.path))?;
+        let mut paths = self.storage.list(&self.path).map_err(failed(
+            "read the snapshot directory",
+            SnapshotFailure::Directory,
+            &self.path,
+        ))?;
         paths.retain(|path| {
             let name = path.file_name().and_then(|name| name.to_str());
             name.is_some_and(&is_wanted)
@@ -205,10 +181,10 @@ impl SnapshotDirectory {
     {
         let mut temporary = self.temporary()?;
         let path = temporary.path.clone();
-        let mut writer = SnapshotWriter::new(BufWriter::new(&mut temporary), created_us)
-            .map_err(failed(DirectoryAction::Write, &path))?;
+        let mut writer =
+            SnapshotWriter::new(BufWriter::new(&mut temporary), created_us).map_err(unwritable(&path))?;
         fill(&mut writer)?;
-        let (file, totals, bytes) = writer.finish().map_err(failed(DirectoryAction::Write, &path))?;
+        let (file, totals, bytes) = writer.finish().map_err(unwritable(&path))?;
         // `finish` has flushed the file. Dropping the buffered writer itself would flush again, and swallow the error.
         drop(file.into_parts());
         let stamp = created_us.max(self.newest_stamp()?.map_or(0, |newest| newest.saturating_add(1)));
@@ -224,7 +200,7 @@ impl SnapshotDirectory {
             .path
             .join(format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id()));
         let created = self.storage.create(&path);
-        let file = created.map_err(failed(DirectoryAction::Create, &path))?;
+        let file = created.map_err(failed("create", SnapshotFailure::Directory, &path))?;
         Ok(Temporary {
             directory: self,
             path,
@@ -244,7 +220,7 @@ impl SnapshotDirectory {
         match read() {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(DirectoryAction::Read, &path)(error)),
+            Err(error) => Err(unreadable(&path)(error)),
         }
     }
 
@@ -252,9 +228,7 @@ impl SnapshotDirectory {
     pub(super) fn replace(&self, name: &str, content: &[u8]) -> Result<(), DirectoryError> {
         let mut temporary = self.temporary()?;
         let path = temporary.path.clone();
-        temporary
-            .write_all(content)
-            .map_err(failed(DirectoryAction::Write, &path))?;
+        temporary.write_all(content).map_err(unwritable(&path))?;
         self.persist(temporary, name).map(drop)
     }
 
@@ -267,15 +241,19 @@ impl SnapshotDirectory {
         temporary
             .file
             .sync()
-            .map_err(failed(DirectoryAction::Sync, &temporary.path))?;
+            .map_err(failed("sync", SnapshotFailure::Sync, &temporary.path))?;
         let path = self.path.join(name);
-        self.storage
-            .rename(&temporary.path, &path)
-            .map_err(failed(DirectoryAction::Rename, &path))?;
+        self.storage.rename(&temporary.path, &path).map_err(failed(
+            "rename a snapshot to",
+            SnapshotFailure::Rename,
+            &path,
+        ))?;
         temporary.is_kept = true;
-        self.storage
-            .sync_directory(&self.path)
-            .map_err(failed(DirectoryAction::SyncDirectory, &self.path))?;
+        self.storage.sync_directory(&self.path).map_err(failed(
+            "sync the snapshot directory",
+            SnapshotFailure::Sync,
+            &self.path,
+        ))?;
         Ok(path)
     }
 
@@ -294,7 +272,7 @@ impl SnapshotDirectory {
         let mut first_error = None;
         for path in outdated.chain(left_behind) {
             let removed = self.storage.remove(&path);
-            if let Err(error) = removed.map_err(failed(DirectoryAction::Remove, &path)) {
+            if let Err(error) = removed.map_err(failed("remove", SnapshotFailure::Directory, &path)) {
                 // After an error, the other files are still removed.
                 first_error.get_or_insert(error);
             }

@@ -150,7 +150,6 @@ async fn connect_store(
         keep: shared.config.snapshots.keep.max(1),
         claim: Claim::new(&config.bucket, &deployment, instance),
         clock: ServerClock::default(),
-        deployment,
     })
 }
 

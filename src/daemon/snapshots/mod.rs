@@ -54,7 +54,7 @@ mod faulty_disk;
 mod tests;
 
 pub use claim::Deployment;
-pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
+pub use directory::{DirectoryError, SnapshotDirectory};
 pub(crate) use failing::{FailingSnapshots, SnapshotFailing};
 pub use keeper::SnapshotStartError;
 pub(crate) use keeper::{SnapshotKeeper, start_snapshots};

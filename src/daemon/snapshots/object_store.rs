@@ -28,8 +28,8 @@ use kvatlas_core::wire::WireLimits;
 use kvatlas_telemetry::SnapshotMetrics;
 use kvatlas_telemetry::labels::SnapshotRejection;
 
-use super::claim::{Claim, ClaimError, Deployment};
-use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, snapshot_name, stamp_of};
+use super::claim::Claim;
+use super::directory::{DirectoryError, SnapshotDirectory, snapshot_name, stamp_of, unreadable, unwritable};
 use super::server_clock::ServerClock;
 use kvatlas_process::storage::open_regular;
 
@@ -50,11 +50,13 @@ const AHEAD_US_MAX: u64 = 5 * 60 * 1_000_000;
 /// Reason why a snapshot could not be exchanged with the Object Store.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectStoreError {
-    /// Bucket cannot be opened or made.
-    #[error("cannot use the Object Store bucket {bucket}: {reason}; does the server have JetStream?")]
-    Bucket {
-        /// Name of the bucket.
-        bucket: String,
+    /// Something could not be done with the bucket or with an object.
+    #[error("cannot {action} {name}: {reason}")]
+    Failed {
+        /// Action that was attempted.
+        action: &'static str,
+        /// Name of the bucket or of the object.
+        name: String,
         /// Error text of the client library.
         reason: String,
     },
@@ -72,32 +74,6 @@ pub enum ObjectStoreError {
         instance: String,
         /// Deployment of this daemon.
         own: String,
-    },
-    /// Bucket cannot be claimed.
-    #[error("cannot claim the Object Store bucket {bucket}: {reason}")]
-    Claim {
-        /// Name of the bucket.
-        bucket: String,
-        /// Error text of the client library.
-        reason: String,
-    },
-    /// Objects cannot be listed.
-    #[error("cannot list the Object Store bucket {bucket}: {reason}")]
-    List {
-        /// Name of the bucket.
-        bucket: String,
-        /// Error text of the client library.
-        reason: String,
-    },
-    /// Object could not be sent, fetched or removed.
-    #[error("cannot {action} {name}: {reason}")]
-    Object {
-        /// Action that was attempted.
-        action: &'static str,
-        /// Name of the object.
-        name: String,
-        /// Error text of the client library.
-        reason: String,
     },
     /// Object has more bytes than the configuration allows.
     #[error("{name} has more than {bytes_max} bytes; raise snapshots.object_store_max_bytes")]
@@ -121,7 +97,6 @@ pub struct SnapshotStore {
     pub(super) config: ObjectStoreConfig,
     /// Number of the newest snapshots that are kept in the bucket; at least 1.
     pub(super) keep: usize,
-    pub(super) deployment: Deployment,
     pub(super) claim: Claim,
     /// Clock of the NATS server, which is read whenever the bucket is claimed.
     pub(super) clock: ServerClock,
@@ -136,13 +111,8 @@ impl SnapshotStore {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let unreadable = |source| DirectoryError {
-            action: DirectoryAction::Read,
-            path: path.to_owned(),
-            source,
-        };
-        let mut file = tokio::fs::File::from_std(open_regular(path).map_err(unreadable)?);
-        let bytes = file.metadata().await.map_err(unreadable)?.len();
+        let mut file = tokio::fs::File::from_std(open_regular(path).map_err(unreadable(path))?);
+        let bytes = file.metadata().await.map_err(unreadable(path))?.len();
         if bytes > self.config.snapshot_bytes_max {
             return Err(self.too_large(&name));
         }
@@ -154,7 +124,7 @@ impl SnapshotStore {
             ..ObjectMetadata::default()
         };
         let put = bucket.put(metadata, &mut file).await;
-        put.map_err(|error| object_error("send", &name, &error))?;
+        put.map_err(|error| failed("send", &name, &error))?;
         self.prune(&bucket, metrics).await?;
         Ok(bytes)
     }
@@ -212,7 +182,7 @@ impl SnapshotStore {
         limits: &WireLimits,
         metrics: &SnapshotMetrics,
     ) -> Result<Option<(PathBuf, u64)>, ObjectStoreError> {
-        let failed = |error: &dyn std::fmt::Display| object_error("fetch", name, error);
+        let failed = |error: &dyn std::fmt::Display| failed("fetch", name, error);
         let mut temporary = directory.temporary()?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut bytes = 0;
@@ -239,11 +209,8 @@ impl SnapshotStore {
                 return Err(self.too_large(name));
             }
             let (read, _) = piece.split_at(length);
-            temporary.write_all(read).map_err(|source| DirectoryError {
-                action: DirectoryAction::Write,
-                path: temporary.path().to_owned(),
-                source,
-            })?;
+            let written = temporary.write_all(read);
+            written.map_err(unwritable(temporary.path()))?;
         }
         let limits = limits.clone();
         let path = temporary.path().to_owned();
@@ -268,7 +235,7 @@ impl SnapshotStore {
                 Ok(()) => {}
                 // Another replica was faster.
                 Err(error) if error.kind() == object_store::DeleteErrorKind::NotFound => {}
-                Err(error) => pruned = Err(object_error("remove", &name, &error)),
+                Err(error) => pruned = Err(failed("remove", &name, &error)),
             }
         }
         pruned
@@ -294,9 +261,8 @@ impl SnapshotStore {
         bucket: &ObjectStore,
         metrics: &SnapshotMetrics,
     ) -> Result<Vec<String>, ObjectStoreError> {
-        let failed = |error: &dyn std::fmt::Display| ObjectStoreError::List {
-            bucket: self.config.bucket.clone(),
-            reason: error.to_string(),
+        let failed = |error: &dyn std::fmt::Display| {
+            failed("list the Object Store bucket", &self.config.bucket, error)
         };
         let mut objects = bucket
             .list()
@@ -366,32 +332,14 @@ impl SnapshotStore {
     /// Opens or makes the bucket, and claims the bucket for this deployment.
     async fn claimed(&self) -> Result<(ObjectStore, u64), ObjectStoreError> {
         let bucket = self.open_or_create().await?;
-        let name = || self.config.bucket.clone();
-        let staked = self.claim.stake(&self.jetstream).await;
-        if let Ok(server_us) = &staked {
-            self.clock.note(*server_us);
-        }
-        staked
-            .map(|server_us| (bucket, server_us))
-            .map_err(|error| match error {
-                ClaimError::Taken { deployment, instance } => ObjectStoreError::Taken {
-                    bucket: name(),
-                    deployment,
-                    instance,
-                    own: self.deployment.to_string(),
-                },
-                ClaimError::Failed(reason) => ObjectStoreError::Claim {
-                    bucket: name(),
-                    reason,
-                },
-            })
+        let server_us = self.claim.stake(&self.jetstream).await?;
+        self.clock.note(server_us);
+        Ok((bucket, server_us))
     }
 
     fn unusable(&self, error: &dyn std::fmt::Display) -> ObjectStoreError {
-        ObjectStoreError::Bucket {
-            bucket: self.config.bucket.clone(),
-            reason: error.to_string(),
-        }
+        let reason = format_args!("{error}; does the server have JetStream?");
+        failed("use the Object Store bucket", &self.config.bucket, &reason)
     }
 
     fn too_large(&self, name: &str) -> ObjectStoreError {
@@ -438,8 +386,9 @@ fn is_missing(error: &GetStreamError) -> bool {
     matches!(error.kind(), GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }
 
-fn object_error(action: &'static str, name: &str, error: &dyn std::fmt::Display) -> ObjectStoreError {
-    ObjectStoreError::Object {
+/// Makes the error of an action on the bucket or the object `name`.
+pub(super) fn failed(action: &'static str, name: &str, error: &dyn std::fmt::Display) -> ObjectStoreError {
+    ObjectStoreError::Failed {
         action,
         name: name.to_owned(),
         reason: error.to_string(),

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use kvatlas_core::index::QueryChain;
 use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, SingleQuery};
 
-use super::{Answerer, DoubtFacts, Found, QueryLength, explain, most_of, saturating_u32};
+use super::{Answerer, DoubtFacts, QueryLength, explain, most_of, saturating_u32};
 
 impl<'n> DoubtFacts<'_, 'n> {
     /// Returns the query's key, hashed in the way of engines that look ahead (they hash each block with the token after
@@ -51,7 +51,7 @@ impl Answerer {
         };
         let (indexer, options) = (&doubts.namespace.indexer, &query.options);
         let asked = QueryLength::of(query, chain.len(), indexer);
-        let mut ahead = self.searched(doubts, options, asked, || {
+        let mut ahead = self.searched(doubts, options, true, asked, || {
             indexer.find_chain(&mut chain, doubts.search_of(query))
         });
         if options.explain {
@@ -83,22 +83,4 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let doubtful = reply.doubtful_holders.saturating_sub(listed);
     reply.doubtful_holders = doubtful.saturating_add(count_inexact(&dropped));
     reply.holders_total += ahead.holders_total.saturating_sub(twice);
-}
-
-/// Adds to `found` the holders of `ahead`. These holders were found for the same prompt, by the hashes of engines that
-/// look ahead (they hash each block with the token after it).
-pub(super) fn merge_found(found: &mut Found, ahead: Found) {
-    let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
-    let added = ahead
-        .holders
-        .into_iter()
-        .filter(|holder| !known.contains(&holder.id));
-    for holder in added {
-        let was_doubtful = u32::from(!holder.is_exact);
-        found.doubtful_holders = found.doubtful_holders.saturating_sub(was_doubtful);
-        found.holders.push(holder);
-    }
-    let most = &mut found.most;
-    most.matched_blocks = most.matched_blocks.max(ahead.most.matched_blocks);
-    most.usable_blocks = most.usable_blocks.max(ahead.most.usable_blocks);
 }

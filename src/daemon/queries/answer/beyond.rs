@@ -21,14 +21,8 @@ impl QueryLength {
     /// Returns the length of `query`, which has `blocks` blocks. The number of its tokens bounds the number of usable
     /// blocks.
     pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
-        let usable_max = usable_max(&query.key, query.token_count, indexer);
-        Self::new(blocks, usable_max)
-    }
-
-    /// Returns the length of a query of `blocks` blocks, of which at most `usable_max` are usable. `None` means that
-    /// all are usable.
-    pub(super) fn new(blocks: impl TryInto<u32>, usable_max: Option<u32>) -> Self {
         let blocks = blocks.try_into().unwrap_or(u32::MAX);
+        let usable_max = usable_max(&query.key, query.token_count, indexer);
         Self {
             blocks,
             usable_max: usable_max.unwrap_or(blocks).min(blocks),

@@ -1,24 +1,20 @@
-//! Search for all holders of a prefix, tier by tier, for listeners that answer in other protocols than the contract's.
+//! All holders of a prefix, tier by tier, for listeners that answer in other protocols than the contract's.
 
-use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{
-    Address, ErrorCode, HolderId, NamespaceName, QueryKey, QueryReply, Tier, WireError, WorkerName,
+    Address, ErrorCode, HolderId, QueryKey, QueryOptions, QueryReply, SingleQuery, Tier, WireError,
+    WorkerName,
 };
 
 use kvatlas_config::Depth;
 use kvatlas_telemetry::AnsweredPrompt;
-use kvatlas_telemetry::labels::AnswerState;
 
-use super::super::whole::search_whole;
-use super::{
-    Answerer, DoubtFacts, Doubted, Listed, QueryLength, ahead, count_doubtful, foreign_holders, profile_of,
-    saturating_u32, spoken,
-};
+use super::super::prompts::prompt_of;
+use super::saturating_u32;
 
 /// Tiers up to which [`FoundHolder::near_blocks`] counts.
 const NEAR_TIERS: [Tier; 2] = [Tier::DEVICE, Tier::HOST];
 
-/// Holder of a prefix, as [`Answerer::find`] returns it.
+/// Holder of a prefix, as [`Source::find`](super::super::Source::find) returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundHolder {
     /// Worker and rank of the holder.
@@ -37,18 +33,15 @@ pub(crate) struct FoundHolder {
     pub(crate) address: Option<Address>,
 }
 
-/// Result of [`Answerer::find`]: the holders of a prefix, and what the search may lack.
+/// Result of [`Source::find`](super::super::Source::find): the holders of a prefix, and what the search may lack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Number of tokens in a block of the namespace.
     pub(crate) block_size: u32,
-    /// Number of blocks in the prompt of the query.
-    pub(crate) asked_blocks: u32,
+    /// Numbers of blocks of the prompt that were asked for and found, in the form that metrics count.
+    pub(crate) prompt: AnsweredPrompt,
     /// Holders that have at least the first block of the prompt.
     pub(crate) holders: Vec<FoundHolder>,
-    /// Largest number of blocks that a single holder has, and largest number that a request can reuse from a single
-    /// holder.
-    pub(crate) most: NearBlocks,
     /// Number of holders of the namespace that a query of this form cannot find.
     pub(crate) foreign_holders: u32,
     /// Number of holders that are not listed although the query asks about them, and whose state is not certain.
@@ -81,7 +74,7 @@ impl Found {
         self.foreign_holders > 0 || self.doubtful_holders > 0
     }
 
-    /// Makes the result from the `reply` of shards that were asked for the blocks in each tier.
+    /// Makes the result from the `reply` to a [`dialect_query`]. `depth` is the kind of depth that the holders get.
     ///
     /// # Errors
     ///
@@ -91,15 +84,13 @@ impl Found {
             let text = "the shards do not say how many tokens a block has; upgrade them";
             return Err(WireError::new(ErrorCode::Unavailable, text));
         }
+        let prompt = prompt_of(&reply);
         let missing = reply.gathered.map_or(0, |gathered| gathered.missing.len());
-        let mut most = NearBlocks::default();
         let deep = |usable: Option<u32>, matched: u32| match depth {
             Depth::Usable => usable.unwrap_or(matched),
             Depth::Matched => matched,
         };
         let holders = reply.holders.into_iter().map(|holder| {
-            most.matched_blocks = most.matched_blocks.max(holder.matched_blocks);
-            most.usable_blocks = most.usable_blocks.max(holder.usable());
             let near = [
                 (holder.device_usable_blocks, holder.device_blocks),
                 (holder.host_usable_blocks, holder.host_blocks),
@@ -118,125 +109,30 @@ impl Found {
         });
         Ok(Self {
             block_size: reply.block_size,
-            asked_blocks: reply.query_blocks,
+            prompt,
             holders: holders.collect(),
-            most,
             foreign_holders: reply.foreign_holders,
             doubtful_holders: reply.doubtful_holders.saturating_add(saturating_u32(missing)),
         })
     }
-
-    fn state(&self) -> AnswerState {
-        let is_exact = !self.lacks_some() && self.holders.iter().all(|holder| holder.is_exact);
-        AnswerState::of(is_exact, self.holders.is_empty())
-    }
-
-    /// Returns the numbers of blocks found, in the form that metrics count.
-    pub(crate) fn prompt(&self) -> AnsweredPrompt {
-        AnsweredPrompt {
-            asked_blocks: self.asked_blocks,
-            matched_blocks: self.most.matched_blocks,
-            usable_blocks: self.most.usable_blocks,
-            state: self.state(),
-        }
-    }
 }
 
-impl Answerer {
-    /// Finds all holders of a prefix of `key` in the namespace `name`, in no particular order. With `worker`, finds
-    /// only that worker's holders.
-    pub(crate) fn find(
-        &self,
-        name: &NamespaceName,
-        key: &QueryKey,
-        worker: Option<&WorkerName>,
-    ) -> Result<Found, WireError> {
-        let namespace = self.namespace(name)?;
-        let spoken = spoken(&namespace, key)?;
-        let mut chain = self.chain(&namespace.indexer, &spoken)?;
-        let doubts = self.doubts(&namespace, key);
-        let mut found = self.found(&doubts, &mut chain, worker);
-        let key_ahead = doubts.key_ahead();
-        if let Some(mut ahead) = key_ahead.as_deref().and_then(|key| doubts.chain_ahead(key)) {
-            let ahead = self.found(&doubts, &mut ahead, worker);
-            ahead::merge_found(&mut found, ahead);
-        }
-        if let Some(sample) = &self.sample {
-            sample.answered(&namespace, found.state());
-            sample.offer(name, &mut chain, doubts.look.now_us);
-        }
-        Ok(found)
-    }
-
-    /// Finds all holders of a prefix of a single chain of blocks.
-    fn found(
-        &self,
-        doubts: &DoubtFacts<'_, '_>,
-        chain: &mut QueryChain<'_>,
-        worker: Option<&WorkerName>,
-    ) -> Found {
-        let indexer = &doubts.namespace.indexer;
-        let workers = worker.map(std::slice::from_ref);
-        let tiers = TierDepth::Each;
-        let seen = search_whole(&doubts.look, || {
-            let search = Search {
-                workers,
-                tiers,
-                // Routers with other protocols subtract the last token themselves.
-                ..Search::default()
-            };
-            indexer.find_chain(chain, search)
-        });
-        let matches = &seen.found;
-        let deep = |usable, matched| match self.dialect_depth {
-            Depth::Usable => usable,
-            Depth::Matched => matched,
-        };
-        let (asked, mut doubted) = (QueryLength::new(chain.len(), None), Doubted::default());
-        let mut most = NearBlocks::default();
-        let holders = matches.holders().map(|found| {
-            let near = matches.near_blocks(found.holder);
-            most.matched_blocks = most.matched_blocks.max(found.matched_blocks);
-            most.usable_blocks = most.usable_blocks.max(found.usable_blocks);
-            let reasons = matches.reasons(found.holder, &self.trust);
-            let reasons = doubts.of(found.holder, reasons, &seen, true);
-            let reasons = doubted.judge(reasons, near, asked);
-            self.count_doubt(found.holder, reasons.is_empty());
-            FoundHolder {
-                id: found.holder.id.clone(),
-                blocks: deep(found.usable_blocks, found.matched_blocks),
-                near_blocks: near
-                    .unwrap_or_default()
-                    .map(|near| deep(near.usable_blocks, near.matched_blocks)),
-                is_exact: reasons.is_empty(),
-                near_exact: NEAR_TIERS.map(|tier| reasons.up_to(tier).is_empty()),
-                address: found.holder.status.profile().address,
-            }
-        });
-        let mut holders: Vec<FoundHolder> = holders.collect();
-        let missed = seen.missed(workers, |id| holders.iter().any(|holder| holder.id == *id));
-        holders.extend(missed.into_iter().map(|id| FoundHolder {
-            id: id.clone(),
-            blocks: 0,
-            near_blocks: [0; 2],
-            is_exact: false,
-            near_exact: [false; 2],
-            address: profile_of(indexer, id).address,
-        }));
-        let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
-            worker: &holder.id.worker,
-            rank: holder.id.rank,
-            is_exact: holder.is_exact && !doubted.has(place),
-        });
-        let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
-        Found {
-            block_size: indexer.settings().block_size.as_u32(),
-            asked_blocks: saturating_u32(chain.len()),
-            holders,
-            most,
-            foreign_holders: foreign_holders(indexer, doubts.key),
-            doubtful_holders,
-        }
+/// Returns the query of a listener in another protocol: all holders of a prefix of `key`, with their depths in each tier.
+/// With `worker`, only that worker's holders.
+pub(crate) fn dialect_query(key: &QueryKey, worker: Option<&WorkerName>) -> SingleQuery {
+    SingleQuery {
+        // Clients of the dialects subtract a prompt's last token themselves. So the prompt is asked for as one token
+        // longer here.
+        token_count: match key {
+            QueryKey::Tokens { tokens, .. } => Some(tokens.len() as u64 + 1),
+            _ => None,
+        },
+        options: QueryOptions {
+            workers: worker.map(|worker| vec![worker.clone()]),
+            tiers: true,
+            ..QueryOptions::default()
+        },
+        ..SingleQuery::new(key.clone())
     }
 }
 

@@ -104,7 +104,7 @@ impl BatchReplies {
         namespace: &Namespace,
         query: &SingleQuery,
     ) -> Result<(), WireError> {
-        self.results.push(match answerer.reply(namespace, query) {
+        self.results.push(match answerer.reply(namespace, query, true) {
             Ok(reply) => {
                 self.holders += reply.holders.len();
                 QueryResult::Reply(reply)

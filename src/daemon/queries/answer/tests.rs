@@ -1,6 +1,7 @@
 //! Tests of answers from an index with a few holders.
 
 use crate::shared::unbounded;
+use kvatlas_config::Depth;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
 use kvatlas_core::index::{HolderWriter, NamespaceSettings};
 use kvatlas_core::wire::{
@@ -100,7 +101,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
             ..QueryOptions::default()
         };
         let reasons = |_: &Match<'_>| DegradedReasons::default();
-        let (mut holders, mut total) = best_of(&seen.found, &options, reasons);
+        let (mut holders, mut total) = best_of(&seen.found, &options, true, reasons);
         total += add_changing(&mut holders, &seen, &options, &namespace.indexer);
         assert_eq!((holders.len(), total), (shown, 3));
     }
@@ -140,7 +141,9 @@ fn before_everybody_is_known_no_answer_is_certain() {
     assert_eq!(status.code, ErrorCode::Unavailable);
     let name = NamespaceName::new("n").unwrap();
     let key = QueryKey::SequenceHashes(vec![SequenceHash(900)]);
-    assert!(answerer.find(&name, &key, None).unwrap().lacks_some());
+    let query = dialect_query(&key, None);
+    let reply = answerer.answer_one(&name, &query).unwrap();
+    assert!(Found::of_reply(reply, Depth::Usable).unwrap().lacks_some());
     answerer.trust.note_listed(generation);
     assert!(ask("n").unwrap().is_exact());
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
@@ -306,7 +309,7 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
         let mut query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(random.u64(1..6))]));
         query.options.workers = (!workers.is_empty()).then_some(workers);
         query.options.limit = random.bool().then(|| random.u32(..4));
-        let reply = answerer.reply(&namespace, &query).unwrap();
+        let reply = answerer.reply(&namespace, &query, true).unwrap();
         let is_unlisted = |holder: &HolderRecord| {
             let mut listed = reply.holders.iter();
             let is_asked = query
@@ -340,8 +343,7 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     let key = QueryKey::SequenceHashes(vec![SequenceHash(7)]);
     let doubts = answerer.doubts(&namespace, &key);
     let found = || namespace.indexer.find_matches(&key, Search::default()).unwrap();
-    let count =
-        |seen: &Seen<Matches>| count_doubtful(&answerer.trust, &doubts, seen, None, std::iter::empty());
+    let count = |seen: &Seen| count_doubtful(&answerer.trust, &doubts, seen, None, std::iter::empty());
     let id = HolderId {
         worker: WorkerName::new("w").unwrap(),
         rank: 1,
@@ -420,7 +422,9 @@ impl Scene {
             .iter()
             .map(|holder| (holder.worker.to_string(), holder.matched_blocks, holder.exact));
         let listed: Vec<_> = holders.collect();
-        let found = self.answerer.find(&self.namespace.name, key, None).unwrap();
+        let query = dialect_query(key, None);
+        let found = self.answerer.answer_one(&self.namespace.name, &query).unwrap();
+        let found = Found::of_reply(found, Depth::Usable).unwrap();
         let mut same: Vec<_> = found
             .holders
             .iter()

@@ -24,10 +24,10 @@ pub(super) struct Listed<'a> {
 /// - Holders whose state has not been certain since before the search.
 /// - For a query by tokens, holders whose block size is not known for certain.
 /// - Holders of which nothing has been heard yet. All of them together count as one.
-pub(super) fn count_doubtful<'a, T>(
+pub(super) fn count_doubtful<'a>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,
-    seen: &Seen<T>,
+    seen: &Seen,
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
 ) -> u32 {
@@ -36,10 +36,10 @@ pub(super) fn count_doubtful<'a, T>(
 }
 
 /// Returns the number that [`count_doubtful`] returns, without the one for holders of which nothing has been heard yet.
-fn count_known<'a, T>(
+fn count_known<'a>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,
-    seen: &Seen<T>,
+    seen: &Seen,
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
 ) -> u32 {

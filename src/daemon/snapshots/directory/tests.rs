@@ -23,7 +23,7 @@ fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, 
         };
         writer
             .write_stream(&cursor)
-            .map_err(failed(DirectoryAction::Write, Path::new("snapshot")))
+            .map_err(unwritable(Path::new("snapshot")))
     })
 }
 
@@ -76,7 +76,7 @@ fn a_clock_that_was_set_back_does_not_make_the_last_snapshot_an_old_one() {
 fn a_snapshot_that_fails_leaves_nothing_under_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
-    let failure = failed(DirectoryAction::Write, folder.path())(io::Error::other("the disk is full"));
+    let failure = unwritable(folder.path())(io::Error::other("the disk is full"));
     assert!(directory.write(5, |_| Err(failure)).is_err());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

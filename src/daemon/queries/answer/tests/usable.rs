@@ -110,23 +110,19 @@ fn an_explanation_names_what_limits_a_holder() {
 
 #[test]
 fn dialects_answer_what_a_request_reuses_or_what_full_attention_has() {
-    let usable = answerer();
-    partly_resumable(&usable);
-    let matched = Answerer {
-        dialect_depth: Depth::Matched,
-        ..usable.clone()
-    };
+    let answerer = answerer();
+    partly_resumable(&answerer);
     let name = NamespaceName::new("n").unwrap();
     let key = QueryKey::SequenceHashes((100..107).map(SequenceHash).collect());
-    let depths = |answerer: &Answerer| {
-        let found = answerer.find(&name, &key, None).unwrap();
-        let prompt = found.prompt();
+    let depths = |depth| {
+        let reply = answerer.answer_one(&name, &dialect_query(&key, None)).unwrap();
+        let found = Found::of_reply(reply, depth).unwrap();
         let holder = &found.holders[0];
-        assert_eq!((prompt.matched_blocks, prompt.usable_blocks), (7, 4));
+        assert_eq!((found.prompt.matched_blocks, found.prompt.usable_blocks), (7, 4));
         (holder.blocks, holder.near_blocks)
     };
-    assert_eq!(depths(&usable), (4, [4, 4]));
-    assert_eq!(depths(&matched), (7, [7, 7]));
+    assert_eq!(depths(Depth::Usable), (4, [4, 4]));
+    assert_eq!(depths(Depth::Matched), (7, [7, 7]));
 }
 
 #[test]

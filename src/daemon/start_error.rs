@@ -1,7 +1,14 @@
-//! Errors that keep a daemon from starting.
+//! Errors that keep a daemon from starting, and the opening of listeners.
+
+use std::io;
+use std::net::SocketAddr;
+
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
+use tokio::net::TcpListener;
 
 use crate::http::{HttpStartError, TokenError};
 use crate::lanes::PoolError;
+use crate::life::NamespaceError;
 use crate::queries::SourceError;
 use crate::snapshots::SnapshotStartError;
 use kvatlas_core::wire::SubjectError;
@@ -9,8 +16,6 @@ use kvatlas_process::admin::AdminError;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_process::broker::embedded::BrokerError;
 use kvatlas_telemetry::MetricsError;
-
-use super::namespaces::NamespaceError;
 
 /// Reason why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +29,7 @@ pub enum StartError {
         /// Address of the broker.
         url: String,
         /// Error of the operating system.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Admin listener cannot be started.
     #[error(transparent)]
@@ -53,18 +58,19 @@ pub enum StartError {
     /// Namespace that the configuration names cannot be made.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// Listener for Dynamo's routers cannot be started.
-    #[cfg(feature = "dynamo")]
-    #[error(transparent)]
-    Dynamo(#[from] crate::dynamo::DynamoError),
-    /// Listener for llm-d's routers cannot be started.
-    #[cfg(feature = "redis")]
-    #[error(transparent)]
-    Redis(#[from] crate::redis::RedisStartError),
-    /// Listener for SGLang's routers cannot be started.
-    #[cfg(feature = "grpc")]
-    #[error(transparent)]
-    Grpc(#[from] crate::grpc::GrpcStartError),
+    /// Listener for routers of another project cannot be opened.
+    #[error("cannot listen on {address} {purpose}: {source}")]
+    Listen {
+        /// Address of the listener.
+        address: SocketAddr,
+        /// Words that say what the listener is for.
+        purpose: &'static str,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// Listener for SGLang's routers cannot be made from the settings. The value is the reason.
+    #[error("{0}")]
+    Grpc(String),
     /// Setting needs a cargo feature without which this program was built.
     #[error("{setting}: this program was built without the feature {feature}")]
     LeftOut {
@@ -85,4 +91,20 @@ impl From<SnapshotStartError> for StartError {
             other => Self::Snapshots(other),
         }
     }
+}
+
+/// Opens the listener of a door. Returns it with its address. `purpose` says in errors what the listener is for.
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
+pub(crate) async fn bind(
+    address: SocketAddr,
+    purpose: &'static str,
+) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |source| StartError::Listen {
+        address,
+        purpose,
+        source,
+    };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let local_addr = listener.local_addr().map_err(failed)?;
+    Ok((listener, local_addr))
 }

@@ -1,0 +1,83 @@
+//! Reports of routers over HTTP: the same hints and outcomes as over NATS, as JSON.
+//!
+//! A hint says where a router has sent a request. An outcome tells how many cached blocks a request really found. A gateway
+//! passes reports on, and names the shards to which it did.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::json;
+
+use kvatlas_client::Merged;
+use kvatlas_core::wire::{Hint, Outcome, OutcomeReport, WireError};
+
+use crate::queries::Source;
+
+use super::contract::namespace_of;
+use super::error::HttpRefusal;
+use super::fields::Unknown;
+use super::shared::{HttpShared, Payload, json_response};
+
+/// Report of hints, with the namespace that the hints are about.
+#[derive(Debug, Deserialize)]
+struct HintsJson {
+    namespace: Option<String>,
+    model: Option<String>,
+    tenant: Option<String>,
+    hints: Vec<Hint>,
+}
+
+/// Report of outcomes, with the namespace that the outcomes are about.
+#[derive(Debug, Deserialize)]
+struct OutcomesJson {
+    namespace: Option<String>,
+    model: Option<String>,
+    tenant: Option<String>,
+    outcomes: Vec<Outcome>,
+}
+
+/// Answers `POST /v1/hints` with the number of hints that are kept.
+pub(super) async fn hints(
+    State(shared): State<Arc<HttpShared>>,
+    payload: Payload,
+) -> Result<Response, HttpRefusal> {
+    let index = shared.index()?;
+    let report: HintsJson = payload.json(Unknown::Refused)?;
+    let namespace = namespace_of(report.namespace, report.model, report.tenant)?;
+    let answer = match &*index.source {
+        Source::Here(here) => {
+            let now = Instant::now();
+            json!({ "taken": here.answerer.take_hints(&namespace, &report.hints, now)? })
+        }
+        Source::Shards(shards) => {
+            let Merged { reply, gathered } = shards.asker.tell_hints(&namespace, report.hints).await?;
+            json!({ "taken": reply, "gathered": gathered })
+        }
+    };
+    Ok(json_response(&answer, None))
+}
+
+/// Answers `POST /v1/outcomes` with the number of outcomes that are counted.
+pub(super) async fn outcomes(
+    State(shared): State<Arc<HttpShared>>,
+    payload: Payload,
+) -> Result<Response, HttpRefusal> {
+    let index = shared.index()?;
+    let report: OutcomesJson = payload.json(Unknown::Refused)?;
+    let namespace = namespace_of(report.namespace, report.model, report.tenant)?;
+    let sent = OutcomeReport::new(report.outcomes);
+    let answer = match &*index.source {
+        Source::Here(_) => {
+            let counted = index.outcomes.take(&namespace, &sent, Instant::now());
+            json!({ "counted": counted.map_err(WireError::from)? })
+        }
+        Source::Shards(shards) => {
+            let Merged { reply, gathered } = shards.asker.tell_outcomes(&namespace, &sent).await?;
+            json!({ "counted": reply, "gathered": gathered })
+        }
+    };
+    Ok(json_response(&answer, None))
+}
