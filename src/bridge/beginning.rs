@@ -228,6 +228,7 @@ impl Inner {
             },
             chains: engine.key.model.chains(),
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
+            has_no_salts: engine.beside.has_no_salts,
             is_untold: engine.beside.is_untold || leaves_out_groups(engine),
             ..TranslatorSettings::for_format(engine.format)
         })

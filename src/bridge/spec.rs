@@ -29,7 +29,7 @@ pub enum SpecError {
     /// A flag does not have the expected form.
     #[error(
         "--engine {text:?}: {reason}; write http://HOST:PORT or grpc://HOST:PORT, or NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, \
-         rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
+         rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold|none, lookahead=untold, \
          groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE, \
          discovery=PLACE"
     )]

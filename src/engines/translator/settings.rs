@@ -53,6 +53,8 @@ pub struct TranslatorSettings {
     pub numbers_groups: bool,
     /// Whether the engine's blocks differ by something that its events do not tell. Its blocks are then always in doubt.
     pub is_untold: bool,
+    /// Whether no request to the engine has a salt or an adapter. LMCache's events don't tell them.
+    pub has_no_salts: bool,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
 }
@@ -73,6 +75,7 @@ impl Default for TranslatorSettings {
             has_pool_clears: false,
             numbers_groups: false,
             is_untold: false,
+            has_no_salts: false,
             groups: GroupFacts::default(),
         }
     }

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// Word in a flag or a file which says that the engine tells blocks apart by a property that its events leave out.
 const UNTOLD: &str = "untold";
+/// Word in a flag or a file which says that no request has a salt.
+const NONE: &str = "none";
 
 /// The facts about an engine's blocks that are not in its events.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -17,11 +19,14 @@ pub struct BesideEvents {
     /// Whether the engine tells blocks apart by adapters, salts or tokens beyond the block that its events leave out.
     /// If so, the blocks of the engine are in doubt.
     pub is_untold: bool,
+    /// Whether no request to the engine has a salt or an adapter. Some connectors don't tell these.
+    #[serde(default)]
+    pub has_no_salts: bool,
 }
 
 impl BesideEvents {
     /// Reads the facts from the words of flags, files and registrations. `adapters` is `untold`, or a list such as
-    /// `1:sql+2:chat`; `salts` and `lookahead` are `untold`.
+    /// `1:sql+2:chat`; `salts` is `untold` or `none`; `lookahead` is `untold`.
     ///
     /// # Errors
     ///
@@ -32,12 +37,16 @@ impl BesideEvents {
         lookahead: Option<&str>,
     ) -> Result<Self, String> {
         let mut beside = Self::default();
-        for (key, word) in [("salts", salts), ("lookahead", lookahead)] {
-            match word {
-                None => {}
-                Some(UNTOLD) => beside.is_untold = true,
-                Some(word) => return Err(format!("{key} is {word:?}; the only word is {UNTOLD}")),
-            }
+        match salts {
+            None => {}
+            Some(UNTOLD) => beside.is_untold = true,
+            Some(NONE) => beside.has_no_salts = true,
+            Some(word) => return Err(format!("salts is {word:?}; write {UNTOLD} or {NONE}")),
+        }
+        match lookahead {
+            None => {}
+            Some(UNTOLD) => beside.is_untold = true,
+            Some(word) => return Err(format!("lookahead is {word:?}; the only word is {UNTOLD}")),
         }
         match adapters {
             None => {}
@@ -101,6 +110,9 @@ mod tests {
             assert!(BesideEvents::parse(adapters, salts, lookahead).unwrap().is_untold);
         }
         assert!(BesideEvents::parse(None, Some("told"), None).is_err());
+        assert!(BesideEvents::parse(None, None, Some("none")).is_err());
+        let saltless = BesideEvents::parse(None, Some("none"), None).unwrap();
+        assert!(saltless.has_no_salts && !saltless.is_untold);
         assert_eq!(BesideEvents::parse(None, None, None), Ok(BesideEvents::default()));
     }
 }
