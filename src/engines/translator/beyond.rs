@@ -168,6 +168,10 @@ impl Translator {
         noted
             .or(has_ends.then_some(Reason::UnknownChunk))
             .or(self.beyond.own_chunks.doubt(tier, self.settings.has_no_salts))
+            .or_else(|| {
+                let is_silent = !self.settings.tells_beyond && self.groups.has_in(tier);
+                is_silent.then_some(Reason::NoRemovals)
+            })
             .or_else(|| has_aliases().then_some(Reason::HiddenKey))
     }
 

@@ -55,6 +55,9 @@ pub struct TranslatorSettings {
     pub is_untold: bool,
     /// Whether no request to the engine has a salt or an adapter. LMCache's events don't tell them.
     pub has_no_salts: bool,
+    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. If not,
+    /// such a tier is in doubt while it has blocks.
+    pub tells_beyond: bool,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
 }
@@ -76,6 +79,7 @@ impl Default for TranslatorSettings {
             numbers_groups: false,
             is_untold: false,
             has_no_salts: false,
+            tells_beyond: true,
             groups: GroupFacts::default(),
         }
     }
@@ -91,6 +95,7 @@ impl TranslatorSettings {
             proves_ancestors: format.proves_ancestors(),
             clears_up_to: format.clears_up_to(),
             has_pool_clears: format == Format::Vllm,
+            tells_beyond: format.tells_beyond(),
             numbers_groups: format == Format::Vllm,
             ..Self::default()
         }
