@@ -215,7 +215,9 @@ impl Inner {
             },
             chains: engine.key.model.chains(),
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
+            has_no_salts: engine.beside.has_no_salts,
             is_untold: engine.beside.is_untold || leaves_out_groups(engine),
+            tells_beyond: engine.beside.tells_beyond || engine.format.tells_beyond(),
             ..TranslatorSettings::for_format(engine.format)
         })
     }

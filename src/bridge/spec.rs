@@ -29,8 +29,8 @@ pub enum SpecError {
     /// A flag does not have the expected form.
     #[error(
         "--engine {text:?}: {reason}; write http://HOST:PORT or grpc://HOST:PORT, or NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, \
-         rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
-         groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE, \
+         rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold|none, lookahead=untold, \
+         tiers=told, groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE, \
          discovery=PLACE"
     )]
     Flag {
@@ -135,6 +135,7 @@ struct EngineText {
     adapters: Option<String>,
     salts: Option<String>,
     lookahead: Option<String>,
+    tiers: Option<String>,
     groups: Option<Vec<String>>,
     hybrid: Option<bool>,
     eagle: Option<bool>,
@@ -200,6 +201,7 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
             "adapters" => engine.adapters.replace(value.to_owned()).is_some(),
             "salts" => engine.salts.replace(value.to_owned()).is_some(),
             "lookahead" => engine.lookahead.replace(value.to_owned()).is_some(),
+            "tiers" => engine.tiers.replace(value.to_owned()).is_some(),
             "groups" => {
                 let words = value.split('/').map(str::to_owned);
                 engine.groups.replace(words.collect()).is_some()
@@ -278,6 +280,7 @@ impl EngineText {
                 self.adapters.as_deref(),
                 self.salts.as_deref(),
                 self.lookahead.as_deref(),
+                self.tiers.as_deref(),
             )?,
             groups: self.group_facts()?,
             scheme: self.scheme.as_deref().map(read_scheme).transpose()?,

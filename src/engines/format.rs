@@ -36,6 +36,13 @@ impl Format {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
 
+    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. Dynamo's
+    /// events have lost it: in them, a store of vLLM that never reports removals looks like any other tier, and a chunk
+    /// like single blocks.
+    pub fn tells_beyond(self) -> bool {
+        self != Self::Dynamo
+    }
+
     /// Whether a stored block on the device proves that all blocks before it are on the device, too. This is about groups of
     /// full attention. In vLLM, the request that computes a block holds the blocks before it. SGLang's trees evict leaves
     /// first, and load a block together with all blocks before it. TensorRT-LLM proves less: the parent of a new block may be
@@ -46,13 +53,13 @@ impl Format {
     }
 
     /// The farthest tier that a clear is known to empty. The clear also empties all nearer tiers. vLLM's clear empties
-    /// the device; a connector may be cleared with it, or not. SGLang's clear empties device and host; blocks in its
-    /// storage stay.
+    /// the device; a connector may be cleared with it, or not. Dynamo's clear may be such a clear of vLLM. SGLang's
+    /// clear empties device and host; blocks in its storage stay.
     pub fn clears_up_to(self) -> Tier {
         match self {
-            Self::Vllm | Self::TokenSpeed => Tier::DEVICE,
+            Self::Vllm | Self::TokenSpeed | Self::Dynamo => Tier::DEVICE,
             Self::Sglang => Tier::HOST,
-            Self::Mooncake | Self::Dynamo | Self::TensorRt => Tier::EXTERNAL,
+            Self::Mooncake | Self::TensorRt => Tier::EXTERNAL,
         }
     }
 

@@ -38,6 +38,7 @@ pub(super) struct RegisterJson {
     adapters: Option<String>,
     salts: Option<String>,
     lookahead: Option<String>,
+    tiers: Option<String>,
     groups: Option<Vec<String>>,
     hybrid: Option<bool>,
     eagle: Option<bool>,
@@ -79,6 +80,7 @@ impl RegisterJson {
             self.adapters.as_deref(),
             self.salts.as_deref(),
             self.lookahead.as_deref(),
+            self.tiers.as_deref(),
         );
         let beside = beside.map_err(HttpRefusal::BadRequest)?;
         let scheme = self.scheme.as_deref().map(read_scheme).transpose();

@@ -218,6 +218,10 @@ fn finish(fields: &RouterEventFields<'_>, batch: &mut EngineBatch) -> Result<Ver
             _ => Verdict::LeftOut(Reason::UnknownMedium),
         });
     };
+    if matches!(data, Data::Cleared) && tier != Tier::DEVICE {
+        // The device's blocks stay. It is unknown whether the clear reaches beyond its own tier.
+        return Ok(Verdict::LeftOutOf(tier, Reason::UnclearTier));
+    }
     let owner = push_owner(fields.worker, batch)?;
     let change = match data {
         Data::Stored { names, .. } if names.is_empty() => return Ok(Verdict::LeftOut(Reason::Ignored)),

@@ -8,7 +8,7 @@ use kvatlas_core::wire::Tier;
 use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings};
 use serde_json::{Value, json};
 
-use crate::common::{Naive, contract_chain, decode};
+use crate::common::{Naive, contract_chain, decode, restarted, settings};
 
 const SIZE: u32 = 4;
 
@@ -22,9 +22,22 @@ struct Followed {
 
 impl Followed {
     fn new(format: Format) -> Self {
+        Self::with(format, TranslatorSettings::for_format(format))
+    }
+
+    /// An engine of vLLM that gets no requests with salts or adapters.
+    fn without_salts() -> Self {
+        let settings = TranslatorSettings {
+            has_no_salts: true,
+            ..TranslatorSettings::for_format(Format::Vllm)
+        };
+        Self::with(Format::Vllm, settings)
+    }
+
+    fn with(format: Format, settings: TranslatorSettings) -> Self {
         let settings = TranslatorSettings {
             block_size: BlockSize::new(SIZE).unwrap(),
-            ..TranslatorSettings::for_format(format)
+            ..settings
         };
         Self {
             format,
@@ -261,18 +274,77 @@ fn a_chunk_under_one_name_is_cut_into_blocks() {
     // A chunk may have a name of its own, and the next chunk gives it as parent.
     let mut engine = Followed::new(Format::Vllm);
     let events = [chunk(901, None, 0, 16), chunk(902, Some(901), 16, 16)];
-    assert_eq!(engine.hear(&events), NONE);
+    engine.hear(&events);
     assert_eq!(engine.blocks(HOST), set(&chain));
     assert_eq!(engine.barred(HOST).len(), 6);
-    assert_eq!(engine.hear(&[removed(&[901], "CPU")]), NONE);
+    engine.hear(&[removed(&[901], "CPU")]);
     assert_eq!(engine.blocks(HOST), set(&chain[4..]));
-    assert_eq!(engine.hear(&[removed(&[902], "CPU")]), NONE);
+    engine.hear(&[removed(&[902], "CPU")]);
     assert_eq!((engine.blocks(HOST).len(), engine.translator.names()), (0, 0));
     // A chunk that does not end with a block can't be cut into blocks.
+    let mut engine = Followed::new(Format::Vllm);
     assert_eq!(
         engine.hear(&[chunk(903, None, 0, 18)]),
         [(HOST, Reason::BlockSize)]
     );
+}
+
+#[test]
+fn a_chunk_with_a_name_of_its_own_may_be_of_any_salt() {
+    let untold = [(HOST, Reason::Untold)];
+    let mut engine = Followed::new(Format::Vllm);
+    let device = stored(&[1, 2, 3, 4], None, 0, "GPU");
+    assert_eq!(engine.hear(std::slice::from_ref(&device)), NONE);
+    assert_eq!(engine.hear(&[chunk(901, None, 0, 16)])[0].1, Reason::Untold);
+    assert_eq!(engine.blocks(HOST).len(), 4);
+    // No later event tells the salt.
+    assert_eq!(engine.hear(&[removed(&[901], "CPU")]), untold);
+    assert_eq!(engine.hear(&[cleared()])[0].0, HOST);
+    // A name that the device has told covers the salt.
+    let mut engine = Followed::new(Format::Vllm);
+    engine.hear(&[device, chunk(4, None, 0, 16)]);
+    let doubts: Vec<_> = engine.translator.tier_doubts().collect();
+    assert_eq!(doubts, [(Tier::HOST, Reason::HiddenKey)]);
+}
+
+#[test]
+fn removals_of_chunks_are_told_while_the_last_one_left_others() {
+    let silent = [(HOST, Reason::NoRemovals)];
+    let both = [chunk(901, None, 0, 16), chunk(902, Some(901), 16, 16)];
+    let mut engine = Followed::without_salts();
+    assert_eq!(engine.hear(&both), silent);
+    assert_eq!(engine.hear(&[removed(&[902], "CPU")]), NONE);
+    assert_eq!(engine.hear(&both[1..]), NONE);
+    let settings = TranslatorSettings {
+        has_no_salts: true,
+        ..settings(SIZE)
+    };
+    let restarted = restarted(&engine.translator, settings);
+    assert_eq!(restarted.tier_doubts().count(), 0);
+    // All chunks are withdrawn when the connector loses its server.
+    assert_eq!(engine.hear(&[removed(&[901, 902], "CPU")]), silent);
+    assert_eq!(engine.hear(&both), silent);
+    assert_eq!(engine.hear(&[removed(&[902], "CPU")]), NONE);
+}
+
+#[test]
+fn a_chunk_behind_a_chunk_that_has_gone_cannot_be_loaded() {
+    let chunks = [
+        chunk(901, None, 0, 16),
+        chunk(902, Some(901), 16, 16),
+        chunk(903, Some(902), 32, 16),
+    ];
+    let gap = [(HOST, Reason::UnknownParent)];
+    let mut engine = Followed::without_salts();
+    engine.hear(&chunks);
+    assert_eq!(engine.hear(&[removed(&[903], "CPU")]), NONE);
+    assert_eq!(engine.hear(&chunks[2..]), NONE);
+    assert_eq!(engine.hear(&[removed(&[901], "CPU")]), gap);
+    assert_eq!(engine.hear(&[removed(&[902], "CPU")]), gap);
+    assert_eq!(engine.hear(&chunks[..1]), gap);
+    assert_eq!(engine.hear(&chunks[1..2]), NONE);
+    assert_eq!(engine.hear(&[removed(&[901], "CPU")]), gap);
+    assert_eq!(engine.hear(&chunks[..1]), NONE);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod fuzz;
 mod groups;
 mod mirror;
 mod oracle;
+mod plane;
 mod pool;
 mod recalled;
 mod rules;

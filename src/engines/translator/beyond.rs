@@ -10,11 +10,11 @@
 //! To *place* an event is to find the blocks that its names stand for. An event that can't be placed would only have added
 //! blocks to its own tier. So only that tier is in doubt after such an event.
 
+mod chunks;
 mod saved;
 
 use hashbrown::{HashMap, HashSet};
 
-use kvatlas_core::hash::{BlockHash, SequenceHash, next_sequence_hash};
 use kvatlas_core::wire::Tier;
 
 use crate::batch::{Content, EngineBatch, EngineStored, PlacedDoubt};
@@ -27,6 +27,8 @@ use super::past::Past;
 use super::tiers::{PerTier, TierIndex, TierSet};
 use super::{HashMode, StoredStart, Translator};
 
+use chunks::OwnChunks;
+
 /// Everything that is known of tiers beyond the device, except for their blocks.
 #[derive(Debug, Default)]
 pub(super) struct Beyond {
@@ -37,6 +39,7 @@ pub(super) struct Beyond {
     chunks: PerTier<u32>,
     late: Late,
     past: Past,
+    own_chunks: OwnChunks,
     /// Whether any stored event so far was about a tier beyond the device: host, disk or remote storage.
     is_used: bool,
     /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. Only connectors
@@ -129,6 +132,7 @@ impl Beyond {
         self.chunks = PerTier::default();
         self.late.clear();
         self.past.clear();
+        self.own_chunks = OwnChunks::default();
         (self.has_ends, self.has_parts) = (false, false);
     }
 }
@@ -138,12 +142,6 @@ fn gcd(mut one: u32, mut other: u32) -> u32 {
         (one, other) = (other, one % other);
     }
     one
-}
-
-/// A made-up name for block number `part` of the chunk `name`, whose blocks load only together. No engine uses the made-up name.
-fn part_name(name: u64, part: u32) -> u64 {
-    let part = BlockHash::from(u64::from(part));
-    u64::from(next_sequence_hash(Some(SequenceHash::from(name)), part))
 }
 
 impl Translator {
@@ -162,6 +160,11 @@ impl Translator {
         };
         self.beyond.doubts[tier]
             .or(has_ends.then_some(Reason::UnknownChunk))
+            .or(self.beyond.own_chunks.doubt(tier, self.settings.has_no_salts))
+            .or_else(|| {
+                let is_silent = !self.settings.tells_beyond && self.groups.has_in(tier);
+                is_silent.then_some(Reason::NoRemovals)
+            })
             .or_else(|| has_aliases().then_some(Reason::HiddenKey))
     }
 
@@ -279,22 +282,6 @@ impl Translator {
         }
     }
 
-    /// Removes the blocks of the chunk `name` before its last block. A chunk is several blocks that load only together;
-    /// if it has a single name, that is the name of its last block.
-    pub(super) fn remove_parts(
-        &mut self,
-        lane: Option<GroupLaneId>,
-        name: u64,
-        tiers: TierSet,
-        output: &mut Translation,
-    ) {
-        let left = (!self.settings.counts_copies).then_some(0);
-        let mut part = 0;
-        while self.beyond.has_parts && self.remove_one(lane, part_name(name, part), tiers, left, output) {
-            part += 1;
-        }
-    }
-
     fn place_beyond(
         &mut self,
         batch: &EngineBatch,
@@ -309,38 +296,24 @@ impl Translator {
         if self.names().saturating_add(blocks) > self.settings.blocks_max {
             return Err(Reason::TableFull.into());
         }
-        match parts {
-            1 => self.name_blocks(batch, stored, lane, tier)?,
-            parts => self.name_parts(batch, stored, lane, parts)?,
-        }
+        let has_own_names = match parts {
+            1 => {
+                self.name_blocks(batch, stored, lane, tier)?;
+                false
+            }
+            parts => {
+                let has_own_names = self.has_own_names(batch, stored, lane, tier);
+                self.name_parts(batch, stored, lane, parts)?;
+                has_own_names
+            }
+        };
         self.hold_named(lane, tier)?;
+        if has_own_names {
+            let names = batch.hashes(stored.names);
+            self.beyond.own_chunks.hold(tier, names, stored.parent);
+        }
         self.publish_named(tier, output);
         Ok(())
-    }
-
-    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk:
-    /// the contract's blocks in it load only together.
-    fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
-        let size = u64::from(self.settings.block_size.as_u32());
-        let told = match (stored.block_size, stored.content) {
-            (Some(0), Content::Absent) => return Ok(1),
-            (Some(told), _) => told,
-            (None, Content::Tokens { step, .. }) => step as u64,
-            (None, _) => return Ok(1),
-        };
-        let has_all = matches!(stored.content, Content::Tokens { step, window, .. } if step == window);
-        match told {
-            _ if told == size => Ok(1),
-            _ if told > size && told.is_multiple_of(size) && has_all => {
-                u32::try_from(told / size).map_err(|_| Reason::BlockSize)
-            }
-            // An incomplete block ends a sequence, as on the device.
-            _ if told < size && stored.names.len() == 1 => Err(match stored.parent {
-                Some(parent) if !self.groups.has_name(parent) => Reason::BlockSize,
-                _ => Reason::PartOfBlock,
-            }),
-            _ => Err(Reason::BlockSize),
-        }
     }
 
     /// Finds the blocks that an event's names stand for. Looks up the names up to the first unknown one, and computes
@@ -474,60 +447,6 @@ impl Translator {
                 (Reason::UnknownParent, Some(parent)) => UnplacedReason::Until(parent, reason),
                 _ => UnplacedReason::Ever(reason),
             })
-    }
-
-    /// Cuts the chunks of an event into blocks of the contract. A chunk is `parts` blocks that load only together. The last block
-    /// of each chunk has the chunk's name.
-    fn name_parts(
-        &mut self,
-        batch: &EngineBatch,
-        stored: &EngineStored,
-        lane: GroupLaneId,
-        parts: u32,
-    ) -> Result<(), UnplacedReason> {
-        let size = self.settings.block_size.as_u32() as usize;
-        let Content::Tokens { tokens, .. } = stored.content else {
-            return Err(Reason::BlockSize.into());
-        };
-        let names = batch.hashes(stored.names);
-        let mut start = self.start_beyond(batch, stored, lane)?;
-        let cut = EngineStored {
-            content: Content::Tokens {
-                tokens,
-                step: size,
-                window: size,
-            },
-            ..*stored
-        };
-        let count = names.len() * parts as usize;
-        let known = names.first().and_then(|name| self.known(lane, *name));
-        match known {
-            // A known name tells the salt and the adapter.
-            Some(known) if known.position.checked_sub(parts - 1) == Some(start.position) => {
-                (start.seed, start.adapter) = (known.seed, known.adapter);
-            }
-            Some(_) => return Err(Reason::NameConflict.into()),
-            None => self.check_untold(&cut, true)?,
-        }
-        self.compute_blocks(batch, &cut, &start, count)?;
-        for (place, block) in (0..).zip(start.blocks(self.contents.chain())) {
-            let (chunk, part): (u32, u32) = (place / parts, place % parts);
-            let Some(name) = names.get(chunk as usize) else {
-                break;
-            };
-            let is_within_chunk = part + 1 < parts;
-            self.beyond.named.push(NamedBlock {
-                name: if is_within_chunk {
-                    part_name(*name, part)
-                } else {
-                    *name
-                },
-                block,
-                is_within_chunk,
-            });
-        }
-        self.beyond.has_parts = true;
-        Ok(())
     }
 
     /// Adds a copy of each of the current event's blocks (in `named`), or of no block if one fails.

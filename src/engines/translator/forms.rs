@@ -134,4 +134,16 @@ pub(super) struct SavedBeyond {
     /// The field is missing in saved forms from before the first release.
     #[serde(default)]
     pub(super) has_kinds: bool,
+    /// By tier. The field is missing in saved forms from before the first release.
+    #[serde(default)]
+    pub(super) own_chunks: Vec<SavedOwnChunks>,
+}
+
+/// The chunks of a tier that have names of their own. A chunk is several blocks that load only together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedOwnChunks {
+    /// The names of the chunks, each with the name of the chunk before it.
+    pub(super) parents: Vec<(u64, Option<u64>)>,
+    pub(super) is_used: bool,
+    pub(super) has_removals: bool,
 }

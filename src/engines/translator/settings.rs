@@ -53,6 +53,11 @@ pub struct TranslatorSettings {
     pub numbers_groups: bool,
     /// Whether the engine's blocks differ by something that its events do not tell. Its blocks are then always in doubt.
     pub is_untold: bool,
+    /// Whether no request to the engine has a salt or an adapter. LMCache's events don't tell them.
+    pub has_no_salts: bool,
+    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. If not,
+    /// such a tier is in doubt while it has blocks.
+    pub tells_beyond: bool,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
 }
@@ -73,6 +78,8 @@ impl Default for TranslatorSettings {
             has_pool_clears: false,
             numbers_groups: false,
             is_untold: false,
+            has_no_salts: false,
+            tells_beyond: true,
             groups: GroupFacts::default(),
         }
     }
@@ -88,6 +95,7 @@ impl TranslatorSettings {
             proves_ancestors: format.proves_ancestors(),
             clears_up_to: format.clears_up_to(),
             has_pool_clears: format == Format::Vllm,
+            tells_beyond: format.tells_beyond(),
             numbers_groups: format == Format::Vllm,
             ..Self::default()
         }

@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 
 /// Word in a flag or a file which says that the engine distinguishes blocks by a property that its events leave out.
 const UNTOLD: &str = "untold";
+/// Word in a flag or a file which says that no request has a salt.
+const NONE: &str = "none";
+/// Word in a flag or a file which says that the engine's events tell a fact.
+const TOLD: &str = "told";
 
 /// The facts about an engine's blocks that are not in its events.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -17,11 +21,18 @@ pub struct BesideEvents {
     /// Whether the engine distinguishes blocks by a property that its events leave out: an adapter, a salt, or tokens
     /// beyond the block. If so, it is in doubt which blocks the engine holds.
     pub is_untold: bool,
+    /// Whether no request to the engine has a salt or an adapter. Some connectors don't tell these.
+    #[serde(default)]
+    pub has_no_salts: bool,
+    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. Only
+    /// Dynamo's event plane needs the statement.
+    #[serde(default)]
+    pub tells_beyond: bool,
 }
 
 impl BesideEvents {
     /// Reads the facts from the words of flags, files and registrations. `adapters` is `untold`, or a list such as
-    /// `1:sql+2:chat`; `salts` and `lookahead` are `untold`.
+    /// `1:sql+2:chat`; `salts` is `untold` or `none`; `lookahead` is `untold`; `tiers` is `told`.
     ///
     /// # Errors
     ///
@@ -30,14 +41,24 @@ impl BesideEvents {
         adapters: Option<&str>,
         salts: Option<&str>,
         lookahead: Option<&str>,
+        tiers: Option<&str>,
     ) -> Result<Self, String> {
         let mut beside = Self::default();
-        for (key, word) in [("salts", salts), ("lookahead", lookahead)] {
-            match word {
-                None => {}
-                Some(UNTOLD) => beside.is_untold = true,
-                Some(word) => return Err(format!("{key} is {word:?}; the only word is {UNTOLD}")),
-            }
+        match salts {
+            None => {}
+            Some(UNTOLD) => beside.is_untold = true,
+            Some(NONE) => beside.has_no_salts = true,
+            Some(word) => return Err(format!("salts is {word:?}; write {UNTOLD} or {NONE}")),
+        }
+        match lookahead {
+            None => {}
+            Some(UNTOLD) => beside.is_untold = true,
+            Some(word) => return Err(format!("lookahead is {word:?}; the only word is {UNTOLD}")),
+        }
+        match tiers {
+            None => {}
+            Some(TOLD) => beside.tells_beyond = true,
+            Some(word) => return Err(format!("tiers is {word:?}; the only word is {TOLD}")),
         }
         match adapters {
             None => {}
@@ -78,13 +99,13 @@ mod tests {
 
     #[test]
     fn adapters_have_numbers_and_names() {
-        let parsed = BesideEvents::parse(Some("1:sql+7:org/chat:v2"), None, None).unwrap();
+        let parsed = BesideEvents::parse(Some("1:sql+7:org/chat:v2"), None, None, None).unwrap();
         let expected = [(1, "sql".to_owned()), (7, "org/chat:v2".to_owned())];
         assert_eq!(parsed.adapters, BTreeMap::from(expected));
         assert!(!parsed.is_untold);
         for refused in ["", "sql", "x:sql", "1:", "1:a+1:b", "1:a+"] {
             assert!(
-                BesideEvents::parse(Some(refused), None, None).is_err(),
+                BesideEvents::parse(Some(refused), None, None, None).is_err(),
                 "{refused}"
             );
         }
@@ -98,9 +119,22 @@ mod tests {
             [None, None, Some("untold")],
         ] {
             let [adapters, salts, lookahead] = words;
-            assert!(BesideEvents::parse(adapters, salts, lookahead).unwrap().is_untold);
+            assert!(
+                BesideEvents::parse(adapters, salts, lookahead, None)
+                    .unwrap()
+                    .is_untold
+            );
         }
-        assert!(BesideEvents::parse(None, Some("told"), None).is_err());
-        assert_eq!(BesideEvents::parse(None, None, None), Ok(BesideEvents::default()));
+        assert!(BesideEvents::parse(None, Some("told"), None, None).is_err());
+        assert!(BesideEvents::parse(None, None, Some("none"), None).is_err());
+        let saltless = BesideEvents::parse(None, Some("none"), None, None).unwrap();
+        let told = BesideEvents::parse(None, None, None, Some("told")).unwrap();
+        assert!(told.tells_beyond && !told.is_untold);
+        assert!(BesideEvents::parse(None, None, None, Some("untold")).is_err());
+        assert!(saltless.has_no_salts && !saltless.is_untold);
+        assert_eq!(
+            BesideEvents::parse(None, None, None, None),
+            Ok(BesideEvents::default())
+        );
     }
 }

@@ -3,6 +3,7 @@
 use super::super::forms::{SavedBeyond, SavedError};
 use super::super::past::Past;
 use super::Beyond;
+use super::chunks::OwnChunks;
 
 impl Beyond {
     /// Returns the knowledge about tiers beyond the device in saved form. Call it between two batches.
@@ -17,6 +18,7 @@ impl Beyond {
             has_parts: self.has_parts,
             has_salts: self.has_salts,
             has_objects: self.has_objects,
+            own_chunks: self.own_chunks.save(),
         }
     }
 
@@ -36,6 +38,7 @@ impl Beyond {
             has_parts: saved.has_parts,
             has_salts: saved.has_salts,
             has_objects: saved.has_objects,
+            own_chunks: OwnChunks::restore(saved.own_chunks),
             ..Self::default()
         })
     }
