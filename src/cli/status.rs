@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
-use super::missing::SilentShard;
+use super::missing::MissingShard;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::refused::{PublisherRefusal, reason_of};
@@ -65,9 +65,9 @@ struct Status {
     /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_upload_error: Option<String>,
-    /// Shards that did not answer this gateway.
+    /// Shards that this gateway's answers lack.
     #[serde(default)]
-    missing_shards: Vec<SilentShard>,
+    missing_shards: Vec<MissingShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     strays: Vec<StrayNamespace>,
@@ -189,7 +189,7 @@ impl Status {
             return Err(Failure::failed(unsent(error)));
         }
         if let Some(missing) = self.missing_shards.first() {
-            return Err(Failure::failed(format_args!("{missing} does not answer")));
+            return Err(Failure::failed(format_args!("{missing} {}", missing.fault())));
         }
         let broken = self
             .namespaces

@@ -23,7 +23,7 @@ use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
-use crate::cli::missing::SilentShard;
+use crate::cli::missing::MissingShard;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
 
@@ -57,7 +57,7 @@ struct HolderCount {
 struct GatewayShards {
     // An older gateway leaves this field out.
     #[serde(default)]
-    missing_shards: Vec<SilentShard>,
+    missing_shards: Vec<MissingShard>,
 }
 
 /// A daemon, gateway or bridge of the deployment.
@@ -280,10 +280,10 @@ fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
         Ok(known) => known,
         Err(failure) => return vec![Check::skipped("shards", failure)],
     };
-    let failed = |missing: &SilentShard| {
+    let failed = |missing: &MissingShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
-        Check::failed(&missing.to_string(), found, mend_of_alert("KvatlasShardMissing"))
+        Check::failed(&missing.to_string(), found, missing.long_mend())
     };
     known.missing_shards.iter().map(failed).collect()
 }

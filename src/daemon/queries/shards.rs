@@ -110,20 +110,20 @@ impl ShardAsker {
     ) -> Result<AnyReply, WireError> {
         let (gatherer, deadline) = (&self.gatherer, self.deadline);
         self.check_size(&payload)?;
-        let (reply, gathered) = match request {
+        let reply = match request {
             QueryRequest::Single(query) => {
                 let merged = gatherer.query(namespace, &query.options, payload, headers, deadline);
-                let Merged { reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
-                (AnyReply::Single(reply), gathered)
+                let merged = merged.await.map_err(|error| self.failed(error))?;
+                AnyReply::Single(self.count(namespace, merged))
             }
             QueryRequest::Batch(queries) => {
                 let merged = gatherer.query_batch(namespace, queries, payload, headers, deadline);
-                let Merged { mut reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
+                let merged = merged.await.map_err(|error| self.failed(error))?;
+                let mut reply = self.count(namespace, merged);
                 reply.say_profiles_once();
-                (AnyReply::Batch(reply), gathered)
+                AnyReply::Batch(reply)
             }
         };
-        self.count(&gathered);
         Ok(reply)
     }
 
@@ -139,9 +139,8 @@ impl ShardAsker {
         headers: HeaderMap,
     ) -> Result<StatusReply, WireError> {
         let merged = self.gatherer.status(namespace, headers, self.deadline).await;
-        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
-        self.count(&gathered);
-        Ok(reply)
+        let merged = merged.map_err(|error| self.failed(error))?;
+        Ok(self.count(namespace, merged))
     }
 
     /// Passes hints of routers to the shards. Returns the number of hints that the shards keep, all together.
@@ -250,7 +249,7 @@ impl ShardAsker {
 
     async fn gather_names(&self) -> Result<(BTreeSet<NamespaceName>, Gathered), WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
-        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
+        let Merged { reply, gathered, .. } = merged.map_err(|error| self.failed(error))?;
         Ok((reply.namespaces.into_iter().collect(), gathered))
     }
 
@@ -263,9 +262,15 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::Unavailable, text))
     }
 
-    fn count(&self, gathered: &Gathered) {
+    /// Counts an answer about `namespace`, and notes the shards that it lacks. Returns the answer.
+    fn count<T>(&self, namespace: &NamespaceName, merged: Merged<T>) -> T {
+        let Merged {
+            reply,
+            gathered,
+            refused,
+        } = merged;
         let missing = &gathered.missing;
-        self.missing.note(gathered, unix_time_us());
+        self.missing.note(namespace, &gathered, &refused, unix_time_us());
         self.metrics.gathered(match missing.is_empty() {
             true => GatherOutcome::Complete,
             false => GatherOutcome::Partial,
@@ -273,6 +278,7 @@ impl ShardAsker {
         missing
             .iter()
             .for_each(|index| self.metrics.shard_missing(*index));
+        reply
     }
 
     /// Counts a request to the shards that failed. Returns the error for the client.
