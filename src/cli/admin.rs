@@ -141,7 +141,7 @@ impl AdminArguments {
         } else {
             print(&render(command, &answers))?;
         }
-        if let (AdminCommand::Forget, Some(holder)) = (command, &request.holder)
+        if let (AdminCommand::Forget | AdminCommand::Resync, Some(holder)) = (command, &request.holder)
             && answers
                 .iter()
                 .all(|answer| answer.holders == 0 && answer.error.is_none())

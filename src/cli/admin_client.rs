@@ -13,6 +13,7 @@ use kvatlas_config::process_environment;
 use kvatlas_process::http::{HttpConnection, HttpError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::connect::parse_time;
 use super::failure::Failure;
@@ -22,6 +23,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Default port of the admin listener.
 const PORT: u16 = 9464;
 const LISTEN_VARIABLE: &str = "KVATLAS_ADMIN_LISTEN";
+/// Time without any byte after which a stream of events counts as lost. The streams that are read here have an event every
+/// second.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Address of a daemon's admin listener, and how long to wait for it.
 #[derive(Debug, Args)]
@@ -219,6 +223,8 @@ impl AdminClient {
             StatusCode::OK => Ok(Events {
                 body: response.into_body(),
                 buffer: Vec::new(),
+                heard: Instant::now(),
+                silence_max: SILENCE_MAX,
             }),
             StatusCode::SERVICE_UNAVAILABLE => Err(Failure::unavailable(format_args!(
                 "{} has no room for another viewer; close a page or another `kvatlas top`",
@@ -265,17 +271,24 @@ impl AdminClient {
 pub(super) struct Events {
     body: Incoming,
     buffer: Vec<u8>,
+    /// Time at which the last bytes came, or the stream was opened.
+    heard: Instant,
+    /// Time without any byte after which the stream counts as lost.
+    silence_max: Duration,
 }
 
 impl Events {
-    /// Returns the name and the data of the next event; `None` at the end of the stream.
+    /// Returns the name and the data of the next event; `None` at the end of the stream, or once nothing has come for a
+    /// few seconds. The future can be dropped at any time.
     pub(super) async fn next(&mut self) -> Option<(String, String)> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|two| two == b"\n\n") {
                 let message: Vec<u8> = self.buffer.drain(..end + 2).collect();
                 return Some(parse(&String::from_utf8_lossy(&message)));
             }
-            let chunk = self.body.frame().await?.ok()?.into_data().ok()?;
+            let frame = tokio::time::timeout_at(self.heard + self.silence_max, self.body.frame());
+            let chunk = frame.await.ok()??.ok()?.into_data().ok()?;
+            self.heard = Instant::now();
             if self.buffer.len() + chunk.len() > ANSWER_BYTES_MAX {
                 return None;
             }
@@ -294,6 +307,8 @@ fn parse(message: &str) -> (String, String) {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[test]
@@ -342,5 +357,28 @@ mod tests {
         let parsed = parse("retry: 500\nevent: frame\ndata: {\"a\":1}\n\n");
         assert_eq!(parsed, ("frame".to_owned(), "{\"a\":1}".to_owned()));
         assert_eq!(parse(":\n\n"), (String::new(), String::new()));
+    }
+
+    /// The daemon hangs after its first event, and the connection stays open.
+    #[tokio::test]
+    async fn a_stream_in_which_nothing_comes_is_lost() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (leave, left) = tokio::sync::oneshot::channel::<()>();
+        let hung = tokio::spawn(async move {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let _ = socket.read(&mut [0; 1024]).await.unwrap();
+            let answer = "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nevent: frame\ndata: 1\n\n".as_bytes();
+            socket.write_all(answer).await.unwrap();
+            let _ = left.await;
+        });
+        let arguments = AdminClientArguments::at(Some(address), Duration::from_secs(60));
+        let client = arguments.client().unwrap();
+        let mut events = client.events("/page/frames").await.unwrap();
+        assert_eq!(events.next().await, Some(("frame".to_owned(), "1".to_owned())));
+        events.silence_max = Duration::from_millis(10);
+        assert_eq!(events.next().await, None);
+        leave.send(()).unwrap();
+        hung.await.unwrap();
     }
 }

@@ -18,7 +18,7 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArguments {
     /// A reason, an alert, a latch, a metric or a setting; without one, all words are listed.
-    #[arg(value_name = "WORD")]
+    #[arg(value_name = "WORD", allow_hyphen_values = true)]
     word: Option<String>,
 }
 

@@ -1,9 +1,10 @@
 //! `kvatlas completions` and `kvatlas man`: shell completions and manual pages, made from the definition of the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell;
+use clap_mangen::Man;
 
 use super::Cli;
 use super::failure::Failure;
@@ -71,12 +72,34 @@ pub(crate) struct ManArguments {
 
 /// Prints the program's page, or writes all pages.
 pub(crate) fn man(arguments: &ManArguments) -> Result<(), Failure> {
-    if let Some(directory) = &arguments.directory {
-        return clap_mangen::generate_to(Cli::command(), directory)
-            .map_err(|error| Failure::failed(format_args!("cannot write to {directory:?}: {error}")));
+    let mut command = Cli::command();
+    let Some(directory) = &arguments.directory else {
+        return print(&page(&Man::new(command))?);
+    };
+    command = command.disable_help_subcommand(true);
+    command.build();
+    write_pages(command, directory)
+}
+
+/// Writes the page of a command and those of its subcommands.
+fn write_pages(command: clap::Command, directory: &Path) -> Result<(), Failure> {
+    let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    for subcommand in subcommands.cloned() {
+        write_pages(subcommand, directory)?;
     }
+    let man = Man::new(command);
+    std::fs::write(directory.join(man.get_filename()), page(&man)?)
+        .map_err(|error| Failure::failed(format_args!("cannot write to {directory:?}: {error}")))
+}
+
+/// Returns a manual page. Its lines are not adjusted to the margin on the right, because examples have words as long as a line.
+fn page(man: &Man) -> Result<String, Failure> {
     let mut page = Vec::new();
-    let rendered = clap_mangen::Man::new(Cli::command()).render(&mut page);
+    let rendered = man.render(&mut page);
     rendered.map_err(|error| Failure::failed(format_args!("cannot render the page: {error}")))?;
-    print(&String::from_utf8_lossy(&page))
+    let page = String::from_utf8_lossy(&page);
+    Ok(match page.split_once("\n.SH ") {
+        Some((head, sections)) => format!("{head}\n.na\n.SH {sections}"),
+        None => page.into_owned(),
+    })
 }

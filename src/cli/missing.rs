@@ -1,29 +1,95 @@
-//! Missing shards: shards that did not answer a gateway. The gateway's route `/index` lists them.
+//! Missing shards: shards whose answers a gateway lacks. The gateway's route `/index` lists them.
 
 use std::fmt;
 
+use kvatlas_daemon::runbook::mend_of;
 use serde::{Deserialize, Serialize};
 
 use super::text::since;
 
-/// Shard that does not answer its gateway.
+/// Shard that does not answer its gateway, or refuses to answer about a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub(super) struct SilentShard {
+pub(super) struct MissingShard {
     /// Index of the shard, from 0.
     shard: u32,
     shards: u32,
     since_us: u64,
+    /// Namespace about which the shard refuses to answer; `None` if the shard is silent. An older gateway leaves it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    /// Reason of the refusal, in the shard's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
 }
 
-impl SilentShard {
-    /// Returns the text ` does not answer since …`, with the time until `now_us`.
+impl MissingShard {
+    /// Name of the alert that reports missing shards.
+    const ALERT: &str = "KvatlasShardMissing";
+
+    /// Returns the text ` does not answer since …`, with the time until `now_us`, or what the shard refuses and why.
     pub(super) fn describe(&self, now_us: u64) -> String {
-        format!("does not answer{}", since(Some(self.since_us), now_us))
+        let since = since(Some(self.since_us), now_us);
+        match &self.namespace {
+            None => format!("does not answer{since}"),
+            Some(_) => format!(
+                "{}{since}: {}",
+                self.fault(),
+                self.refusal.as_deref().unwrap_or_default()
+            ),
+        }
+    }
+
+    /// Returns the fault in short: that the shard does not answer, or what it refuses.
+    pub(super) fn fault(&self) -> String {
+        match &self.namespace {
+            None => "does not answer".to_owned(),
+            Some(namespace) => format!("refuses to answer about {namespace}"),
+        }
+    }
+
+    /// Returns the advice.
+    pub(super) fn mend(&self) -> String {
+        match self.namespace {
+            None => mend_of([Self::ALERT].into_iter(), "what to do"),
+            Some(_) => "mend what the shard says; kvatlas status at its admin listener says more".to_owned(),
+        }
+    }
+
+    /// Returns the advice, and the command that says more about silent shards.
+    pub(super) fn long_mend(&self) -> String {
+        match self.namespace {
+            None => format!("{}; kvatlas explain {} says more", self.mend(), Self::ALERT),
+            Some(_) => self.mend(),
+        }
     }
 }
 
-impl fmt::Display for SilentShard {
+impl fmt::Display for MissingShard {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "shard {}/{}", self.shard, self.shards)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_that_refuses_is_not_to_be_started() {
+        let told = |text: &str| serde_json::from_str::<MissingShard>(text).unwrap();
+        let silent = told(r#"{"shard":0,"shards":2,"since_us":1800000000000000}"#);
+        assert!(silent.mend().starts_with("start a daemon"), "{}", silent.mend());
+        let refusing = told(
+            r#"{"shard":0,"shards":2,"since_us":1800000000000000,"namespace":"llama","refusal":"all is dropped"}"#,
+        );
+        assert_eq!(
+            refusing.describe(1_800_000_060_000_000),
+            "refuses to answer about llama since 08:00:00 UTC (60 s): all is dropped"
+        );
+        assert!(
+            !refusing.long_mend().contains("start a daemon"),
+            "{}",
+            refusing.mend()
+        );
     }
 }

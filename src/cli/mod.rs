@@ -42,6 +42,7 @@ mod query_report;
 mod refused;
 mod replay;
 mod serve;
+mod silence;
 mod snapshot;
 mod status;
 mod status_report;

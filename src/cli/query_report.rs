@@ -40,7 +40,8 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     }
     if reply.doubtful_holders > 0 {
         text += &format!(
-            "{} not in this list may hold more than is known: kvatlas status says why\n",
+            "{} not in this list may hold more than is known: kvatlas status says why; if not, ask again, as a daemon that has just \
+             started has not heard of all\n",
             counted(reply.doubtful_holders.into(), "holder", "holders")
         );
     }

@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
-use super::missing::SilentShard;
+use super::missing::MissingShard;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::refused::{PublisherRefusal, reason_of};
+use super::silence;
 use super::strays::StrayNamespace;
 use super::table::TextTable;
 use super::text::{counted, printable, since};
@@ -65,9 +66,12 @@ struct Status {
     /// Error of the last attempt to send a snapshot to the Object Store; `None` if that attempt had no error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_upload_error: Option<String>,
-    /// Shards that did not answer this gateway.
+    /// Time for which the NATS server has been silent, in microseconds; `None` if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    broker_silent_us: Option<u64>,
+    /// Shards that this gateway's answers lack.
     #[serde(default)]
-    missing_shards: Vec<SilentShard>,
+    missing_shards: Vec<MissingShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     strays: Vec<StrayNamespace>,
@@ -167,6 +171,9 @@ impl Status {
             let role = self.role.as_str();
             return Err(Failure::failed(format_args!("the {role} is not ready")));
         }
+        if let Some(silent_us) = self.broker_silent_us {
+            return Err(Failure::failed(silence::describe(silent_us)));
+        }
         if degraded > 0 {
             return Err(Failure::failed(format_args!(
                 "{degraded} of {} degraded; kvatlas doctor says which, and what to do",
@@ -189,7 +196,7 @@ impl Status {
             return Err(Failure::failed(unsent(error)));
         }
         if let Some(missing) = self.missing_shards.first() {
-            return Err(Failure::failed(format_args!("{missing} does not answer")));
+            return Err(Failure::failed(format_args!("{missing} {}", missing.fault())));
         }
         let broken = self
             .namespaces
@@ -210,6 +217,13 @@ impl Status {
         );
         for reason in &self.reasons {
             text += &format!("  {reason}\n");
+        }
+        if let Some(silent_us) = self.broker_silent_us {
+            text += &format!(
+                "  {}\n    mend: {}\n",
+                silence::describe(silent_us),
+                silence::MEND
+            );
         }
         if let Some(error) = &self.snapshot_error {
             text += &format!("  snapshots are not written: {error}\n");
@@ -370,6 +384,7 @@ mod tests {
             messages_waiting: 1,
             snapshot_error: None,
             snapshot_upload_error: None,
+            broker_silent_us: None,
             missing_shards: Vec::new(),
             strays: Vec::new(),
             namespaces: vec![namespace("llama"), namespace("qwen")],
@@ -427,6 +442,18 @@ qwen          1000         0  123456  12345678
             status.verdict(),
             Err(Failure::failed("shard 1/2 does not answer"))
         );
+    }
+
+    #[test]
+    fn a_silent_server_is_the_fault_and_not_the_lanes() {
+        let index = r#"{"namespaces":[],"broker_silent_us":5000000}"#;
+        let mut status: Status = serde_json::from_str(index).unwrap();
+        status.ready = true;
+        let text = status.render("a:1", 0);
+        let said = "nothing has come from the NATS server for 5.0s, not even the daemon's own messages";
+        let line = format!("  {said}\n    mend: see whether the NATS server runs");
+        assert!(text.contains(&line), "{text}");
+        assert_eq!(status.verdict(), Err(Failure::failed(said)));
     }
 
     #[test]

@@ -8,7 +8,9 @@ use kvatlas_core::wire::WireError;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No daemon subscribes to the subject.
-    #[error("no kvatlas daemon listens on {subject}; start one, or check the subject prefix")]
+    #[error(
+        "no kvatlas daemon listens on {subject}; start one, or a gateway if there are only shards; or check the subject prefix"
+    )]
     NoDaemon {
         /// Subject of the request.
         subject: String,

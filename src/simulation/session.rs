@@ -7,12 +7,15 @@ use std::time::Duration;
 use async_nats::Client;
 use tokio::time::Instant;
 
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
+use kvatlas_client::publish::{
+    HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions, Refusals,
+    Transport,
+};
 use kvatlas_client::{Backoff, ClientError, QueryClient};
 use kvatlas_config::{Config, NatsConfig, Setting, process_environment};
 use kvatlas_core::wire::{BatchCursor, ErrorCode, NamespaceName, StatusReply, Subjects, WorkerName};
 use kvatlas_daemon::{Daemon, StopReport};
-use kvatlas_process::broker::{ConnectPatience, connect, round_trip};
+use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, connect, round_trip};
 
 use super::error::SimulationError;
 use super::fleet::{RANK, WorkerCursor};
@@ -59,6 +62,8 @@ pub struct Session {
     daemon: Option<Daemon>,
     routers: QueryClient,
     publishers: Client,
+    /// Subscriptions and messages that the server has refused.
+    refusals: Refusals,
     transport: Transport,
     subjects: Subjects,
     namespace: NamespaceName,
@@ -88,7 +93,12 @@ impl Session {
     /// [`SimulationError::NamespaceInUse`], and the errors of connecting to the daemon and asking it.
     pub async fn remote(config: &Config, namespace: NamespaceName) -> Result<Self, SimulationError> {
         let session = Self::connect(None, &config.nats, &config.subjects.prefix, namespace).await?;
-        let status = session.status().await?;
+        let subject = session.subjects.status(&session.namespace);
+        let status = tokio::select! {
+            biased;
+            words = session.refusals.of_message(&subject) => return Err(PublisherError::Refused { words }.into()),
+            status = session.status() => status?,
+        };
         match status.map_or(0, |status| status.holders.len()) {
             0 => Ok(session),
             holders => Err(SimulationError::NamespaceInUse {
@@ -105,13 +115,20 @@ impl Session {
         prefix: &str,
         namespace: NamespaceName,
     ) -> Result<Self, SimulationError> {
+        let refusals = Refusals::default();
         let open = |role: &'static str| {
+            let hearing = refusals.clone();
             connect(
                 nats,
                 role,
                 SUBSCRIPTION_CAPACITY,
                 ConnectPatience::FailFast,
-                move |notice| tracing::info!(role, %notice, "NATS"),
+                move |notice| {
+                    if let ConnectionNotice::Refused(refusal) = &notice {
+                        hearing.note(refusal);
+                    }
+                    tracing::info!(role, %notice, "NATS");
+                },
             )
         };
         let subjects = Subjects::new(prefix)?;
@@ -119,6 +136,7 @@ impl Session {
             daemon,
             routers: QueryClient::new(open("routers").await?, subjects.clone()),
             publishers: open("publishers").await?,
+            refusals,
             transport: Transport::Core,
             subjects,
             namespace,
@@ -173,7 +191,7 @@ impl Session {
             batch_delay: Duration::ZERO,
             ..PublisherOptions::default()
         };
-        let nats = self.publishers.clone();
+        let nats = PublishConnection::new(self.publishers.clone(), self.refusals.clone());
         Ok(HolderPublisher::start(nats, &self.subjects, holder, options).await?)
     }
 

@@ -69,6 +69,7 @@ fn every_command_has_help_with_an_example() {
         &["demo"],
         &["replay"],
         &["compare"],
+        &["explain"],
     ] {
         let output = run(&[command, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");
@@ -79,6 +80,8 @@ fn every_command_has_help_with_an_example() {
             .unwrap_or_else(|| panic!("{invocation}: {help}"));
         assert!(examples.contains(&invocation), "{help}");
     }
+    let flag = run(&["explain", "--nats-url"]);
+    assert!(stdout(&flag).starts_with("--nats-url ("), "{}", stderr(&flag));
     let output = run(&["--version"]);
     let version = stdout(&output);
     let commit = version

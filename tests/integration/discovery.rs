@@ -172,6 +172,24 @@ async fn the_doctor_finds_the_replicas_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_asks_shards_without_a_gateway() {
+    let broker = broker().await;
+    let one = daemon(broker.url(), &[("sharding.shard", "0/2")]).await;
+    let other = daemon(broker.url(), &[("sharding.shard", "1/2")]).await;
+    let round_trip = async || {
+        let (_, checks) = doctor(broker.url(), &[]).await;
+        let found = checks.into_iter().find(|check| check["name"] == "round trip");
+        found.unwrap().to_string()
+    };
+    let told = round_trip().await;
+    assert!(told.contains("was found") && told.contains("--gateway"), "{told}");
+    other.stop().await;
+    let told = round_trip().await;
+    assert!(told.contains("failed") && told.contains("shard 1 of 2"), "{told}");
+    one.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_finds_a_bridge_and_says_what_it_lacks() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[]).await;

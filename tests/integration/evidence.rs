@@ -344,6 +344,9 @@ async fn operators_have_a_holder_resynchronised_a_snapshot_written_and_a_daemon_
         .await;
     assert!(asking.await.unwrap().status.success());
     engine.is_exact_with(3).await;
+    let nobody = admin(&["resync", "llama", "gpu-9"]).await.unwrap();
+    assert_eq!(nobody.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("has gpu-9 of llama"));
     assert!(admin(&["snapshot"]).await.unwrap().status.success());
     let has_snapshot = |folder: &Path| {
         let names = std::fs::read_dir(folder)

@@ -571,6 +571,29 @@ async fn a_publish_that_the_server_refuses_is_an_error() {
     assert!(said.contains("Permissions Violation"), "{said}");
 }
 
+/// Runs `kvatlas replay` with the rights of gpu-0's publisher, which may not ask.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_may_not_ask_says_so() {
+    let broker = broker(USERS).await;
+    let url = broker.url().to_owned();
+    let running = tokio::task::spawn_blocking(move || {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("trace");
+        let request = r#"{"timestamp":0,"input_length":512,"output_length":2,"hash_ids":[1]}"#;
+        std::fs::write(&trace, format!("{request}\n")).unwrap();
+        crate::support::process::kvatlas(&["replay", "--nats-url", &url, "--trace"])
+            .arg(&trace)
+            .env("KVATLAS_NATS_USER", "gpu-0")
+            .env("KVATLAS_NATS_PASSWORD", password("gpu-0"))
+            .env("KVATLAS_NATS_INBOX_PREFIX", inbox_prefix("gpu-0"))
+            .output()
+            .unwrap()
+    });
+    let output = running.await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Permissions Violation"), "{said}");
+}
+
 /// Starts the library's publisher for the worker `name`, with the rights of gpu-0's publisher.
 async fn publish_with_library(url: &str, name: &str) -> HolderPublisher {
     let options = async_nats::ConnectOptions::new()

@@ -179,6 +179,13 @@ class Daemon:
         assert self._child.wait(PATIENCE) == 0, "".join(self._log[-20:])
         return time.monotonic() - begun
 
+    def hang(self) -> None:
+        """Keeps the process from running, until `go_on`. Its connections stay open."""
+        self._child.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._child.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         if self._child.poll() is None:
             # The embedded broker must not outlive its daemon.
@@ -325,8 +332,7 @@ class Stub:
                     # Open until the page is left.
                     while True:
                         time.sleep(0.2)
-                        self.wfile.write(b":\n\n")
-                        self.wfile.flush()
+                        self._say("hello", hello)
 
             def _say(self, event: str, data: object) -> None:
                 self.wfile.write(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())

@@ -151,6 +151,22 @@ def test_top_gives_the_terminal_back_at_a_signal(tmp_path: Path, daemon: Daemon,
     terminal.close()
 
 
+@needs_tmux
+def test_top_says_that_a_daemon_hangs(tmp_path: Path) -> None:
+    daemon = Daemon()
+    terminal = Terminal(tmp_path, "top", "--admin", daemon.admin)
+    try:
+        eventually("it is ready", lambda: " ready" in "\n".join(terminal.lines()))
+        daemon.hang()
+        eventually("it notices", lambda: "NO CONNECTION" in "\n".join(terminal.lines()).upper())
+        daemon.go_on()
+        eventually("it is ready again", lambda: " ready" in "\n".join(terminal.lines()))
+    finally:
+        daemon.go_on()
+        terminal.close()
+        daemon.kill()
+
+
 def checks(*words: str, **variables: str) -> tuple[int, dict[str, dict[str, str]]]:
     """The exit code of the doctor, and its checks by name."""
     code, said, failure = run("doctor", "--json", *words, **variables)

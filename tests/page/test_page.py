@@ -521,3 +521,15 @@ def test_an_open_page_delays_no_stop(browser: Chrome) -> None:
         daemon.kill()
 
 
+def test_a_daemon_that_hangs_is_no_connection(browser: Chrome) -> None:
+    daemon = Daemon()
+    try:
+        browser.get(daemon.admin + "/")
+        eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+        daemon.hang()
+        eventually("the page notices", lambda: text(browser, "#readiness") == "no connection")
+        daemon.go_on()
+        eventually("it is ready again", lambda: text(browser, "#readiness") == "ready")
+    finally:
+        daemon.go_on()
+        daemon.kill()

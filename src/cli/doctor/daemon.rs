@@ -19,6 +19,9 @@ use super::{DoctorArguments, NatsRole};
 const ROUND_TRIP: &str = "round trip";
 /// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
+/// Limits the wait for the shards' answers to one question: to the doctor's patience divided by this number. So an answer that
+/// names the missing shards comes in time.
+const GATHER_PARTS: u32 = 4;
 
 /// Last answer of the daemon that did not list the probe event's block.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +34,32 @@ enum LackingAnswer {
     Incomplete(Gathered),
     /// The daemon refused to answer, and says why.
     Refused(WireError),
+}
+
+/// Answerer of the question about the probe event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answerer {
+    /// A daemon or a gateway.
+    Any,
+    /// The shards, which the doctor asked itself. There is no gateway.
+    Shards,
+}
+
+impl Answerer {
+    /// Returns the passed check for a probe event that was found after `elapsed`.
+    fn check(self, elapsed: Duration) -> Check {
+        let found = format!("a probe event was found {elapsed:.1?} after it was published");
+        Check::fine(
+            ROUND_TRIP,
+            match self {
+                Self::Any => found,
+                Self::Shards => format!(
+                    "{found}; the doctor asked all shards itself, as there is no gateway: clients that do not gather need one (kvatlas \
+                     serve --gateway)"
+                ),
+            },
+        )
+    }
 }
 
 /// Checks the round trip of a probe event: publishes a block, asks the daemon for it, and then removes the block's holder.
@@ -61,7 +90,8 @@ pub(super) async fn check_round_trip(
     let limit = tokio::time::timeout(arguments.timeout, arrived);
     let (namespace, worker) = (&arguments.namespace, &arguments.worker);
     let (told, asked) = (subjects.events(namespace, worker), subjects.query(namespace));
-    let limit = connected.unless_refused(&[&told, &asked], limit).await;
+    let gathered = subjects.of_shards().query(namespace);
+    let limit = connected.unless_refused(&[&told, &asked, &gathered], limit).await;
     let elapsed = begun.elapsed();
     // The goodbye makes daemons forget the probe's holder.
     let goodbye = async {
@@ -71,10 +101,7 @@ pub(super) async fn check_round_trip(
     let _ = tokio::time::timeout(arguments.timeout, goodbye).await;
     match limit {
         Err(refusal) => refused_probe(&refusal, arguments.role),
-        Ok(Ok(Ok(()))) => Check::fine(
-            ROUND_TRIP,
-            format!("a probe event was found {elapsed:.1?} after it was published"),
-        ),
+        Ok(Ok(Ok(answerer))) => answerer.check(elapsed),
         Ok(Ok(Err(trouble))) => Check::failed(
             ROUND_TRIP,
             trouble,
@@ -92,7 +119,7 @@ async fn arrive(
     connected: &DoctorConnection,
     publisher: &HolderPublisher,
     lacking: &mut LackingAnswer,
-) -> Result<(), String> {
+) -> Result<Answerer, String> {
     let hash = SequenceHash(publisher.cursor().epoch);
     let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
     publisher
@@ -160,16 +187,19 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. Goes on asking while nobody answers, and
-/// while the daemon does not know the namespace; fails on any other error. `lacking` is set to the last answer.
+/// Asks again and again until a complete answer lists the probe's worker as exact. Asks the shards if no daemon and no gateway
+/// listens. Goes on asking while nobody answers, and while the daemon does not know the namespace; fails on any other error.
+/// `lacking` is set to the last answer.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &DoctorConnection,
     hash: SequenceHash,
     lacking: &mut LackingAnswer,
-) -> Result<(), String> {
-    let client = QueryClient::new(connected.nats.clone(), subjects.clone()).with_patience(arguments.timeout);
+) -> Result<Answerer, String> {
+    let mut client =
+        QueryClient::new(connected.nats.clone(), subjects.clone()).with_patience(arguments.timeout);
+    let mut nobody: Option<String> = None;
     loop {
         let query = SingleQuery::new(QueryKey::SequenceHashes(vec![hash]));
         match client.query(&arguments.namespace, query).await {
@@ -178,7 +208,7 @@ async fn wait_for(
                 let is_found = holders.any(|holder| holder.worker == arguments.worker && holder.exact);
                 let incomplete = reply.gathered.filter(|gathered| !gathered.missing.is_empty());
                 if is_found && incomplete.is_none() {
-                    return Ok(());
+                    return Ok(nobody.map_or(Answerer::Any, |_| Answerer::Shards));
                 }
                 *lacking = incomplete.map_or(LackingAnswer::Whole, LackingAnswer::Incomplete);
             }
@@ -189,8 +219,16 @@ async fn wait_for(
             {
                 *lacking = LackingAnswer::Refused(refusal);
             }
-            // The caller's patience ends at the same time.
+            // The caller's patience ends at the same time, unless shards are asked.
             Err(ClientError::TimedOut { .. }) => {}
+            Err(error @ ClientError::NoDaemon { .. }) => match nobody {
+                None => {
+                    nobody = Some(error.to_string());
+                    let gathering = client.with_patience(arguments.timeout / GATHER_PARTS).gathering();
+                    client = gathering.await.map_err(|error| error.to_string())?;
+                }
+                Some(nobody) => return Err(nobody),
+            },
             Err(error) => return Err(error.to_string()),
         }
         tokio::time::sleep(ASKING_INTERVAL).await;

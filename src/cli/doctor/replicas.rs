@@ -23,7 +23,8 @@ use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
-use crate::cli::missing::SilentShard;
+use crate::cli::missing::MissingShard;
+use crate::cli::silence;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
 
@@ -57,7 +58,7 @@ struct HolderCount {
 struct GatewayShards {
     // An older gateway leaves this field out.
     #[serde(default)]
-    missing_shards: Vec<SilentShard>,
+    missing_shards: Vec<MissingShard>,
 }
 
 /// A daemon, gateway or bridge of the deployment.
@@ -280,10 +281,10 @@ fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
         Ok(known) => known,
         Err(failure) => return vec![Check::skipped("shards", failure)],
     };
-    let failed = |missing: &SilentShard| {
+    let failed = |missing: &MissingShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
-        Check::failed(&missing.to_string(), found, mend_of_alert("KvatlasShardMissing"))
+        Check::failed(&missing.to_string(), found, missing.long_mend())
     };
     known.missing_shards.iter().map(failed).collect()
 }
@@ -305,6 +306,7 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
             .flat_map(|(place, index)| check_snapshots(place, index)),
     );
     for (place, index) in &known {
+        checks.extend(check_silence(place, index));
         let strays = index.get("strays").map(Vec::<StrayNamespace>::deserialize);
         checks.extend(strays.and_then(Result::ok).into_iter().flatten().map(|stray| {
             let found = format!("{}, at {place}", stray.describe(unix_time_us()));
@@ -316,6 +318,16 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
         checks.push(namespaces::compare(&namespaces_of::<Hashed>(&known)));
     }
     checks
+}
+
+/// Returns a failed check if nothing comes from the NATS server of the daemon at `place`.
+fn check_silence(place: &str, index: &Value) -> Option<Check> {
+    let silent_us = index.get("broker_silent_us")?.as_u64()?;
+    Some(Check::failed(
+        &format!("NATS server of {place}"),
+        silence::describe(silent_us),
+        silence::MEND,
+    ))
 }
 
 /// Returns a failed check if a daemon's snapshots are not written, and one if they are not sent to the Object Store. `place` is
@@ -474,6 +486,16 @@ mod tests {
             failed[1].mend().contains("bucket") && failed[1].mend().contains("KvatlasSnapshotUploadsFail"),
             "{failed:?}"
         );
+    }
+
+    #[test]
+    fn a_silent_server_fails() {
+        let check = |index: &str| check_silence("a:1", &serde_json::from_str(index).unwrap());
+        assert_eq!(check(r#"{"broker_silent_us":null}"#), None);
+        assert_eq!(check("{}"), None, "an older daemon does not tell");
+        let failed = check(r#"{"broker_silent_us":5000000}"#).unwrap();
+        assert_eq!(failed.outcome(), CheckOutcome::Failed);
+        assert!(failed.found().contains("for 5.0s"), "{failed:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::cli::missing::SilentShard;
+use crate::cli::missing::MissingShard;
 use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::PublisherRefusal;
 use crate::cli::strays::StrayNamespace;
@@ -31,9 +31,9 @@ pub(super) struct DaemonFrame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<FrameRates>,
     pub(super) fleet: HolderChanges,
-    /// Shards that did not answer this gateway. An older daemon leaves them out.
+    /// Shards that this gateway's answers lack. An older daemon leaves them out.
     #[serde(default)]
-    pub(super) missing_shards: Vec<SilentShard>,
+    pub(super) missing_shards: Vec<MissingShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default)]
     pub(super) strays: Vec<StrayNamespace>,

@@ -10,7 +10,8 @@ use crate::cli::text::{printable, since};
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));
-        Trouble::new(what, "KvatlasShardMissing")
+        let mend = missing.mend();
+        Trouble { what, mend }
     });
     let strays = frame.strays.iter().map(|stray| Trouble {
         what: stray.describe(frame.now_us),

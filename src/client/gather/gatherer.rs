@@ -1,6 +1,6 @@
 //! Gatherer: sends a request to all shards, and merges their replies into one answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, Message, StatusCode};
@@ -28,6 +28,8 @@ pub struct Merged<T> {
     pub reply: T,
     /// Shards that gave the answer, and shards that are missing.
     pub gathered: Gathered,
+    /// Refusals of missing shards that did reply, in words, by the shard's index.
+    pub refused: BTreeMap<u32, String>,
 }
 
 /// Sends requests to all shards, and merges their replies. Cheap to clone; several requests can run at the same time.
@@ -236,37 +238,49 @@ fn merge<Reply, Whole>(
     merge: impl FnOnce(Vec<Reply>, &Gathered) -> Result<Whole, WireError>,
 ) -> Result<Merged<Whole>, ClientError> {
     let mut missing: BTreeSet<u32> = (0..division.shards).collect();
+    let mut refused = BTreeMap::new();
     let mut answers: Vec<ShardAnswer<Reply>> = Vec::with_capacity(division.replies.len());
     for (index, message) in division.replies {
         match answered(&message, &decode) {
-            Some(answer) => {
+            Ok(answer) => {
                 missing.remove(&index);
                 answers.push(answer);
             }
-            None => tracing::debug!(shard = index, "a shard's reply is of no use"),
+            Err(words) => {
+                tracing::debug!(shard = index, words, "a shard's reply is of no use");
+                refused.insert(index, words);
+            }
         }
     }
     let gathered = Gathered {
         shards: division.shards,
         missing: missing.into_iter().collect(),
     };
-    let replies = sort_out(answers, &gathered)?;
+    let replies = sort_out(answers, &gathered, &refused)?;
     let reply = merge(replies, &gathered)?;
-    Ok(Merged { reply, gathered })
+    Ok(Merged {
+        reply,
+        gathered,
+        refused,
+    })
 }
 
-/// Decodes the answer of a shard; `None` if the shard could not answer, or the answer cannot be decoded.
+/// Decodes the answer of a shard. Returns the reason in words if the shard refuses to answer now, or if the answer cannot be
+/// decoded.
 fn answered<Reply>(
     message: &Message,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
-) -> Option<ShardAnswer<Reply>> {
+) -> Result<ShardAnswer<Reply>, String> {
     match refusal(message) {
-        None => decode(&message.payload).ok().map(Ok),
+        None => decode(&message.payload)
+            .map(Ok)
+            .map_err(|error| ClientError::from(error).to_string()),
         Some(ClientError::Refused(error))
             if !matches!(error.code, ErrorCode::Unavailable | ErrorCode::TooManyRequests) =>
         {
-            Some(Err(error))
+            Ok(Err(error))
         }
-        Some(_) => None,
+        Some(ClientError::Refused(error)) => Err(error.text),
+        Some(error) => Err(error.to_string()),
     }
 }

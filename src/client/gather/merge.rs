@@ -7,6 +7,8 @@
 //! namespace, that error counts as an answer without holders. Any other error is about the request and is the same on every
 //! shard, so it becomes the answer.
 
+use std::collections::BTreeMap;
+
 use kvatlas_core::wire::{
     ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
     WireError,
@@ -16,8 +18,13 @@ use kvatlas_core::wire::{
 pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
 /// Returns the answers of the shards that know the namespace. Returns one error for the whole request if no shard knows
-/// the namespace, or if a shard answered with another error.
-pub(super) fn sort_out<T>(answers: Vec<ShardAnswer<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
+/// the namespace, or if a shard answered with another error. `refused` has the missing shards that refused to answer now, with
+/// their reasons.
+pub(super) fn sort_out<T>(
+    answers: Vec<ShardAnswer<T>>,
+    gathered: &Gathered,
+    refused: &BTreeMap<u32, String>,
+) -> Result<Vec<T>, WireError> {
     let mut known = Vec::with_capacity(answers.len());
     let mut unknown = None;
     for answer in answers {
@@ -29,17 +36,19 @@ pub(super) fn sort_out<T>(answers: Vec<ShardAnswer<T>>, gathered: &Gathered) -> 
     }
     match unknown {
         // A missing shard may know the namespace.
-        _ if known.is_empty() && !gathered.missing.is_empty() => Err(incomplete(gathered)),
+        _ if known.is_empty() && !gathered.missing.is_empty() => Err(incomplete(gathered, refused)),
         Some(error) if known.is_empty() => Err(error),
         _ => Ok(known),
     }
 }
 
-fn incomplete(gathered: &Gathered) -> WireError {
+fn incomplete(gathered: &Gathered, refused: &BTreeMap<u32, String>) -> WireError {
     let missing = gathered.missing_in_words();
-    let text =
-        format!("no shard that answered has heard of the namespace, and {missing} did not answer; ask again");
-    WireError::new(ErrorCode::Unavailable, text)
+    let mut text = format!("no shard that answered has heard of the namespace, and {missing} did not answer");
+    for (shard, words) in refused {
+        text += &format!("; shard {shard} says: {words}");
+    }
+    WireError::new(ErrorCode::Unavailable, text + "; ask again")
 }
 
 fn disagreement(what: &str) -> WireError {
@@ -55,7 +64,7 @@ pub(super) fn merge_replies(
 ) -> Result<QueryReply, WireError> {
     let mut replies = replies.into_iter();
     let Some(mut merged) = replies.next() else {
-        return Err(incomplete(gathered));
+        return Err(incomplete(gathered, &BTreeMap::new()));
     };
     for reply in replies {
         // An older shard does not tell the block size.
@@ -127,7 +136,7 @@ pub(super) fn merge_statuses(
 ) -> Result<StatusReply, WireError> {
     let mut statuses = statuses.into_iter();
     let Some(mut merged) = statuses.next() else {
-        return Err(incomplete(gathered));
+        return Err(incomplete(gathered, &BTreeMap::new()));
     };
     for status in statuses {
         if status.block_size != merged.block_size {
@@ -248,24 +257,41 @@ mod tests {
     #[test]
     fn an_unknown_namespace_is_an_answer_unless_nobody_knows_it() {
         let unknown = || Err(error(ErrorCode::UnknownNamespace));
-        assert_eq!(sort_out(vec![unknown(), Ok(1)], &WHOLE), Ok(vec![1]));
         assert_eq!(
-            sort_out::<u8>(vec![unknown(), unknown()], &WHOLE),
+            sort_out(vec![unknown(), Ok(1)], &WHOLE, &BTreeMap::new()),
+            Ok(vec![1])
+        );
+        assert_eq!(
+            sort_out::<u8>(vec![unknown(), unknown()], &WHOLE, &BTreeMap::new()),
             unknown().map(|_: u8| Vec::new())
         );
         let partial = Gathered {
             shards: 3,
             missing: vec![2],
         };
-        assert_eq!(sort_out(vec![unknown(), Ok(1)], &partial), Ok(vec![1]));
-        let refused = sort_out::<u8>(vec![unknown(), unknown()], &partial).unwrap_err();
+        assert_eq!(
+            sort_out(vec![unknown(), Ok(1)], &partial, &BTreeMap::new()),
+            Ok(vec![1])
+        );
+        let refused = sort_out::<u8>(vec![unknown(), unknown()], &partial, &BTreeMap::new()).unwrap_err();
         assert_eq!(
             refused.code,
             ErrorCode::Unavailable,
             "the missing shard may know it"
         );
-        let refused = sort_out(vec![Ok(1), Err(error(ErrorCode::BadRequest))], &WHOLE).unwrap_err();
+        let refused = sort_out(
+            vec![Ok(1), Err(error(ErrorCode::BadRequest))],
+            &WHOLE,
+            &BTreeMap::new(),
+        )
+        .unwrap_err();
         assert_eq!(refused.code, ErrorCode::BadRequest);
+        let words = BTreeMap::from([(2, "gpu-0 has another block size".to_owned())]);
+        let refused = sort_out::<u8>(vec![unknown()], &partial, &words).unwrap_err();
+        assert!(
+            refused.text.contains("shard 2 says: gpu-0 has another"),
+            "{refused}"
+        );
     }
 
     #[test]

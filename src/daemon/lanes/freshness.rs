@@ -138,20 +138,11 @@ impl Freshness {
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
         let flow = self.flows.get(namespace);
         let now_us = now_us();
-        let age = |since_us: u64| {
-            if since_us == 0 {
-                0
-            } else {
-                now_us.saturating_sub(since_us)
-            }
-        };
+        let age = |since_us| age(since_us, now_us);
         let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
-        let known_us = self.known_us.load(Ordering::Acquire);
-        let unheard_us = age(self.heard_us.load(Ordering::Acquire)).max(age(known_us));
-        let unheard = Some(unheard_us).filter(|age| is_over(*age));
         let unread_us = age(self.unread_since_us.load(Ordering::Acquire));
         let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
-        let everybody_us = unread_us.max(unheard.unwrap_or_default());
+        let everybody_us = unread_us.max(self.silent_us(now_us).unwrap_or_default());
         let lines_behind = match (&flow, self.behind_after_us) {
             (Some(flow), Some(limit)) if is_over(queued_us) => {
                 flow.lines_since_before(now_us.saturating_sub(limit))
@@ -168,9 +159,27 @@ impl Freshness {
         }
     }
 
+    /// Returns the time in microseconds for which the broker has been silent at `now_us`: neither the pulse has come back, nor
+    /// has the broker said what the stream has. `None` if the silence is as short as is allowed.
+    pub(crate) fn silent_us(&self, now_us: u64) -> Option<u64> {
+        let since_us = [&self.heard_us, &self.known_us].map(|at_us| at_us.load(Ordering::Acquire));
+        let silent_us = since_us.map(|since_us| age(since_us, now_us)).into_iter().max()?;
+        self.behind_after_us
+            .is_some_and(|limit| silent_us > limit)
+            .then_some(silent_us)
+    }
+
     /// Returns the time that the lane has spent on a worker, in microseconds.
     pub(crate) fn spent_us(&self, worker: &WorkerKey) -> u64 {
         self.assignments.line_of(worker).map_or(0, |line| line.spent_us())
+    }
+}
+
+/// Returns the time from `since_us` to `now_us`; 0 if `since_us` is 0, that is, unknown.
+fn age(since_us: u64, now_us: u64) -> u64 {
+    match since_us {
+        0 => 0,
+        since_us => now_us.saturating_sub(since_us),
     }
 }
 
@@ -264,6 +273,21 @@ mod tests {
             let arrival = now.arrival(Duration::ZERO);
             assert!(arrival.came_us >= before_us && arrival.is_new);
         }
+    }
+
+    #[test]
+    fn a_broker_is_silent_beyond_the_limit_only() {
+        let silent = Duration::from_secs(2);
+        let (quiet, heard_us) = freshness(Some(Duration::from_secs(1)), silent);
+        let now_us = heard_us + 2_000_000;
+        assert_eq!(quiet.silent_us(now_us), Some(2_000_000));
+        assert_eq!(quiet.silent_us(heard_us + 1_000_000), None);
+        // The pulse comes back, and nobody says what the stream has.
+        quiet.heard(now_us);
+        assert_eq!(quiet.silent_us(now_us), None);
+        quiet.stream_known(now_us - 3_000_000);
+        assert_eq!(quiet.silent_us(now_us), Some(3_000_000));
+        assert_eq!(freshness(None, silent).0.silent_us(now_us), None);
     }
 
     #[test]

@@ -354,6 +354,7 @@ impl AdminSource for DaemonView {
             "missing_shards": self.missing_shards.all(now_us),
             "namespaces": namespaces,
             "strays": self.pool.strays(),
+            "broker_silent_us": self.pool.freshness().silent_us(crate::lanes::now_us()),
             "messages_waiting": self.pool.messages_waiting(),
             "assigned_workers": self.pool.assigned_workers(),
         })

@@ -1,72 +1,140 @@
-//! Shards that are missing from a gateway's answers at present, and the time since which each is missing.
+//! Shards that are missing from a gateway's answers at present, and the time since which each is missing. A shard is silent, or
+//! refuses to answer about a namespace.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use kvatlas_core::wire::Gathered;
+use kvatlas_core::wire::{Gathered, NamespaceName};
 
 /// Time in microseconds after which a shard no longer counts as missing, measured from the last answer that lacked the
 /// shard.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
+/// Maximum number of refusals that are kept. Clients name the namespaces, and any shard may refuse each.
+const REFUSALS_MAX: usize = 64;
+/// Maximum length of a refusal's words, in characters.
+const WORDS_CHARS_MAX: usize = 512;
 
 /// Shard that is missing from answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct MissingShard {
     /// Index of the shard, from 0. `shards` is the number of shards.
     shard: u32,
     shards: u32,
     /// Time of the first answer without the shard, in microseconds since the Unix epoch.
     since_us: u64,
+    /// Refusal of the shard to answer; `None` if the shard is silent.
+    #[serde(flatten)]
+    refusal: Option<ShardRefusal>,
     #[serde(skip)]
     last_us: u64,
 }
 
+/// Refusal of a shard to answer requests about a namespace now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct ShardRefusal {
+    namespace: NamespaceName,
+    /// Reason, in the shard's words.
+    refusal: String,
+}
+
 /// Missing shards, by index. The contract bounds the number of shards.
 #[derive(Debug, Default)]
-pub(crate) struct MissingShards(Mutex<BTreeMap<u32, MissingShard>>);
+pub(crate) struct MissingShards(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    silent: BTreeMap<u32, MissingShard>,
+    /// Refusals by namespace and shard, at most [`REFUSALS_MAX`].
+    refusing: BTreeMap<(NamespaceName, u32), MissingShard>,
+}
 
 impl MissingShards {
-    /// Notes the shards that an answer lacks, and forgets the shards that the answer includes. `now_us` is in
-    /// microseconds since the Unix epoch.
-    pub(super) fn note(&self, gathered: &Gathered, now_us: u64) {
+    /// Notes the shards that an answer about `namespace` lacks, and forgets the shards that the answer includes. `refused` has
+    /// those missing shards that have replied with a refusal, each with its words. `now_us` is in microseconds since the
+    /// Unix epoch.
+    pub(super) fn note(
+        &self,
+        namespace: &NamespaceName,
+        gathered: &Gathered,
+        refused: &BTreeMap<u32, String>,
+        now_us: u64,
+    ) {
         let mut known = self.0.lock();
-        known.retain(|shard, _| gathered.missing.contains(shard));
-        for shard in gathered.missing.iter().copied() {
-            let missing = known.entry(shard).or_insert(MissingShard {
-                shard,
-                shards: gathered.shards,
-                since_us: now_us,
-                last_us: now_us,
+        let Known { silent, refusing } = &mut *known;
+        let is_silent = |shard: &u32| gathered.missing.contains(shard) && !refused.contains_key(shard);
+        silent.retain(|shard, _| is_silent(shard));
+        refusing.retain(|(about, shard), missing| {
+            let has_changed = about == namespace && !refused.contains_key(shard);
+            !has_changed && is_recent(missing, now_us)
+        });
+        let missing = |shard, refusal| MissingShard {
+            shard,
+            shards: gathered.shards,
+            since_us: now_us,
+            refusal,
+            last_us: now_us,
+        };
+        for shard in gathered.missing.iter().copied().filter(is_silent) {
+            let known = silent.entry(shard).or_insert_with(|| missing(shard, None));
+            (known.shards, known.last_us) = (gathered.shards, now_us);
+        }
+        for (shard, words) in refused {
+            let key = (namespace.clone(), *shard);
+            if refusing.len() >= REFUSALS_MAX && !refusing.contains_key(&key) {
+                break;
+            }
+            let refusal = Some(ShardRefusal {
+                namespace: namespace.clone(),
+                refusal: words.chars().take(WORDS_CHARS_MAX).collect(),
             });
-            (missing.shards, missing.last_us) = (gathered.shards, now_us);
+            let since_us = refusing.get(&key).map_or(now_us, |known| known.since_us);
+            let refusing_now = MissingShard {
+                since_us,
+                ..missing(*shard, refusal)
+            };
+            refusing.insert(key, refusing_now);
         }
     }
 
-    /// Returns the shards that count as missing at `now_us`, in microseconds since the Unix epoch.
+    /// Returns the shards that count as missing at `now_us`, in microseconds since the Unix epoch: the silent ones, and then
+    /// those that refuse.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
         let known = self.0.lock();
         let lately = known
+            .silent
             .values()
-            .filter(|missing| now_us.saturating_sub(missing.last_us) < FORGOTTEN_AFTER_US);
-        lately.copied().collect()
+            .chain(known.refusing.values())
+            .filter(|missing| is_recent(missing, now_us));
+        lately.cloned().collect()
     }
+}
+
+fn is_recent(missing: &MissingShard, now_us: u64) -> bool {
+    now_us.saturating_sub(missing.last_us) < FORGOTTEN_AFTER_US
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn name(text: &str) -> NamespaceName {
+        NamespaceName::new(text).unwrap()
+    }
+
+    fn gathered(missing: &[u32]) -> Gathered {
+        Gathered {
+            shards: 3,
+            missing: missing.to_vec(),
+        }
+    }
+
     #[test]
     fn a_shard_is_missing_from_the_first_answer_without_it_until_one_with_it() {
         let missing = MissingShards::default();
         let note = |shards: &[u32], now_us| {
-            let gathered = Gathered {
-                shards: 3,
-                missing: shards.to_vec(),
-            };
-            missing.note(&gathered, now_us);
+            missing.note(&name("n"), &gathered(shards), &BTreeMap::new(), now_us);
         };
         let told = |now_us| -> Vec<_> {
             let all = missing.all(now_us).into_iter();
@@ -80,5 +148,26 @@ mod tests {
         assert_eq!(told(40 + FORGOTTEN_AFTER_US), [], "nobody has asked since");
         note(&[], 60);
         assert_eq!(told(60), []);
+    }
+
+    #[test]
+    fn a_shard_that_refuses_a_namespace_is_not_silent() {
+        let missing = MissingShards::default();
+        let note = |namespace: &str, refused: &[u32], now_us| {
+            let words = refused.iter().map(|shard| (*shard, "no".to_owned())).collect();
+            missing.note(&name(namespace), &gathered(refused), &words, now_us);
+        };
+        let told = |now_us| serde_json::to_value(missing.all(now_us)).unwrap();
+        let refusing = serde_json::json!([{"shard": 0, "shards": 3, "since_us": 10, "namespace": "llama", "refusal": "no"}]);
+        note("llama", &[0], 10);
+        // The shard answers about other namespaces.
+        note("qwen", &[], 20);
+        note("llama", &[0], 30);
+        assert_eq!(told(40), refusing);
+        assert_eq!(told(30 + FORGOTTEN_AFTER_US), serde_json::json!([]));
+        note("llama", &[], 50);
+        assert_eq!(told(60), serde_json::json!([]));
+        (0..1_000).for_each(|number| note(&format!("n-{number}"), &[0, 1], 70));
+        assert_eq!(missing.all(80).len(), REFUSALS_MAX);
     }
 }

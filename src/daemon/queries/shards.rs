@@ -119,9 +119,9 @@ impl ShardAsker {
         let merged = self
             .gatherer
             .query_batch(namespace, queries, payload, headers, self.deadline);
-        let Merged { mut reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
+        let merged = merged.await.map_err(|error| self.failed(error))?;
+        let mut reply = self.count(namespace, merged);
         reply.say_profiles_once();
-        self.count(&gathered);
         Ok(AnyReply::Batch(reply))
     }
 
@@ -142,9 +142,8 @@ impl ShardAsker {
         let merged = self
             .gatherer
             .query(namespace, options, payload, headers, self.deadline);
-        let Merged { reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
-        self.count(&gathered);
-        Ok(reply)
+        let merged = merged.await.map_err(|error| self.failed(error))?;
+        Ok(self.count(namespace, merged))
     }
 
     /// Asks the shards for the status of a namespace: the batches up to which each holder's events have been applied.
@@ -159,9 +158,8 @@ impl ShardAsker {
         headers: HeaderMap,
     ) -> Result<StatusReply, WireError> {
         let merged = self.gatherer.status(namespace, headers, self.deadline).await;
-        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
-        self.count(&gathered);
-        Ok(reply)
+        let merged = merged.map_err(|error| self.failed(error))?;
+        Ok(self.count(namespace, merged))
     }
 
     /// Passes hints of routers to the shards. Returns the number of hints that the shards keep, all together.
@@ -270,7 +268,7 @@ impl ShardAsker {
 
     async fn gather_names(&self) -> Result<(BTreeSet<NamespaceName>, Gathered), WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
-        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
+        let Merged { reply, gathered, .. } = merged.map_err(|error| self.failed(error))?;
         Ok((reply.namespaces.into_iter().collect(), gathered))
     }
 
@@ -283,9 +281,15 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::Unavailable, text))
     }
 
-    fn count(&self, gathered: &Gathered) {
+    /// Counts an answer about `namespace`, and notes the shards that it lacks. Returns the answer.
+    fn count<T>(&self, namespace: &NamespaceName, merged: Merged<T>) -> T {
+        let Merged {
+            reply,
+            gathered,
+            refused,
+        } = merged;
         let missing = &gathered.missing;
-        self.missing.note(gathered, unix_time_us());
+        self.missing.note(namespace, &gathered, &refused, unix_time_us());
         self.metrics.gathered(match missing.is_empty() {
             true => GatherOutcome::Complete,
             false => GatherOutcome::Partial,
@@ -293,6 +297,7 @@ impl ShardAsker {
         missing
             .iter()
             .for_each(|index| self.metrics.shard_missing(*index));
+        reply
     }
 
     /// Counts a request to the shards that failed. Returns the error for the client.

@@ -21,6 +21,9 @@ use kvatlas_telemetry::{RestoredSnapshot, SnapshotMetrics};
 use super::directory::{DirectoryError, SnapshotDirectory};
 use kvatlas_process::storage::open_regular;
 
+/// Maximum number of snapshots that are not loaded and that the log names.
+const NAMED_MAX: usize = 16;
+
 /// Snapshot from which the daemon started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
@@ -81,7 +84,8 @@ impl Restorer {
         directory: &SnapshotDirectory,
         runtime: &Handle,
     ) -> Result<Option<Restored>, RestoreError> {
-        for path in directory.snapshots()? {
+        let mut snapshots = directory.snapshots()?.into_iter();
+        while let Some(path) = snapshots.next() {
             let started = Instant::now();
             let content = match open(&path).and_then(|file| verify(file, &self.limits)) {
                 Ok(content) => content,
@@ -101,7 +105,10 @@ impl Restorer {
                 .as_ref()
                 .map_or(StreamGeneration::default(), |_| self.trust.generation());
             match self.apply(&path, generation, runtime) {
-                Ok(()) => return Ok(Some(self.restored(path, &content, cursor, started.elapsed()))),
+                Ok(()) => {
+                    log_others(&snapshots.collect::<Vec<_>>());
+                    return Ok(Some(self.restored(path, &content, cursor, started.elapsed())));
+                }
                 // The file was damaged after it was checked. Whole holders stay, but no stream position proves that they are complete.
                 Err(ApplyError::Snapshot(error)) => {
                     self.trust.doubt();
@@ -202,6 +209,20 @@ impl Restorer {
         }
         Ok(())
     }
+}
+
+/// Logs the snapshots that are older than the loaded one. Those of other shards may be among them.
+fn log_others(older: &[PathBuf]) {
+    if older.is_empty() {
+        return;
+    }
+    let names = older.iter().filter_map(|path| path.file_name()).take(NAMED_MAX);
+    let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
+    tracing::info!(
+        count = older.len(),
+        files = names.join(", "),
+        "one snapshot is loaded, and not these older ones"
+    );
 }
 
 /// Holders of a snapshot file that is being applied.

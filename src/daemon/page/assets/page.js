@@ -12,24 +12,32 @@ import { remember, remembered } from "./url.js";
 const RETRY_MS = 5000;
 /** Time after which a stream counts as lost. A stream that ends by its age is open again sooner. */
 const LOST_MS = 2000;
+/** Time without a message after which the stream of frames counts as lost: a frame comes every second. */
+const SILENCE_MS = 5000;
 
-/** Stream of server-sent events, which is opened again whenever it has ended. */
+/** Stream of server-sent events, which is opened again whenever it has ended, or nothing has come for `silence` milliseconds. */
 class Stream {
   #source = null;
   #timer = 0;
   #lost = 0;
+  #silent = 0;
 
-  constructor(handlers, onLost = () => {}) {
+  constructor(handlers, onLost = () => {}, silence = 0) {
     this.handlers = handlers;
     this.onLost = onLost;
+    this.silence = silence;
   }
 
   open(target) {
     this.close();
     const source = new EventSource(target);
     this.#source = source;
+    this.#listen(target);
     for (const [name, handle] of Object.entries(this.handlers)) {
-      source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
+      source.addEventListener(name, (event) => {
+        this.#listen(target);
+        handle(JSON.parse(event.data));
+      });
     }
     source.addEventListener("open", () => {
       clearTimeout(this.#lost);
@@ -42,9 +50,20 @@ class Stream {
     });
   }
 
+  /** Waits for the next message. A daemon that hangs sends none, and its connections stay open. */
+  #listen(target) {
+    clearTimeout(this.#silent);
+    if (this.silence === 0) return;
+    this.#silent = setTimeout(() => {
+      this.onLost();
+      this.open(target);
+    }, this.silence);
+  }
+
   close() {
     clearTimeout(this.#timer);
     clearTimeout(this.#lost);
+    clearTimeout(this.#silent);
     this.#lost = 0;
     this.#source?.close();
     this.#source = null;
@@ -158,7 +177,7 @@ const frames = new Stream({
   past: (past) => plots.setPast(past),
   sparks: (sparks) => overview.setSparks(sparks),
   frame: onFrame,
-}, () => setReadiness("no connection", false));
+}, () => setReadiness("no connection", false), SILENCE_MS);
 
 const atlases = new Stream({
   atlas: (found) => atlas.apply(found),

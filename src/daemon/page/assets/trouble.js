@@ -52,8 +52,12 @@ export class Trouble {
 
   #shards(frame) {
     const word = "KvatlasShardMissing";
-    return (frame.missing_shards ?? []).map(({ shard, shards, since_us: begun }) => ({ key: `shard ${shard}`, what: "shard missing", word,
-      who: `shard ${shard}/${shards}`, mend: this.#mend(word), since: begun }));
+    return (frame.missing_shards ?? []).map(({ shard, shards, since_us: begun, namespace, refusal }) => {
+      const who = `shard ${shard}/${shards}`;
+      if (!namespace) return { key: `shard ${shard}`, what: "shard missing", word, who, mend: this.#mend(word), since: begun };
+      return { key: `shard ${shard} ${namespace}`, what: "shard refuses", word, who: `${who} about ${namespace}: ${refusal}`,
+        mend: "mend what the shard says; kvatlas status at its admin listener says more", since: begun };
+    });
   }
 
   #snapshots({ snapshots }) {
