@@ -11,6 +11,7 @@ import (
 	"log"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/kvatlas/kvatlas/src/go"
 	"github.com/nats-io/nats.go"
@@ -74,7 +75,8 @@ func work(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publis
 func run(url, namespace, worker, address string, stay bool) error {
 	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	connection, err := nats.Connect(url, nats.MaxReconnects(-1))
+	// While a silent server takes nothing, the connection is blocked for at most so long: without it for a minute.
+	connection, err := nats.Connect(url, nats.MaxReconnects(-1), nats.FlusherTimeout(2*time.Second))
 	if err != nil {
 		return err
 	}

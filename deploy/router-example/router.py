@@ -94,7 +94,7 @@ class Router:
                 answer.raise_for_status()
                 reply = await answer.json()
                 holders, predicted = reply["holders"], reply.get("predicted", [])
-        except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, KeyError, ValueError) as error:
             self.counts["unanswered"] += 1
             print(f"routing without kvatlas: {error!r}", flush=True)
             return {}, {}
@@ -171,7 +171,7 @@ class Router:
                 f"{self._kvatlas}/v1/{what}", json=report, timeout=self._patience
             ) as answer:
                 self.counts[f"{counted}told" if answer.ok else f"{counted}untold"] += 1
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, asyncio.TimeoutError):
             self.counts[f"{counted}untold"] += 1
 
     async def _pass_on(

@@ -17,6 +17,8 @@ const (
 	// A request that nobody listens to is sent again for this part of the patience: daemons whose server has gone are with another one soon.
 	nobodyParts    = 20
 	nobodyInterval = 20 * time.Millisecond
+	// leeway is how long the connection may take, behind the end of a context, to say what it knows.
+	leeway = 20 * time.Millisecond
 )
 
 // ClientOptions say how to ask. The zero value is right.
@@ -111,9 +113,12 @@ func (c *Client) request(ctx context.Context, kind, namespace string, payload []
 	}
 	ctx, cancel := withPatience(ctx, c.patience)
 	defer cancel()
-	answer, err := c.ask(ctx, subject, payload)
+	answer, err := within(ctx, func() (*nats.Msg, error) {
+		answer, err := c.ask(ctx, subject, payload)
+		return answer, c.explained(err, subject, len(payload))
+	})
 	if err != nil {
-		return nil, c.explained(err, subject, len(payload))
+		return nil, err
 	}
 	if code := answer.Header.Get(errorCodeHeader); code != "" {
 		// A code that is no number is none of the contract's: 0.
@@ -121,6 +126,16 @@ func (c *Client) request(ctx context.Context, kind, namespace string, payload []
 		return nil, &RefusedError{number, answer.Header.Get(errorHeader)}
 	}
 	return answer.Data, nil
+}
+
+// publish publishes a message that nobody answers.
+func (c *Client) publish(ctx context.Context, subject string, payload []byte) error {
+	ctx, cancel := withPatience(ctx, c.patience)
+	defer cancel()
+	_, err := within(ctx, func() (any, error) {
+		return nil, c.explained(c.connection.Publish(subject, payload), subject, len(payload))
+	})
+	return err
 }
 
 // ask asks, and again for a moment where nobody listens.
@@ -147,6 +162,8 @@ func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats
 // explained is what an error of the connection means for a message.
 func (c *Client) explained(err error, subject string, size int) error {
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, ErrNotPermitted):
 		return fmt.Errorf("%w; give the user the right to it", err)
 	case errors.Is(err, nats.ErrNoResponders):
@@ -164,6 +181,34 @@ func (c *Client) explained(err error, subject string, size int) error {
 func isRefusal(err error, of, subject string) bool {
 	refused := fmt.Sprintf("permissions violation for %s to %q", of, subject)
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), strings.ToLower(refused))
+}
+
+// within does something on a connection, and ends with the context, whatever the connection does: it holds its lock while a silent server
+// takes nothing. What is late goes on in the background.
+func within[T any](ctx context.Context, do func() (T, error)) (T, error) {
+	type outcome struct {
+		value T
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		value, err := do()
+		done <- outcome{value, err}
+	}()
+	select {
+	case found := <-done:
+		return found.value, found.err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(leeway)
+	defer timer.Stop()
+	select {
+	case found := <-done:
+		return found.value, found.err
+	case <-timer.C:
+		var none T
+		return none, fmt.Errorf("kvatlas: NATS takes nothing: %w", ctx.Err())
+	}
 }
 
 // withPatience gives a context without a deadline one.

@@ -41,8 +41,8 @@ func (c *Client) Hint(ctx context.Context, namespace string, hints ...Hint) erro
 		if err != nil {
 			return err
 		}
-		if err := c.connection.Publish(subject, payload); err != nil {
-			return c.explained(err, subject, len(payload))
+		if err := c.publish(ctx, subject, payload); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -48,8 +48,8 @@ func (c *Client) Tell(ctx context.Context, namespace string, outcomes ...Outcome
 		if err != nil {
 			return err
 		}
-		if err := c.connection.Publish(subject, payload); err != nil {
-			return c.explained(err, subject, len(payload))
+		if err := c.publish(ctx, subject, payload); err != nil {
+			return err
 		}
 		outcomes = outcomes[count:]
 	}

@@ -172,9 +172,12 @@ func (p *Publisher) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		late = fmt.Errorf("%w: closed before the queue was empty: %v", ErrNotSent, ctx.Err())
 		p.aborting.Do(func() { close(p.abort) })
-		<-p.done
 	}
-	if err := p.questions.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
+	_, err := within(ctx, func() (any, error) {
+		<-p.done
+		return nil, p.questions.Unsubscribe()
+	})
+	if late == nil && err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("kvatlas: %w", err)
 	}
 	return late
@@ -229,17 +232,24 @@ func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Curs
 	if found.failure != nil {
 		return found.cursor, found.failure
 	}
-	if err := p.nats.FlushWithContext(ctx); err != nil {
+	refusal, err := within(ctx, func() (error, error) {
+		if err := p.nats.FlushWithContext(ctx); err != nil {
+			return nil, err
+		}
+		return p.refused(), nil
+	})
+	if err != nil {
 		return found.cursor, fmt.Errorf("%w: %v", ErrNotSent, err)
 	}
-	return found.cursor, p.refused()
+	return found.cursor, refusal
 }
 
 // refused is why the server refuses this publisher, once. The server says so before it confirms a flush.
 func (p *Publisher) refused() error {
+	// The connection may hold its own lock for long.
+	last := p.nats.LastError()
 	p.lock.Lock()
 	defer p.lock.Unlock()
-	last := p.nats.LastError()
 	isNew := last != p.told
 	p.told = last
 	if isNew && (isRefusal(last, "Publish", p.subject) || isRefusal(last, "Subscription", p.questions.Subject)) {

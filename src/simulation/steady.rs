@@ -53,7 +53,7 @@ pub struct SteadyTally {
     pub hit_blocks: usize,
     /// Requests that the daemon did not answer.
     pub unanswered: u64,
-    /// Answers that named a degraded holder.
+    /// Answers that were not exact: a holder was degraded or may be unknown, or a shard was missing.
     pub degraded: u64,
 }
 
@@ -155,7 +155,7 @@ impl SteadyFleet {
             Ok(reply) => {
                 matches = self.fleet.matches_in(&reply);
                 holders.clone_from(&reply.holders);
-                self.tally.degraded += u64::from(reply.holders.iter().any(|holder| !holder.exact));
+                self.tally.degraded += u64::from(!reply.is_exact());
             }
             // No worker has published yet.
             Err(ClientError::Refused(error))

@@ -4,7 +4,7 @@
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 //! ```
 //!
-//! `timestamp` is in milliseconds. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its
+//! `timestamp` is in milliseconds, from any time on: the earliest request arrives at the beginning of the simulated time. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its
 //! prefix. `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The text of an
 //! answer matters only if a later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The
 //! format and the traces are those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
@@ -132,8 +132,10 @@ pub fn parse_trace(mut input: impl BufRead, requests_max: Option<usize>) -> Resu
         }
         requests.push(request);
     }
-    if requests.is_empty() {
-        return Err(TraceError::Empty);
+    let arrivals = requests.iter().map(|request| request.arrival_ms);
+    let first_ms = arrivals.min().ok_or(TraceError::Empty)?;
+    for request in &mut requests {
+        request.arrival_ms -= first_ms;
     }
     Ok(requests)
 }
@@ -196,6 +198,15 @@ mod tests {
         assert_eq!(requests[0].chain, chain_of(&[0, 1]));
         assert_eq!(requests[1].chain, chain_of(&[0, 2]));
         assert_eq!((requests[0].output_tokens, requests[1].output_tokens), (5, 0));
+    }
+
+    #[test]
+    fn the_simulated_time_begins_with_the_earliest_request() {
+        let line = |timestamp: u64| format!("{{\"timestamp\":{timestamp},\"hash_ids\":[]}}\n");
+        let text = [1_700_000_000_020, 1_700_000_000_000, 1_700_000_003_000].map(line);
+        let requests = parse(&text.concat()).unwrap();
+        let arrivals: Vec<_> = requests.iter().map(|request| request.arrival_ms).collect();
+        assert_eq!(arrivals, [20, 0, 3000]);
     }
 
     #[test]

@@ -73,6 +73,7 @@ pub(super) fn merge_replies(
         if reply.query_blocks != merged.query_blocks || have_other_sizes {
             return Err(disagreement("how many tokens a block has"));
         }
+        merged.block_size = merged.block_size.max(reply.block_size);
         merged.holders.extend(reply.holders);
         merged.holders_total = merged.holders_total.saturating_add(reply.holders_total);
         merged.foreign_holders = merged.foreign_holders.saturating_add(reply.foreign_holders);
@@ -302,6 +303,13 @@ mod tests {
             ..reply(Vec::new(), None)
         };
         let merged = merge_replies(vec![reply(Vec::new(), None), other], &options(None), &WHOLE);
+        assert_eq!(merged.unwrap_err().code, ErrorCode::Unavailable);
+        // The first shard does not tell its block size.
+        let sized = |block_size| QueryReply {
+            block_size,
+            ..reply(Vec::new(), None)
+        };
+        let merged = merge_replies([0, 16, 32].map(sized).into(), &options(None), &WHOLE);
         assert_eq!(merged.unwrap_err().code, ErrorCode::Unavailable);
         let merged = merge_results(vec![Vec::new()], &[query()], &WHOLE);
         assert_eq!(merged.unwrap_err().code, ErrorCode::Unavailable);

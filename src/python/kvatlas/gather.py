@@ -184,9 +184,16 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
     """One answer to one query."""
 
     def join(merged: QueryReply, more: QueryReply) -> QueryReply:
-        _agreed("how many tokens a block has", merged.query_blocks, more.query_blocks)
+        # An older shard does not tell the block size.
+        size = merged.block_size or more.block_size
+        _agreed(
+            "how many tokens a block has",
+            (merged.query_blocks, size),
+            (more.query_blocks, more.block_size or size),
+        )
         return replace(
             merged,
+            block_size=size,
             holders=merged.holders + more.holders,
             holders_total=merged.holders_total + more.holders_total,
             foreign_holders=merged.foreign_holders + more.foreign_holders,
@@ -254,6 +261,7 @@ def merge_statuses(statuses: Sequence[StatusReply], gathered: Gathered) -> Statu
             distinct_blocks=merged.distinct_blocks + more.distinct_blocks,
             batches_waiting=merged.batches_waiting + more.batches_waiting,
             unsized_holders=merged.unsized_holders + more.unsized_holders,
+            refused_holders=merged.refused_holders + more.refused_holders,
             behind_us=max(merged.behind_us, more.behind_us),
         )
 

@@ -264,6 +264,7 @@ class QueryReply:
     :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
     :param fields: the whole map, for keys that this release does not know.
     :param predicted: with ``predicted``: who will have more of the prompt soon than is known, the most first.
+    :param block_size: tokens in a block of the namespace; 0 in replies of older daemons.
     """
 
     query_blocks: int
@@ -276,6 +277,7 @@ class QueryReply:
     behind_us: int
     fields: dict[str, Any]
     predicted: tuple[Predicted, ...] = ()
+    block_size: int = 0
 
     @property
     def exact(self) -> bool:
@@ -379,6 +381,7 @@ class StatusReply:
     :param batches_waiting: batches received but not applied yet, of all namespaces.
     :param unsized_holders: of how many holders it is not known whether their blocks have ``block_size`` tokens.
     :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
+    :param refused_holders: how many holders there was no room for.
     """
 
     block_size: int
@@ -389,6 +392,7 @@ class StatusReply:
     gathered: Gathered | None
     behind_us: int
     fields: dict[str, Any]
+    refused_holders: int = 0
 
     def holder(self, worker: str, rank: int = 0) -> HolderStatus | None:
         """One holder, if the daemon knows it."""
@@ -500,6 +504,7 @@ def _query_reply(found: _Map) -> QueryReply:
         behind_us=found.take("behind_us", int, 0),
         fields=found.fields,
         predicted=found.several("predicted", _predicted, []),
+        block_size=found.take("block_size", int, 0),
     )
 
 
@@ -593,4 +598,5 @@ def decode_status_reply(payload: bytes) -> StatusReply:
         gathered=found.optional("gathered", _gathered),
         behind_us=found.take("behind_us", int, 0),
         fields=found.fields,
+        refused_holders=found.take("refused_holders", int, 0),
     )

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,14 +174,17 @@ def test_routing_by_answers_beats_round_robin() -> None:
     assert found["kvatlas"]["computed_tokens"] < found["round-robin"]["computed_tokens"]
 
 
-async def test_the_router_answers_without_kvatlas() -> None:
-    """Nobody listens where it asks: it goes by what is under way."""
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_the_router_answers_without_kvatlas(is_silent: bool) -> None:
+    """Nobody listens where it asks, or somebody who says nothing: it goes by what is under way."""
     sys.path.insert(0, str(SOURCE))
     try:
         compare, aiohttp = importlib.import_module("compare"), importlib.import_module("aiohttp")
     finally:
         sys.path.remove(str(SOURCE))
     engine_port, events, replay, router_port, nobody = compare.free_ports(5)
+    # The system takes connections for it, and nobody reads them.
+    listener = socket.create_server(("127.0.0.1", nobody)) if is_silent else None
     commands = [
         f"engine.py --listen {engine_port} --events tcp://127.0.0.1:{events} --replay tcp://127.0.0.1:{replay}",
         f"router.py --listen {router_port} --model m --kvatlas http://127.0.0.1:{nobody} "
@@ -215,3 +219,5 @@ async def test_the_router_answers_without_kvatlas() -> None:
         for process in processes:
             process.kill()
             process.wait(10)
+        if listener is not None:
+            listener.close()

@@ -92,6 +92,28 @@ def test_an_answer_is_as_old_as_the_oldest_of_its_shards() -> None:
     assert (merged.behind_us, merge_statuses(statuses, gathered).behind_us) == (700, 700)
 
 
+def test_shards_with_blocks_of_other_sizes_give_no_answer() -> None:
+    gathered = Gathered(2, ())
+
+    def merged(*sizes: int) -> QueryReply:
+        fields = {"v": 1, "query_blocks": 2, "holders": [], "holders_total": 0}
+        told = [fields | ({"block_size": size} if size else {}) for size in sizes]
+        replies = [decode_query_reply(msgpack.packb(reply)) for reply in told]
+        return merge_replies(replies, Query.by_sequence_hashes(hashes(10, 2)), gathered)
+
+    assert [merged(*sizes).block_size for sizes in [(16, 16), (0, 16), (16, 0), (0, 0)]] == [16, 16, 16, 0]
+    for sizes in [(16, 32), (0, 16, 32)]:
+        with pytest.raises(kvatlas.UnavailableError, match="tokens a block has"):
+            merged(*sizes)
+
+
+def test_holders_without_room_are_added_up() -> None:
+    status = {"v": 1, "block_size": 16, "distinct_blocks": 0, "batches_waiting": 0, "holders": []}
+    told = [status | {"refused_holders": 2}, status, status | {"refused_holders": 3}]
+    statuses = [decode_status_reply(msgpack.packb(found)) for found in told]
+    assert merge_statuses(statuses, Gathered(3, ())).refused_holders == 5
+
+
 def test_whoever_is_cut_off_and_may_hold_more_is_counted() -> None:
     def reply(worker: str, blocks: int, *, exact: bool, doubtful: int) -> QueryReply:
         holder = {"worker": worker, "rank": 0, "matched_blocks": blocks, "exact": exact}

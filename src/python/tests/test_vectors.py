@@ -229,6 +229,7 @@ def reply_meaning(reply: QueryReply) -> dict[str, Any]:
 
     return {
         "query_blocks": reply.query_blocks,
+        "block_size": reply.block_size,
         "holders": [holder(found) for found in reply.holders],
         "holders_total": reply.holders_total,
         "foreign_holders": reply.foreign_holders,
@@ -270,7 +271,8 @@ def test_query_batch_replies(vector: dict[str, Any]) -> None:
 @each("status_replies")
 def test_status_replies(vector: dict[str, Any]) -> None:
     status, expected = decode_status_reply(bytes.fromhex(vector["payload"])), vector["meaning"]
-    for key in ("block_size", "distinct_blocks", "batches_waiting", "unsized_holders", "gathered"):
+    numbers = ("block_size", "distinct_blocks", "batches_waiting", "unsized_holders", "refused_holders")
+    for key in (*numbers, "gathered"):
         assert getattr(status, key) == expected[key]
     for found, holder in zip(status.holders, expected["holders"], strict=True):
         assert found.cursor == Cursor(holder["epoch"], holder["seq"])

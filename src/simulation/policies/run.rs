@@ -14,6 +14,11 @@ use super::service::{Ticket, Worker};
 use super::{Comparison, Scenario};
 use fastrand::Rng;
 
+/// Latest time of an arrival, in microseconds. The times of what follows an arrival have room above it.
+const ARRIVAL_US_MAX: u64 = u64::MAX / 4;
+/// Number of restarts for each worker that are carried out in a time without work. Further restarts are skipped.
+const IDLE_RESTARTS_PER_WORKER: u64 = 16;
+
 /// A happening: an event that the run has planned for a point in virtual time.
 enum Happening {
     /// A request arrives at a router. The value is the index of the request.
@@ -249,7 +254,8 @@ impl<'a> PolicyRun<'a> {
             router: ticket.router,
             blocks,
         };
-        self.plan(now_us + model.token_us * request.output_tokens.max(1), answered);
+        let answer_us = model.token_us.saturating_mul(request.output_tokens.max(1));
+        self.plan(now_us.saturating_add(answer_us), answered);
         self.publish(now_us, number, changes_of(&request.chain, admission));
         self.begin(now_us, number);
     }
@@ -291,8 +297,28 @@ impl<'a> PolicyRun<'a> {
         self.begin(now_us, number);
         // Restarts are planned only while requests are open: otherwise the run would never end.
         if self.open > 0 {
-            self.plan(now_us + self.scenario.restart_every_us, Happening::Restart);
+            self.plan(self.next_restart_us(now_us), Happening::Restart);
         }
+    }
+
+    /// Returns the time of the restart after the one at `now_us`. In a long time without work, most restarts are skipped,
+    /// because the caches are empty after the first ones.
+    fn next_restart_us(&self, now_us: u64) -> u64 {
+        let every_us = self.scenario.restart_every_us;
+        let is_work = |happening: &Happening| {
+            matches!(
+                happening,
+                Happening::Arrival(_) | Happening::Computed { .. } | Happening::Answered { .. }
+            )
+        };
+        let work = self.plan.iter().find(|(_, happening)| is_work(happening));
+        let work_us = work.map_or(now_us, |((at_us, _), _)| *at_us);
+        let restarts = (self.workers.len() as u64).saturating_mul(IDLE_RESTARTS_PER_WORKER);
+        let skipped_us = work_us
+            .saturating_sub(now_us)
+            .saturating_sub(restarts.saturating_mul(every_us));
+        // The restarts keep their beat.
+        now_us + skipped_us / every_us.max(1) * every_us + every_us
     }
 }
 
@@ -303,7 +329,7 @@ impl<'a> PolicyRun<'a> {
     reason = "simulated time of hours, to the microsecond"
 )]
 fn arrival_us(request: &Request, speed: f64) -> u64 {
-    (request.arrival_ms as f64 * 1000.0 / speed) as u64
+    ((request.arrival_ms as f64 * 1000.0 / speed) as u64).min(ARRIVAL_US_MAX)
 }
 
 #[cfg(test)]
@@ -360,6 +386,20 @@ mod tests {
                     assert_eq!(outcome, of(policy, &scenario));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_pause_of_years_ends_at_once() {
+        let mut requests = requests();
+        for (number, request) in requests.iter_mut().enumerate() {
+            let years = number as u64 / 100;
+            request.arrival_ms = request.arrival_ms.saturating_add(years * 1_700_000_000_000_000);
+        }
+        requests.last_mut().unwrap().arrival_ms = u64::MAX;
+        for scenario in Scenario::ALL {
+            let outcome = run(&comparison(4), &scenario, Policy::ExactWithLoad, &requests).unwrap();
+            assert_eq!(outcome.requests, 400, "{outcome:?}");
         }
     }
 

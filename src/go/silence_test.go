@@ -1,0 +1,94 @@
+package kvatlas
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A silentLine dials connections whose writes wait from silence on until the end of the test, as those to a stopped server do.
+type silentLine struct {
+	isSilent, isHeld atomic.Bool
+	over             chan struct{}
+	ending           sync.Once
+}
+
+func (l *silentLine) Dial(network, address string) (net.Conn, error) {
+	connection, err := net.Dial(network, address)
+	return &silentConn{connection, l}, err
+}
+
+func (l *silentLine) end() { l.ending.Do(func() { close(l.over) }) }
+
+type silentConn struct {
+	net.Conn
+	line *silentLine
+}
+
+func (c *silentConn) Write(payload []byte) (int, error) {
+	if c.line.isSilent.Load() {
+		c.line.isHeld.Store(true)
+		<-c.line.over
+	}
+	return c.Conn.Write(payload)
+}
+
+func TestNothingOutlastsItsContextWhileTheServerIsSilent(t *testing.T) {
+	line := &silentLine{over: make(chan struct{})}
+	connection, err := nats.Connect(startBroker(t), nats.MaxReconnects(-1), nats.SetCustomDialer(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(connection.Close)
+	t.Cleanup(line.end)
+	client, err := NewClient(connection, ClientOptions{Patience: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publisher, err := StartPublisher(connection, namespace, worker, PublisherOptions{BatchDelay: -1, HeartbeatInterval: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := publisher.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	line.isSilent.Store(true)
+	if err := publisher.TryPublish(Stored{Tokens: tokens(1)}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection waits for the server", line.isHeld.Load)
+
+	query := Query{SequenceHashes: []uint64{1}}
+	calls := map[string]func(context.Context) error{
+		"Query":  func(ctx context.Context) error { _, err := client.Query(ctx, namespace, query); return err },
+		"Status": func(context.Context) error { _, err := client.Status(context.Background(), namespace); return err },
+		"Tell": func(context.Context) error {
+			return client.Tell(context.Background(), namespace, Outcome{Worker: worker})
+		},
+		"Hint": func(ctx context.Context) error {
+			return client.Hint(ctx, namespace, Hint{Worker: worker, Prompt: query})
+		},
+		"Flush":   func(ctx context.Context) error { _, err := publisher.Flush(ctx); return err },
+		"Goodbye": publisher.Goodbye,
+	}
+	for _, name := range []string{"Query", "Status", "Tell", "Hint", "Flush", "Goodbye"} {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		ended := make(chan error, 1)
+		go func(call func(context.Context) error) { ended <- call(ctx) }(calls[name])
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrNotSent) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s goes on", name)
+		}
+		cancel()
+	}
+}
