@@ -11,6 +11,7 @@ import (
 	"log"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/kvatlas/kvatlas/src/go"
 	"github.com/nats-io/nats.go"
@@ -74,7 +75,7 @@ func work(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publis
 func run(url, namespace, worker, address string, stay bool) error {
 	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	connection, err := nats.Connect(url, nats.MaxReconnects(-1))
+	connection, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(500*time.Millisecond))
 	if err != nil {
 		return err
 	}
