@@ -75,8 +75,10 @@ func work(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publis
 func run(url, namespace, worker, address string, stay bool) error {
 	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	// While a silent server takes nothing, the connection is blocked for at most so long: without it for a minute.
-	connection, err := nats.Connect(url, nats.MaxReconnects(-1), nats.FlusherTimeout(2*time.Second))
+	// A roll call waits for 1.5 s, so the pause before a new connection is shorter. While a silent server takes nothing, the
+	// connection is blocked for at most two seconds: without FlusherTimeout for a minute.
+	connection, err := nats.Connect(url, nats.MaxReconnects(-1),
+		nats.ReconnectWait(500*time.Millisecond), nats.FlusherTimeout(2*time.Second))
 	if err != nil {
 		return err
 	}

@@ -135,7 +135,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 
 func connect(t *testing.T, address string) *nats.Conn {
 	t.Helper()
-	connection, err := nats.Connect(address, nats.MaxReconnects(-1))
+	connection, err := nats.Connect(address, nats.MaxReconnects(-1), nats.ReconnectWait(500*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}

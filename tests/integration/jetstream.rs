@@ -17,8 +17,9 @@ use crate::support::{
 };
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
+use kvatlas_client::ClientError;
 use kvatlas_client::publish::PublisherOptions;
-use kvatlas_core::wire::{BatchCursor, Tier};
+use kvatlas_core::wire::{BatchCursor, ErrorCode, QueryKey, SingleQuery, Tier};
 use kvatlas_daemon::Daemon;
 
 fn path_text(path: &Path) -> &str {
@@ -142,6 +143,45 @@ async fn a_fresh_daemon_reads_the_stream_before_it_is_ready() {
         assert_eq!(metric(&second, "kvatlas_stream_sequence"), 3000);
         assert_eq!(metric(&second, "kvatlas_stream_lag_messages"), 0);
         second.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_without_the_last_second_is_not_taken_for_a_list_of_the_publishers() {
+    let broker = Restartable::start(&server()).await;
+    let client = Client::connect(broker.url()).await;
+    let mut engines = Vec::new();
+    for name in ["gpu-0", "gpu-1"] {
+        let options = PublisherOptions::default();
+        let engine = engine(client.nats.clone(), &subjects(), name, options).await;
+        engine
+            .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
+            .await
+            .unwrap();
+        engine.flush().await.unwrap();
+        engines.push(engine);
+    }
+    // The first daemon makes the stream. The second finds an empty one.
+    for _ in 0..2 {
+        let process = Process::serve(broker.url(), &[JETSTREAM]);
+        let reply = eventually("the answer is certain", async || {
+            let query = SingleQuery::new(QueryKey::SequenceHashes(hashes(1, 3)));
+            match client.ask_with(query).await {
+                Ok(reply) => (reply.doubtful_holders == 0).then_some(reply),
+                Err(ClientError::Refused(error)) => {
+                    assert_ne!(error.code, ErrorCode::UnknownNamespace, "two workers publish");
+                    None
+                }
+                Err(_) => None,
+            }
+        })
+        .await;
+        let mut known: Vec<_> = matches(&reply).into_iter().map(|(name, ..)| name).collect();
+        known.sort();
+        assert_eq!(known, ["gpu-0", "gpu-1"]);
+        process.stop();
+        let stream = jetstream::new(client.nats.clone()).get_stream(STREAM).await;
+        stream.unwrap().purge().await.unwrap();
     }
 }
 

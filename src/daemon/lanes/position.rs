@@ -64,10 +64,10 @@ impl StreamPosition {
         self.cursor.lock().as_ref().is_some_and(|cursor| cursor.has_all)
     }
 
-    /// Notes that every publisher has been heard of since the position in the stream was set.
-    pub(crate) fn note_all(&self) {
+    /// Notes whether every publisher of the messages up to the position in the stream is known.
+    pub(crate) fn note_all(&self, has_all: bool) {
         if let Some(cursor) = self.cursor.lock().as_mut() {
-            cursor.has_all = true;
+            cursor.has_all = has_all;
         }
     }
 

@@ -185,7 +185,8 @@ async fn share(
     if shared.config.events.transport.keeps_events() {
         // Until the stream has been read up to its end, nothing is certain.
         shared.trust.stall();
-    } else if !shared.config.gateway.enabled {
+    }
+    if !shared.config.gateway.enabled {
         // The publishers are not known before the events are followed.
         shared.trust.doubt();
     }

@@ -18,7 +18,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{Consumer, pull};
 use async_nats::jetstream::{Context, Message};
 use async_nats::{Client, connection::State};
@@ -30,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::lanes::{LanePool, PoolError, StreamPosition, log_lane_stopped, now_us};
 use crate::traces::Tracer;
-use kvatlas_client::{Backoff, unix_time_us};
+use kvatlas_client::Backoff;
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
 use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
@@ -40,8 +39,9 @@ use kvatlas_telemetry::labels::ConsumerReset;
 
 use super::consumer_check::{ConsumerCheck, is_continued};
 use super::pulse::{Beat, Pulse};
+use super::roll_call::RollCall;
 use super::span_of;
-use super::stream::{EventStream, StreamError, StreamSpan};
+use super::stream::{EventStream, StreamError, StreamSpan, age_of};
 use super::stream_end::{StreamEnd, StreamLook};
 use super::unread::Unread;
 
@@ -115,8 +115,8 @@ struct Attached {
     unread: Unread,
     /// Number of the last message that had been read when the source last looked for the next message.
     looked_at: Option<u64>,
-    /// Generation of the stream when the source last checked whether every publisher is known.
-    looked_in: Option<StreamGeneration>,
+    /// Roll call, after which every publisher is known. `None` before the stream has been read up to its end.
+    roll_call: Option<RollCall>,
 }
 
 impl Attached {
@@ -125,6 +125,22 @@ impl Attached {
     fn awaited(&self, last: u64) -> Option<u64> {
         let target = self.stall.as_ref().map(|_| self.target);
         target.max(self.unread.last()).filter(|awaited| *awaited > last)
+    }
+
+    /// Begins a roll call, if the stream is read as it grows, and `generation` has had no roll call yet.
+    fn call_roll(&mut self, generation: StreamGeneration) {
+        let is_called = self.roll_call.as_ref().is_some_and(|call| call.is_of(generation));
+        if !is_called && self.stall.is_none() {
+            self.roll_call = Some(RollCall::begin(generation));
+        }
+    }
+
+    /// Waits until the roll call is over. Waits for ever if there is none. The future can be dropped at any time.
+    async fn roll_called(roll_call: &mut Option<RollCall>) {
+        match roll_call {
+            Some(call) => call.over().await,
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -227,7 +243,7 @@ impl JetStreamSource {
             delivery: 1,
             unread: Unread::since(asked_us),
             looked_at: None,
-            looked_in: None,
+            roll_call: None,
         })
     }
 
@@ -285,13 +301,15 @@ impl JetStreamSource {
                 self.note_lost(beginning.sequence - last.sequence, last.sequence + 1);
                 beginning
             }
-            Some(last) => {
-                if last.digest.is_some() && last.sequence < span.first {
-                    // The message to compare with is gone: the store may have been rolled back meanwhile.
-                    self.doubt();
+            Some(last) if last.digest.is_some() && last.sequence < span.first => {
+                // The message to compare with is gone: the store may have been rolled back meanwhile.
+                self.doubt();
+                StreamCursor {
+                    has_all: beginning.has_all,
+                    ..last
                 }
-                last
             }
+            Some(last) => last,
         };
         self.position.set(cursor.clone());
         cursor
@@ -304,8 +322,10 @@ impl JetStreamSource {
     }
 
     /// Begins a new generation of the stream, so that all holders are unverified. Holders can be confirmed in it
-    /// immediately, because messages after a loss are read as before.
+    /// immediately, because messages after a loss are read as before. A lost message may have been the only one of its
+    /// publisher.
     fn doubt(&self) {
+        self.position.note_all(false);
         self.trust.follow(self.trust.doubt());
     }
 
@@ -332,6 +352,7 @@ impl JetStreamSource {
         let mut looks = tokio::time::interval(NEXT_PATIENCE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            attached.call_roll(self.trust.generation());
             let taken = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Detached::Stopped,
@@ -356,10 +377,12 @@ impl JetStreamSource {
                     self.note_end(look, &mut attached);
                     Ok(())
                 }
-                _ = looks.tick() => {
-                    self.note_listed(&mut attached);
-                    self.look_for_next(&mut attached)
+                () = Attached::roll_called(&mut attached.roll_call) => {
+                    let taken = self.take_buffered(&mut attached).await;
+                    self.close_roll_call(&mut attached);
+                    taken
                 }
+                _ = looks.tick() => self.look_for_next(&mut attached),
             };
             if let Err((reason, detail)) = taken {
                 return Detached::Reset(reason, detail);
@@ -385,14 +408,18 @@ impl JetStreamSource {
         freshness.stream_known(attached.unread.known_us());
     }
 
-    /// Notes that every publisher is known, if the stream has been followed in the same generation since the last call.
-    /// Every publisher sends something between two calls. This is needed after a loss in the middle of the stream, and
-    /// after a snapshot that was written while batches were dropped.
-    fn note_listed(&self, attached: &mut Attached) {
+    /// Notes that every publisher is known, if the roll call's generation lasts and the stream has been read. This is needed
+    /// where the stream does not show who publishes, after a loss, and after a snapshot that was written while batches
+    /// were dropped. Otherwise the next roll call tells.
+    fn close_roll_call(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
-        if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
-            self.position.note_all();
-            self.trust.note_listed(generation);
+        let is_read = attached.stall.is_none();
+        match &attached.roll_call {
+            Some(call) if is_read && call.is_of(generation) => {
+                self.position.note_all(true);
+                call.close(&self.pool, &self.trust);
+            }
+            _ => attached.roll_call = None,
         }
     }
 
@@ -534,8 +561,7 @@ impl JetStreamSource {
         }
         let generation = self.trust.generation();
         self.trust.follow(generation);
-        // All messages up to here have been applied. If the position lacks publishers, because their batches were
-        // dropped before the snapshot, `note_listed` notes later that they are known again.
+        // All messages up to here have been applied. If they may lack publishers, a roll call begins now.
         if self.position.has_all() {
             self.trust.note_listed(generation);
         }
@@ -550,10 +576,4 @@ impl JetStreamSource {
         self.pool.tick(true);
         self.pool.drain().await
     }
-}
-
-/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's clock is ahead.
-fn age_of(published: DateTime) -> Duration {
-    let published_us = u64::try_from(published.unix_timestamp_nanos() / 1000).unwrap_or_default();
-    Duration::from_micros(unix_time_us().saturating_sub(published_us))
 }

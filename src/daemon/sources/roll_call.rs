@@ -1,8 +1,8 @@
 //! The roll call: the time after the start of a subscription in which every publisher sends at least one message.
 //!
-//! Core NATS keeps no message from before a subscription. So answers lack the workers from which nothing has come yet. Every
-//! publisher sends something every second. So after a little more than a second, every publisher is known, and answers lack no
-//! worker.
+//! Core NATS keeps no message from before a subscription, and a JetStream stream may be new or purged. So answers lack the
+//! workers from which nothing has come yet. Every publisher sends something every second. So after a little more than a
+//! second, every publisher is known, and answers lack no worker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use kvatlas_core::wire::HEARTBEAT_INTERVAL;
 
 /// Length of a roll call: the heartbeat interval, and half a second for late messages. By then every publisher has been
 /// heard of.
-const LENGTH: Duration = HEARTBEAT_INTERVAL.saturating_add(Duration::from_millis(500));
+pub(super) const LENGTH: Duration = HEARTBEAT_INTERVAL.saturating_add(Duration::from_millis(500));
 
-/// Roll call of one subscription, that is, the time in which every publisher sends at least one message.
+/// Roll call of one generation of the stream, that is, the time in which every publisher sends at least one message.
 pub(super) struct RollCall {
     generation: StreamGeneration,
     /// Timer that ends when every publisher has had the time to send a message. `None` once that time is over.
@@ -26,12 +26,17 @@ pub(super) struct RollCall {
 }
 
 impl RollCall {
-    /// Begins to wait until every publisher has had the time to send a message on the subscription of `generation`.
+    /// Begins to wait until every publisher has had the time to send a message in `generation`.
     pub(super) fn begin(generation: StreamGeneration) -> Self {
         Self {
             generation,
             end: Some(Box::pin(tokio::time::sleep(LENGTH))),
         }
+    }
+
+    /// Whether this is the roll call of `generation`.
+    pub(super) fn is_of(&self, generation: StreamGeneration) -> bool {
+        self.generation == generation
     }
 
     /// Waits until every publisher has had the time to send a message. After that, a further call waits for ever. The

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, StreamError as PullError, pull};
 use async_nats::jetstream::context::{CreateStreamError, GetStreamError, GetStreamErrorKind};
 use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{Context, ErrorCode};
 
+use kvatlas_client::unix_time_us;
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
+
+use super::roll_call;
 
 /// Time for which the server keeps an idle consumer. A new consumer is made after every break of reading.
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
@@ -172,7 +176,7 @@ impl EventStream {
             sequence: self.span().first - 1,
             digest: None,
             intake: None,
-            has_all: true,
+            has_all: covers_roll_call(&info.state, unix_time_us()),
         }
     }
 
@@ -196,6 +200,25 @@ impl EventStream {
             source,
         })
     }
+}
+
+/// Whether the stream shows by itself, at `now_us`, who publishes: its messages go back by the length of a roll call at
+/// least, and go on until now. A stream that is new, was purged, or whose server has just come back does not.
+fn covers_roll_call(state: &stream::State, now_us: u64) -> bool {
+    let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(published_us);
+    let reach = |from_us: u64, to_us: u64| Duration::from_micros(to_us.saturating_sub(from_us));
+    state.messages > 0
+        && reach(first_us, last_us) >= roll_call::LENGTH
+        && reach(last_us, now_us) < roll_call::LENGTH
+}
+
+/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's clock is ahead.
+pub(super) fn age_of(published: DateTime) -> Duration {
+    Duration::from_micros(unix_time_us().saturating_sub(published_us(published)))
+}
+
+fn published_us(published: DateTime) -> u64 {
+    u64::try_from(published.unix_timestamp_nanos() / 1000).unwrap_or_default()
 }
 
 fn is_missing(error: &GetStreamError) -> bool {
@@ -225,5 +248,37 @@ fn stream_config(config: &StreamConfig, subject: &str) -> stream::Config {
         max_messages_per_subject: -1,
         num_replicas: config.replicas,
         ..stream::Config::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time of the tests in seconds: 2026-01-01T00:00:00Z.
+    const EPOCH_S: u64 = 1_767_225_600;
+
+    fn state(messages: u64, first: &str, last: &str) -> stream::State {
+        let at = |time: &str| format!("2026-01-01T00:00:{time}Z");
+        let state = serde_json::json!({
+            "messages": messages, "bytes": 0, "consumer_count": 0, "first_seq": 1, "first_ts": at(first),
+            "last_seq": messages, "last_ts": at(last),
+        });
+        serde_json::from_value(state).unwrap()
+    }
+
+    #[test]
+    fn only_a_stream_that_covers_the_last_second_and_a_half_shows_who_publishes() {
+        let covers =
+            |state: &stream::State, now_ms: u64| covers_roll_call(state, EPOCH_S * 1_000_000 + now_ms * 1000);
+        assert!(covers(&state(9, "10.000", "11.500"), 12_000));
+        // A server's clock may be ahead.
+        assert!(covers(&state(9, "10.000", "11.500"), 9_000));
+        // The stream has just begun, or has just been purged.
+        assert!(!covers(&state(9, "10.100", "11.500"), 12_000));
+        assert!(!covers(&state(1, "10.000", "10.000"), 11_000));
+        assert!(!covers(&state(0, "01.000", "11.500"), 12_000));
+        // Nobody has published for too long: the server may have been away.
+        assert!(!covers(&state(9, "10.000", "11.500"), 13_000));
     }
 }

@@ -55,6 +55,8 @@ _LOG: Final = logging.getLogger("kvatlas.connection")
 
 DISCONNECT_PATIENCE: Final = 10.0
 """Seconds in which what is on its way must leave when a connection is closed."""
+_RECONNECT_PAUSE: Final = 0.5
+"""Seconds between two tries to reconnect. A publisher is back before daemons count on having heard of everybody."""
 _CLOSE_PATIENCE: Final = 1.0
 """Seconds that the client may take to close a connection that has not been drained."""
 _GATHERING_LEEWAY: Final = 1.0
@@ -114,7 +116,11 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
         connection.refusals.note(error)
         await given(error)
 
-    settings: dict[str, Any] = {"max_reconnect_attempts": -1, "name": "kvatlas"}
+    settings: dict[str, Any] = {
+        "max_reconnect_attempts": -1,
+        "name": "kvatlas",
+        "reconnect_time_wait": _RECONNECT_PAUSE,
+    }
     try:
         await asyncio.wait_for(
             connection.connect(url.split(","), **(settings | options | {"error_cb": hear})), patience

@@ -53,6 +53,13 @@ async def test_all_forms_of_a_query_get_the_same_answer(broker: Broker, daemon: 
             assert found == expected
 
 
+async def test_a_connection_comes_back_before_daemons_count_on_everybody(broker: Broker) -> None:
+    async with kvatlas.connect(broker.url) as connection:
+        assert connection.options["reconnect_time_wait"] < 1, "a daemon waits for 1.5 s"
+    async with kvatlas.connect(broker.url, reconnect_time_wait=3) as connection:
+        assert connection.options["reconnect_time_wait"] == 3
+
+
 async def test_a_model_is_named_as_it_is_served(broker: Broker, daemon: Daemon) -> None:
     model = "meta-llama/Llama-3.1-8B-Instruct"
     query = Query.by_sequence_hashes([11, 22])
