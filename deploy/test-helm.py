@@ -641,6 +641,7 @@ def secrets(container: dict[str, Any]) -> list[dict[str, str]]:
 def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any], values: Values) -> None:
     """A real server takes the arguments and the configuration. Passwords are as awkward as they may be."""
     [config] = [item["data"]["nats.conf"] for item in items if item["kind"] == "ConfigMap" and "nats.conf" in item["data"]]
+    assert 'ping_interval: "2s"' in config and "ping_max: 2" in config, "a machine that vanishes is noticed within seconds"
     variables = {item["name"] for item in container["env"]}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "nats.conf").write_text(config.replace("/data", folder))

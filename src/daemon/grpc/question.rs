@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 use kvatlas_core::hash::SchemeAlgorithm;
 use kvatlas_core::wire::{
-    Address, ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool,
+    Address, ErrorCode, NamespaceName, QueryKey, WireError, WorkerName, instance_of_worker, is_pool,
 };
 
 use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source};
@@ -63,7 +63,8 @@ pub(super) struct AnswerWithCertainty<T> {
 /// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers of the searched namespaces. For each tier, a worker has the largest depth of all its ranks.
+    /// Workers of the searched namespaces, each once for every address. The ranks at one address are one worker, which
+    /// has what the rank with the greatest reach has.
     workers: Vec<FoundHolder>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
@@ -82,13 +83,15 @@ impl Certain {
         self.asked = self.asked.max(found.prompt.asked_blocks);
         let mut places: HashMap<_, usize> = HashMap::new();
         let certain = found.holders.iter().filter_map(FoundHolder::certain);
-        for holder in certain.filter(|holder| !is_pool(&holder.id.worker)) {
-            let place = *places
-                .entry(holder.id.worker.clone())
-                .or_insert(self.workers.len());
+        let mut ranks: Vec<_> = certain.filter(|holder| !is_pool(&holder.id.worker)).collect();
+        lend_addresses(&mut ranks);
+        for holder in ranks {
+            let key = (holder.id.worker.clone(), holder.address.clone());
+            let place = *places.entry(key).or_insert(self.workers.len());
             match self.workers.get_mut(place) {
                 None => self.workers.push(holder),
-                Some(known) => join_ranks(known, holder),
+                Some(known) if holder.reach() > known.reach() => *known = holder,
+                Some(_) => {}
             }
         }
     }
@@ -139,13 +142,22 @@ fn url_of(worker: &FoundHolder) -> String {
     }
 }
 
-/// Merges another rank of the same worker into `worker`, by taking the larger depth of each tier. The protocol knows no ranks.
-fn join_ranks(worker: &mut FoundHolder, rank: FoundHolder) {
-    worker.blocks = worker.blocks.max(rank.blocks);
-    for (known, depth) in worker.near_blocks.iter_mut().zip(rank.near_blocks) {
-        *known = depth.max(*known);
+/// Gives each rank without an address that of the worker's other ranks, if these have only one.
+fn lend_addresses(ranks: &mut [FoundHolder]) {
+    if ranks.iter().all(|rank| rank.address.is_some()) {
+        return;
     }
-    worker.address = worker.address.take().or(rank.address);
+    let mut lent: HashMap<WorkerName, Option<Address>> = HashMap::new();
+    for rank in ranks.iter().filter(|rank| rank.address.is_some()) {
+        let known = lent.entry(rank.id.worker.clone());
+        let known = known.or_insert_with(|| rank.address.clone());
+        if *known != rank.address {
+            *known = None;
+        }
+    }
+    for rank in ranks.iter_mut().filter(|rank| rank.address.is_none()) {
+        rank.address = lent.get(&rank.id.worker).cloned().flatten();
+    }
 }
 
 impl Questions {
@@ -196,7 +208,9 @@ impl Questions {
         let workers = certain.workers.iter().filter(|worker| worker.blocks > 0);
         let mut matches: Vec<_> = workers.map(|worker| tiers_of(worker, &hashes)).collect();
         matches.extend(reported);
-        matches.sort_unstable_by(|one, other| one.worker_id.cmp(&other.worker_id));
+        matches.sort_unstable_by(|one, other| {
+            (&one.worker_id, &one.address).cmp(&(&other.worker_id, &other.address))
+        });
         if question.count_as_hit {
             let tiers = matches.iter().flat_map(|found| &found.hashes_by_tier);
             let found: HashSet<i64> = tiers.flat_map(|tier| &tier.hashes).copied().collect();
@@ -458,6 +472,50 @@ mod tests {
         let doubted = holder("c", 0, [9, 9, 9], Some("http://c:1"), false);
         let some = certain([holders, vec![doubted]].concat(), 0);
         assert_eq!((told(&some).as_slice(), some.is_exact), (&expected[..], false));
+    }
+
+    #[test]
+    fn ranks_with_addresses_of_their_own_are_told_apart() {
+        let (a, b) = (Some("http://h:6000"), Some("http://h:6001"));
+        let all = certain(
+            vec![
+                holder("u", 0, [3, 3, 3], a, true),
+                holder("u", 1, [1, 1, 5], b, true),
+            ],
+            0,
+        );
+        let expected = [
+            ("http://h:6001".to_owned(), 5, "u".to_owned()),
+            ("http://h:6000".to_owned(), 3, "u".to_owned()),
+        ];
+        assert_eq!(told(&all), expected);
+        assert_eq!(all.workers[0].near_blocks, [3, 3]);
+        assert_eq!(all.workers[1].near_blocks, [1, 1]);
+    }
+
+    #[test]
+    fn tiers_at_one_address_are_those_of_one_rank() {
+        let (a, b) = (Some("http://h:6000"), Some("http://h:6001"));
+        let tiers = |ranks: [([u32; 3], Option<&str>); 2]| {
+            let [first, second] = ranks;
+            let ranks = vec![
+                holder("u", 0, first.0, first.1, true),
+                holder("u", 1, second.0, second.1, true),
+            ];
+            let workers = certain(ranks, 0).workers.into_iter();
+            workers
+                .map(|worker| (worker.reach(), url_of(&worker)))
+                .collect::<Vec<_>>()
+        };
+        let at_a = |reach| vec![(reach, "http://h:6000".to_owned())];
+        assert_eq!(tiers([([3, 3, 3], a), ([1, 1, 5], a)]), at_a([5, 1, 1]));
+        assert_eq!(tiers([([1, 5, 5], a), ([3, 3, 5], a)]), at_a([5, 3, 3]));
+        // A rank without an address is where the worker's other ranks are.
+        assert_eq!(tiers([([3, 3, 3], None), ([1, 1, 5], a)]), at_a([5, 1, 1]));
+        let three = [holder("u", 0, [1; 3], a, true), holder("u", 1, [1; 3], b, true)];
+        let mut ranks = [&three[..], &[holder("u", 2, [1; 3], None, true)]].concat();
+        lend_addresses(&mut ranks);
+        assert_eq!(ranks[2].address, None, "it may be at either");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) async fn hints(
             json!({ "taken": here.answerer.take_hints(&namespace, &report.hints, now)? })
         }
         Source::Shards(shards) => {
-            let Merged { reply, gathered } = shards.asker.tell_hints(&namespace, report.hints).await?;
+            let Merged { reply, gathered, .. } = shards.asker.tell_hints(&namespace, report.hints).await?;
             json!({ "taken": reply, "gathered": gathered })
         }
     };
@@ -75,7 +75,7 @@ pub(super) async fn outcomes(
             json!({ "counted": counted.map_err(WireError::from)? })
         }
         Source::Shards(shards) => {
-            let Merged { reply, gathered } = shards.asker.tell_outcomes(&namespace, &sent).await?;
+            let Merged { reply, gathered, .. } = shards.asker.tell_outcomes(&namespace, &sent).await?;
             json!({ "counted": reply, "gathered": gathered })
         }
     };

@@ -223,18 +223,16 @@ impl Prefixes {
 }
 
 /// Returns the pods (llm-d's word for workers) with the depths that are certain, the deepest pod first. llm-d knows no
-/// ranks, so a pod's depth in a tier is the greatest depth of its ranks.
+/// ranks, so a pod has what the rank with the greatest reach has.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
-    let mut depths: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
+    let mut reaches: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {
         let Some(certain) = holder.certain() else { continue };
-        let [device, with_host] = certain.near_blocks;
-        let known = depths.entry(pod_of(holder)).or_default();
-        for (known, depth) in known.iter_mut().zip([device, with_host, certain.blocks]) {
-            *known = depth.max(*known);
-        }
+        let known = reaches.entry(pod_of(holder)).or_default();
+        *known = certain.reach().max(*known);
     }
-    let held = depths.into_iter().map(|(pod, depths)| {
+    let held = reaches.into_iter().map(|(pod, [depth, device, with_host])| {
+        let depths = [device, with_host, depth];
         let fields = TIERS.map(|tier| in_reply(&field(&pod, tier)));
         Pod { depths, fields }
     });
@@ -305,12 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn tiers_are_the_nearest_that_reach_and_ranks_are_one_pod() {
+    fn tiers_are_the_nearest_that_reach_and_a_pod_is_its_deepest_rank() {
         let mut pool = holder("x", 0, [9, 9], 9, true);
         pool.id.worker = WorkerName::new("_pstore").unwrap();
         let holders = [
-            holder("10.0.0.1:8000", 0, [1, 2], 2, true),
-            holder("10.0.0.1:8000", 1, [0, 0], 4, true),
+            holder("10.0.0.1:8000", 0, [3, 3], 3, true),
+            holder("10.0.0.1:8000", 1, [1, 2], 4, true),
             holder("doubted", 0, [9, 9], 9, false),
             holder("10.0.0.2:8000", 0, [5, 5], 5, true),
             pool,

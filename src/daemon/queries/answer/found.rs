@@ -66,6 +66,14 @@ impl FoundHolder {
             ..self.clone()
         })
     }
+
+    /// Returns how much the holder has, for protocols that know no ranks and take one rank for all of an address. The
+    /// rank with the greatest reach has the most blocks, and of equal ones the most on near tiers.
+    #[cfg(any(feature = "grpc", feature = "redis"))]
+    pub(crate) fn reach(&self) -> [u32; 3] {
+        let [device, with_host] = self.near_blocks;
+        [self.blocks, device, with_host]
+    }
 }
 
 impl Found {

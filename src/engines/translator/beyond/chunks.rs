@@ -19,12 +19,12 @@ use super::super::Translator;
 use super::super::forms::SavedOwnChunks;
 use super::super::groups::GroupLaneId;
 use super::super::output::Translation;
-use super::super::tiers::{TIERS, TierIndex, TierSet};
+use super::super::tiers::{PerTier, TierIndex, TierSet};
 use super::{NamedBlock, UnplacedReason};
 
 /// The chunks with names of their own, in each tier.
 #[derive(Debug, Default)]
-pub(super) struct OwnChunks([TierChunks; TIERS]);
+pub(super) struct OwnChunks(PerTier<TierChunks>);
 
 /// The chunks with names of their own in one tier.
 #[derive(Debug, Default)]
@@ -81,8 +81,8 @@ impl TierChunks {
 impl OwnChunks {
     /// The reason why the chunks of `tier` leave the tier in doubt; `None` if they don't.
     pub(super) fn doubt(&self, tier: TierIndex, has_no_salts: bool) -> Option<Reason> {
-        let chunks = self.0.get(tier.place()).filter(|chunks| chunks.is_used)?;
-        match chunks {
+        match &self.0[tier] {
+            chunks if !chunks.is_used => None,
             _ if !has_no_salts => Some(Reason::Untold),
             chunks if !chunks.has_removals => Some(Reason::NoRemovals),
             chunks if chunks.orphans > 0 => Some(Reason::UnknownParent),
@@ -93,9 +93,7 @@ impl OwnChunks {
     /// Notes that chunks have been stored in `tier`. The first of them follows `parent`, each other one the chunk
     /// before it.
     pub(super) fn hold(&mut self, tier: TierIndex, names: &[u64], mut parent: Option<u64>) {
-        let Some(chunks) = self.0.get_mut(tier.place()) else {
-            return;
-        };
+        let chunks = &mut self.0[tier];
         for name in names {
             chunks.hold(*name, parent);
             parent = Some(*name);
@@ -104,9 +102,7 @@ impl OwnChunks {
 
     /// Notes that a copy of the chunk `name` was removed from `tier`. `is_held` tells whether another copy is left.
     fn note_removal(&mut self, tier: TierIndex, name: u64, is_held: bool) {
-        let Some(chunks) = self.0.get_mut(tier.place()) else {
-            return;
-        };
+        let chunks = &mut self.0[tier];
         if !chunks.parents.contains_key(&name) {
             return;
         }
@@ -117,7 +113,7 @@ impl OwnChunks {
     }
 
     fn is_used(&self, tier: TierIndex) -> bool {
-        self.0.get(tier.place()).is_some_and(|chunks| chunks.is_used)
+        self.0[tier].is_used
     }
 
     /// Returns the chunks of each tier in saved form.
@@ -131,13 +127,14 @@ impl OwnChunks {
             is_used: chunks.is_used,
             has_removals: chunks.has_removals,
         };
-        self.0.iter().map(saved).collect()
+        TierIndex::ALL.map(|tier| saved(&self.0[tier])).to_vec()
     }
 
     /// Restores the saved chunks of each tier.
     pub(super) fn restore(saved: Vec<SavedOwnChunks>) -> Self {
         let mut restored = Self::default();
-        for (chunks, saved) in restored.0.iter_mut().zip(saved) {
+        for (tier, saved) in TierIndex::ALL.into_iter().zip(saved) {
+            let chunks = &mut restored.0[tier];
             for (name, parent) in saved.parents {
                 chunks.hold(name, parent);
             }

@@ -30,6 +30,9 @@ listen: 0.0.0.0:4222
 # For probes.
 http: 0.0.0.0:8222
 server_name: {{ include "nats.name" . }}-0
+# A client whose machine vanishes is let go after 6 s. By itself, NATS takes up to 6 min, and gives it questions all that time.
+ping_interval: "2s"
+ping_max: 2
 jetstream {
   # As much of the volume as is free, but for a quarter.
   store_dir: /data
