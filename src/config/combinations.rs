@@ -231,7 +231,7 @@ fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     };
     let keys = [REMOVE_AFTER, STALE_AFTER];
     let mut errors = check_pair(layers, keys, is_right(&none), || RULE.to_owned());
-    for (_, table) in &layers.effective.namespaces {
+    for table in layers.effective.namespaces.values() {
         let own = keys.iter().find_map(|key| table.entries.get(key));
         if let Some(entry) = own
             && !is_right(&table.entries)
