@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
+use async_nats::{Client, HeaderMap, Message, PublishError, RequestError, RequestErrorKind};
 use bytes::Bytes;
 
 use kvatlas_core::wire::{
@@ -151,7 +151,7 @@ impl QueryClient {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection takes nothing.
+    /// [`ClientError::Connection`] if the connection does not take the report within the patience.
     pub async fn tell_outcomes(
         &self,
         namespace: &NamespaceName,
@@ -172,7 +172,8 @@ impl QueryClient {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection takes nothing, or a hint is longer than the server allows.
+    /// [`ClientError::Connection`] if the connection does not take the hints within the patience, or a hint is longer than the
+    /// server allows.
     pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
         let subject = self.subjects.hint(namespace);
         // Each hint may be as long as a query, which may fill a message.
@@ -180,17 +181,24 @@ impl QueryClient {
         self.publish(&subject, reports).await
     }
 
-    /// Publishes messages to which no daemon replies.
+    /// Publishes messages to which no daemon replies. Waits for the patience at most.
     async fn publish(
         &self,
         subject: &str,
         reports: impl Iterator<Item = Vec<u8>>,
     ) -> Result<(), ClientError> {
-        for payload in reports {
-            let published = self.nats.publish(subject.to_owned(), payload.into()).await;
-            published.map_err(|error| ClientError::Connection(error.to_string()))?;
-        }
-        Ok(())
+        let publishing = async {
+            for payload in reports {
+                self.nats.publish(subject.to_owned(), payload.into()).await?;
+            }
+            Ok::<_, PublishError>(())
+        };
+        let published = tokio::time::timeout(self.patience, publishing).await;
+        let late =
+            |_| ClientError::Connection(format!("the server takes nothing within {:?}", self.patience));
+        published
+            .map_err(late)?
+            .map_err(|error| ClientError::Connection(error.to_string()))
     }
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
