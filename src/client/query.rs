@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
+use async_nats::{Client, HeaderMap, Message, PublishError, RequestError, RequestErrorKind};
 use bytes::Bytes;
 
 use kvatlas_core::wire::{
@@ -19,13 +19,13 @@ use super::gather::Gatherer;
 /// Longest wait of a request for its answer, unless the caller sets a different one.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a waiting request checks whether the connection was made anew.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
 /// because of the request itself.
-const CONNECTIONS_MAX: usize = 8;
+pub(super) const CONNECTIONS_MAX: usize = 8;
 /// Limits how long a request is sent again while no daemon listens: to the request's patience divided by this number.
 /// The patience is the longest time that the request waits.
-const NOBODY_PARTS: u32 = 20;
+pub(super) const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one subject prefix. Cheap to clone; several requests can run at the same time.
 ///
@@ -78,7 +78,7 @@ impl QueryClient {
     pub async fn gathering(self) -> Result<Self, ClientError> {
         let gatherer = Gatherer::new(self.nats.clone(), &self.subjects).await?;
         Ok(Self {
-            gatherer: Some(gatherer),
+            gatherer: Some(gatherer.sending_again()),
             ..self
         })
     }
@@ -151,7 +151,7 @@ impl QueryClient {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection takes nothing.
+    /// [`ClientError::Connection`] if the connection does not take the report within the patience.
     pub async fn tell_outcomes(
         &self,
         namespace: &NamespaceName,
@@ -172,7 +172,8 @@ impl QueryClient {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection takes nothing, or a hint is longer than the server allows.
+    /// [`ClientError::Connection`] if the connection does not take the hints within the patience, or a hint is longer than the
+    /// server allows.
     pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
         let subject = self.subjects.hint(namespace);
         // Each hint may be as long as a query, which may fill a message.
@@ -180,17 +181,24 @@ impl QueryClient {
         self.publish(&subject, reports).await
     }
 
-    /// Publishes messages to which no daemon replies.
+    /// Publishes messages to which no daemon replies. Waits for the patience at most.
     async fn publish(
         &self,
         subject: &str,
         reports: impl Iterator<Item = Vec<u8>>,
     ) -> Result<(), ClientError> {
-        for payload in reports {
-            let published = self.nats.publish(subject.to_owned(), payload.into()).await;
-            published.map_err(|error| ClientError::Connection(error.to_string()))?;
-        }
-        Ok(())
+        let publishing = async {
+            for payload in reports {
+                self.nats.publish(subject.to_owned(), payload.into()).await?;
+            }
+            Ok::<_, PublishError>(())
+        };
+        let published = tokio::time::timeout(self.patience, publishing).await;
+        let late =
+            |_| ClientError::Connection(format!("the server takes nothing within {:?}", self.patience));
+        published
+            .map_err(late)?
+            .map_err(|error| ClientError::Connection(error.to_string()))
     }
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
@@ -263,13 +271,17 @@ impl QueryClient {
                 () = another => connections += 1,
             }
         }
-        let text = format!(
-            "the connection ended {CONNECTIONS_MAX} times with a request of {} bytes under way; does the server take \
-             as much from this account (max_payload)?",
-            payload.len()
-        );
+        let text = ended_too_often(payload.len());
         Err(RequestError::with_source(RequestErrorKind::Other, text))
     }
+}
+
+/// Returns the text of the error that too many connections have ended with a request of `bytes` under way.
+pub(super) fn ended_too_often(bytes: usize) -> String {
+    format!(
+        "the connection ended {CONNECTIONS_MAX} times with a request of {bytes} bytes under way; does the server take \
+         as much from this account (max_payload)?"
+    )
 }
 
 /// Returns the error that a reply's headers carry; `None` if they carry none.

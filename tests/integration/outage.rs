@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use async_nats::connection::State;
 use kvatlas_client::publish::{PublishConnection, PublisherError, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
-use kvatlas_core::wire::{ErrorCode, Tier};
+use kvatlas_core::wire::{ErrorCode, Outcome, Tier};
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
@@ -16,7 +18,7 @@ use crate::support::proxy::{Direction, Network, Proxy};
 use crate::support::way::Way;
 use crate::support::{
     Client, PATIENCE, broker, daemon, engine, eventually, hashes, http_get, namespace, server, stored,
-    subjects,
+    subjects, worker,
 };
 
 async fn readyz(address: SocketAddr) -> (u16, Value) {
@@ -188,4 +190,50 @@ async fn a_flush_fails_while_the_server_is_silent() {
     );
     proxy.heal();
     publisher.flush().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_goodbye_and_a_report_end_while_the_connection_takes_nothing() {
+    let broker = Restartable::start(&server()).await;
+    let proxy = Proxy::to(broker.port()).await;
+    let connecting = async_nats::ConnectOptions::new().client_capacity(1);
+    let nats = connecting.connect(proxy.url()).await.unwrap();
+    let options = PublisherOptions {
+        queue_batches_max: 1,
+        batch_delay: Duration::ZERO,
+        patience: Duration::from_millis(200),
+        ..PublisherOptions::default()
+    };
+    let publisher = engine(nats.clone(), &subjects(), "gpu-0", options).await;
+    publisher.flush().await.unwrap();
+
+    proxy.set(Network {
+        is_cut: true,
+        ..Network::default()
+    });
+    eventually("the connection is lost, and the queue is full", async || {
+        let is_lost = nats.connection_state() == State::Disconnected;
+        let refused = publisher.try_publish(Tier::DEVICE, vec![stored(hashes(1, 3))]);
+        (is_lost && matches!(refused, Err(PublisherError::QueueFull { .. }))).then_some(())
+    })
+    .await;
+    let unsent = publisher.flush().await.unwrap_err();
+    assert!(matches!(&unsent, PublisherError::Unanswered { .. }), "{unsent}");
+    let unsent = publisher.say_goodbye().await.unwrap_err();
+    assert!(matches!(&unsent, PublisherError::Unanswered { .. }), "{unsent}");
+
+    let outcome = Outcome {
+        worker: worker("gpu-0"),
+        rank: 0,
+        promised_blocks: 1,
+        found_tokens: 0,
+        prompt_tokens: None,
+        exact: true,
+    };
+    let queries = QueryClient::new(nats, subjects()).with_patience(Duration::from_millis(200));
+    let untold = queries
+        .tell_outcomes(&namespace(), vec![outcome])
+        .await
+        .unwrap_err();
+    assert!(matches!(&untold, ClientError::Connection(_)), "{untold}");
 }

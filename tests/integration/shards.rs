@@ -1,17 +1,24 @@
 //! Shards, gateways and replicas on a real broker.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::support::jetstream::Restartable;
 use crate::support::metrics::{counter, total};
 use crate::support::process::Process;
+use crate::support::proxy::{Network, Proxy};
 use crate::support::{
-    Client, PATIENCE, broker, daemon, eventually, hashes, http_get, matches, namespace, stored, subjects,
+    Client, PATIENCE, broker, daemon, eventually, hashes, http_get, matches, namespace, server, stored,
+    subjects,
 };
+use async_nats::connection::State;
+use bytes::Bytes;
+use futures_util::StreamExt;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
-    ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER, Shard, SingleQuery,
-    Tier,
+    ERROR_CODE_HEADER, ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER,
+    Shard, SingleQuery, Tier,
 };
 
 const WORKERS: u32 = 12;
@@ -123,6 +130,67 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     }
     let nobody = queries.query(&namespace(), query(None)).await;
     assert!(matches!(nobody, Err(ClientError::NoDaemon { .. })), "{nobody:?}");
+}
+
+/// Answers a request as shard 0 of 1 that does not know the namespace.
+async fn refuse(nats: &async_nats::Client, question: async_nats::Message) {
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert(SHARD_HEADER, "0/1");
+    headers.insert(ERROR_CODE_HEADER, "404");
+    nats.publish_with_headers(question.reply.unwrap(), headers, Bytes::new())
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gathering_client_asks_again_on_a_new_connection_and_after_half_of_its_patience() {
+    let broker = Restartable::start(&server()).await;
+    let proxy = Proxy::to(broker.port()).await;
+    let shard = async_nats::connect(broker.url()).await.unwrap();
+    let subject = subjects().of_shards().status(&namespace());
+    let mut questions = shard.subscribe(subject).await.unwrap();
+    shard.flush().await.unwrap();
+    for (is_cut, patience) in [(true, 10 * PATIENCE), (false, Duration::from_secs(2))] {
+        let client = Client::connect(&proxy.url()).await;
+        let queries = gathering(&client, patience).await;
+        let asking = tokio::spawn(async move { queries.status(&namespace()).await });
+        questions.next().await.unwrap();
+        proxy.set(Network {
+            is_cut,
+            ..Network::default()
+        });
+        eventually("the connection is lost, if it is cut", async || {
+            let is_lost = client.nats.connection_state() == State::Disconnected;
+            (is_lost == is_cut).then_some(())
+        })
+        .await;
+        proxy.heal();
+        refuse(&shard, questions.next().await.unwrap()).await;
+        let refused = asking.await.unwrap();
+        assert!(
+            matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gathering_client_waits_a_moment_for_shards_that_start() {
+    let broker = broker().await;
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, 10 * PATIENCE).await;
+    let asking = tokio::spawn(async move { queries.status(&namespace()).await });
+    let statistics = client.nats.statistics();
+    eventually("the server says that nobody listens", async || {
+        (statistics.in_messages.load(Ordering::Relaxed) > 0).then_some(())
+    })
+    .await;
+    let shard = async_nats::connect(broker.url()).await.unwrap();
+    let subject = subjects().of_shards().status(&namespace());
+    let mut questions = shard.subscribe(subject).await.unwrap();
+    refuse(&shard, questions.next().await.unwrap()).await;
+    let refused = asking.await.unwrap();
+    assert!(matches!(&refused, Err(ClientError::Refused(_))), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -57,6 +57,11 @@ impl<T> Collection<T> {
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())
     }
 
+    /// Whether no reply is kept.
+    pub(super) fn is_empty(&self) -> bool {
+        self.divisions.values().all(BTreeMap::is_empty)
+    }
+
     /// Returns the replies of the division (way to divide the workers into shards) in which the largest share of the
     /// shards has answered. If two shares are equal, returns the division with more shards. `None` if there is no
     /// reply.

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, Message, StatusCode};
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use kvatlas_core::wire::{
     BatchReply, ErrorCode, Gathered, NamespaceName, NamespacesReply, PROTOCOL_VERSION, QueryOptions,
@@ -17,6 +16,7 @@ use super::super::query::refusal;
 use super::collection::{Collection, Division};
 use super::inbox::{Replies, ReplyInbox};
 use super::merge::{ShardAnswer, merge_replies, merge_results, merge_statuses, sort_out};
+use super::sending::{Resends, ShardRequest};
 
 /// Maximum total size, in bytes, of the replies to one request that are kept.
 const REPLY_BYTES_MAX: usize = 64 << 20;
@@ -39,6 +39,8 @@ pub struct Gatherer {
     /// The subjects of the shards.
     subjects: Subjects,
     inbox: ReplyInbox,
+    /// Whether a request is sent again on each new connection, after half of the patience, and while no daemon listens.
+    is_sent_again: bool,
 }
 
 impl Gatherer {
@@ -53,7 +55,17 @@ impl Gatherer {
             nats,
             subjects: subjects.of_shards(),
             inbox,
+            is_sent_again: false,
         })
+    }
+
+    /// Lets each request be sent again under the conditions that [`QueryClient`](crate::QueryClient) names. Shards then
+    /// answer some requests twice. So this is not for reports.
+    pub(crate) fn sending_again(self) -> Self {
+        Self {
+            is_sent_again: true,
+            ..self
+        }
     }
 
     /// Sends an encoded query (`payload`) to all shards, with `headers`, and merges the answers. `options` must be the
@@ -181,47 +193,83 @@ impl Gatherer {
         headers: HeaderMap,
         patience: Duration,
     ) -> Result<Division<Message>, ClientError> {
-        let deadline = Instant::now() + patience;
         let replies = self.inbox.expect();
-        let (reply_to, asked) = (replies.reply_to.clone(), subject.clone());
-        // Empty headers would still be sent, as a message with headers.
-        let sent = match headers.is_empty() {
-            true => self.nats.publish_with_reply(asked, reply_to, payload).await,
-            false => {
-                let sent = self
-                    .nats
-                    .publish_with_reply_and_headers(asked, reply_to, headers, payload);
-                sent.await
-            }
+        let request = ShardRequest {
+            subject,
+            reply_to: replies.reply_to.clone(),
+            payload,
+            headers,
         };
-        sent.map_err(|error| ClientError::Connection(error.to_string()))?;
-        match collect(replies, deadline).await {
-            Some(collection) => collection
-                .into_best()
-                .ok_or(ClientError::TimedOut { subject, patience }),
-            None => Err(ClientError::NoDaemon { subject }),
+        let mut collection = Collection::within(REPLY_BYTES_MAX);
+        let asking = self.ask(&request, replies, patience, &mut collection);
+        if let Ok(asked) = tokio::time::timeout(patience, asking).await {
+            asked?;
+        }
+        let subject = request.subject;
+        collection
+            .into_best()
+            .ok_or(ClientError::TimedOut { subject, patience })
+    }
+
+    /// Sends a request, and collects replies until all shards of one division (way to divide the workers) have replied.
+    async fn ask(
+        &self,
+        request: &ShardRequest,
+        mut replies: Replies,
+        patience: Duration,
+        collection: &mut Collection<Message>,
+    ) -> Result<(), ClientError> {
+        let mut resends = self.is_sent_again.then(|| Resends::of(&self.nats, patience));
+        request.send(&self.nats).await?;
+        loop {
+            tokio::select! {
+                reply = replies.next() => match reply {
+                    Some(reply) if reply.status == Some(StatusCode::NO_RESPONDERS) => {
+                        let is_sent_again = match &resends {
+                            Some(resends) => resends.next_for_nobody().await,
+                            None => false,
+                        };
+                        if !is_sent_again && collection.is_empty() {
+                            let subject = request.subject.clone();
+                            return Err(ClientError::NoDaemon { subject });
+                        }
+                        if !is_sent_again {
+                            return Ok(());
+                        }
+                        request.send(&self.nats).await?;
+                    }
+                    Some(reply) => {
+                        if take(collection, reply) {
+                            return Ok(());
+                        }
+                    }
+                    None => return Ok(()),
+                },
+                again = next(&mut resends, request) => {
+                    again?;
+                    request.send(&self.nats).await?;
+                }
+            }
         }
     }
 }
 
-/// Collects replies until all shards of one division (way to divide the workers) have replied, or until `deadline`.
-/// `None` if no daemon is subscribed.
-async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<Message>> {
-    let mut collection = Collection::within(REPLY_BYTES_MAX);
-    while let Ok(Some(reply)) = tokio::time::timeout_at(deadline, replies.next()).await {
-        if reply.status == Some(StatusCode::NO_RESPONDERS) {
-            return None;
-        }
-        let Some(shard) = shard_of(&reply) else {
-            tracing::debug!(subject = %reply.subject, "a reply names no shard");
-            continue;
-        };
-        let bytes = reply.payload.len();
-        if collection.add(shard, reply, bytes) {
-            break;
-        }
+/// Waits until the request is to be sent again. Waits without end if it is sent only once.
+async fn next(resends: &mut Option<Resends>, request: &ShardRequest) -> Result<(), ClientError> {
+    match resends {
+        Some(resends) => resends.next(request).await,
+        None => std::future::pending().await,
     }
-    Some(collection)
+}
+
+/// Adds a reply to the collection. Returns whether collecting ends.
+fn take(collection: &mut Collection<Message>, reply: Message) -> bool {
+    let Some(shard) = shard_of(&reply) else {
+        tracing::debug!(subject = %reply.subject, "a reply names no shard");
+        return false;
+    };
+    let bytes = reply.payload.len();
+    collection.add(shard, reply, bytes)
 }
 
 /// Returns the shard that a reply's header names; `None` if it names none.

@@ -14,5 +14,6 @@ mod collection;
 mod gatherer;
 mod inbox;
 mod merge;
+mod sending;
 
 pub use gatherer::{Gatherer, Merged};

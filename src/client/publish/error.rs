@@ -1,5 +1,7 @@
 //! The errors that a publisher can meet.
 
+use std::time::Duration;
+
 use kvatlas_core::index::RegisterError;
 
 /// Error of a publisher: events could not be published, or the publisher could not be started.
@@ -35,13 +37,13 @@ pub enum PublisherError {
     /// The connection to NATS failed. The text tells the reason.
     #[error("NATS: {0}")]
     Connection(String),
-    /// The server has not answered in time: it may not have got the last batches.
+    /// The server has not taken the last batches in time, or has not answered. It may not have got these batches.
     #[error(
-        "the NATS server has not answered for {seconds} s, and may not have the events; see whether it runs"
+        "the NATS server has not answered for {waited:?}, and may not have the events; see whether it runs"
     )]
     Unanswered {
-        /// Time for which the publisher has waited, in seconds.
-        seconds: u64,
+        /// Time for which the publisher has waited.
+        waited: Duration,
     },
     /// The server refused a batch, or the subscription to daemons' questions.
     #[error("the NATS server refuses it: {words}; give the user the right to it")]

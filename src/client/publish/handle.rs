@@ -324,10 +324,15 @@ impl HolderPublisher {
     /// - [`PublisherError::Stopped`];
     /// - [`PublisherError::Connection`] if a batch could not be sent;
     /// - [`PublisherError::TooLarge`] if a batch is larger than the server's messages may be;
-    /// - [`PublisherError::Unanswered`] if the server has not answered for four seconds;
+    /// - [`PublisherError::Unanswered`] if the server has not answered for four seconds, or if it has not taken everything
+    ///   within the [`patience`](PublisherOptions::patience);
     /// - [`PublisherError::Refused`] if the server refused a batch, or the subscription to questions. After a goodbye, there
     ///   are no questions, and only a batch counts.
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
+        self.in_time(self.flush_in_full()).await
+    }
+
+    async fn flush_in_full(&self) -> Result<BatchCursor, PublisherError> {
         let (reply, flushed) = oneshot::channel();
         self.commands
             .send(PublisherCommand::Flush(reply))
@@ -336,14 +341,28 @@ impl HolderPublisher {
         flushed.await.map_err(|_| PublisherError::Stopped)?
     }
 
+    /// Waits for `work`, but no longer than the patience.
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, PublisherError>>,
+    ) -> Result<T, PublisherError> {
+        let waited = self.options.patience;
+        let ended = tokio::time::timeout(waited, work).await;
+        ended.map_err(|_| PublisherError::Unanswered { waited })?
+    }
+
     /// Publishes the queued events and a goodbye, so that daemons forget the holder immediately. Then ends the publisher.
+    /// Messages that the server has not taken in time may still arrive later, if the connection comes back.
     ///
     /// # Errors
     ///
     /// The errors of [`flush`](Self::flush).
     pub async fn say_goodbye(self) -> Result<(), PublisherError> {
-        self.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;
-        self.flush().await.map(|_| ())
+        let farewell = async {
+            self.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;
+            self.flush_in_full().await.map(|_| ())
+        };
+        self.in_time(farewell).await
     }
 
     /// Returns the cursor of the last batch sent.

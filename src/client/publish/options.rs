@@ -80,6 +80,8 @@ pub struct PublisherOptions {
     /// [`publish`](super::HolderPublisher::publish) waits for room, and [`try_publish`](super::HolderPublisher::try_publish)
     /// fails.
     pub queue_batches_max: usize,
+    /// Longest wait of [`flush`](super::HolderPublisher::flush) and [`say_goodbye`](super::HolderPublisher::say_goodbye).
+    pub patience: Duration,
     /// Maximum number of the last batches that the publisher keeps (its ring) for daemons that miss them.
     pub ring_batches_max: usize,
     /// Maximum number of payload bytes of the last batches that the publisher keeps for daemons that miss them.
@@ -106,6 +108,7 @@ impl Default for PublisherOptions {
             batch_events_max: 1024,
             batch_bytes_max: 512 << 10,
             queue_batches_max: 1024,
+            patience: Duration::from_secs(10),
             ring_batches_max: 4096,
             ring_bytes_max: 16 << 20,
             chunk_bytes_max: 256 << 10,

@@ -235,7 +235,7 @@ impl Watches {
         match self.messages.report().or(questions) {
             Some(words) => Err(PublisherError::Refused { words }),
             None => echoed.map_err(|_| PublisherError::Unanswered {
-                seconds: LOOK_PATIENCE.as_secs(),
+                waited: LOOK_PATIENCE,
             }),
         }
     }

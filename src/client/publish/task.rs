@@ -259,6 +259,8 @@ impl Task {
                 self.send_all(sealed).await;
             }
             PublisherCommand::HeartbeatsUntil(until) => self.beats_until = until,
+            // The caller has stopped waiting. The next flush reports the failures.
+            PublisherCommand::Flush(reply) if reply.is_closed() => {}
             PublisherCommand::Flush(reply) => {
                 let sealed = self.outbox.seal(self.clocks());
                 self.send_all(sealed).await;
@@ -419,9 +421,12 @@ async fn finish_flush(
     shared: Arc<PublisherShared>,
     sent: Result<BatchCursor, PublisherError>,
     is_asked: bool,
-    reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
+    mut reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
 ) {
-    let flushed = nats.flush().await;
+    let flushed = tokio::select! {
+        flushed = nats.flush() => flushed,
+        () = reply.closed() => return,
+    };
     let flushed = flushed.map_err(|error| PublisherError::Connection(error.to_string()));
     let looked_at = match &shared.refusals {
         Some(refusals) if flushed.is_ok() => refusals.look(&nats, is_asked).await,

@@ -1,0 +1,104 @@
+//! Sending of a request to the shards: once, or again on new connections.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_nats::{Client, HeaderMap, Statistics};
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::super::error::ClientError;
+use super::super::query::{CONNECTIONS_MAX, LOOK_INTERVAL, NOBODY_PARTS, ended_too_often};
+
+/// A request to all shards.
+#[derive(Debug)]
+pub(super) struct ShardRequest {
+    pub(super) subject: String,
+    pub(super) reply_to: String,
+    pub(super) payload: Bytes,
+    pub(super) headers: HeaderMap,
+}
+
+impl ShardRequest {
+    pub(super) async fn send(&self, nats: &Client) -> Result<(), ClientError> {
+        let (subject, reply_to) = (self.subject.clone(), self.reply_to.clone());
+        // Empty headers would still be sent, as a message with headers.
+        let sent = match self.headers.is_empty() {
+            true => {
+                nats.publish_with_reply(subject, reply_to, self.payload.clone())
+                    .await
+            }
+            false => {
+                let headers = self.headers.clone();
+                let sent =
+                    nats.publish_with_reply_and_headers(subject, reply_to, headers, self.payload.clone());
+                sent.await
+            }
+        };
+        sent.map_err(|error| ClientError::Connection(error.to_string()))
+    }
+}
+
+/// Occasions to send a request again, as [`QueryClient`](crate::QueryClient) does.
+#[derive(Debug)]
+pub(super) struct Resends {
+    statistics: Arc<Statistics>,
+    /// Number of the connection on which the request was sent last.
+    connection: u64,
+    /// Number of connections that have ended since the request was sent first.
+    ended: usize,
+    /// Time at which the request is sent a second time; `None` afterwards.
+    second_at: Option<Instant>,
+    /// Time until which the request is sent again while no daemon listens.
+    nobody_until: Instant,
+}
+
+impl Resends {
+    /// Begins to look for occasions. The request must be sent for the first time only afterwards.
+    pub(super) fn of(nats: &Client, patience: Duration) -> Self {
+        let statistics = nats.statistics();
+        let now = Instant::now();
+        Self {
+            connection: statistics.connects.load(Ordering::Relaxed),
+            statistics,
+            ended: 0,
+            second_at: Some(now + patience / 2),
+            nobody_until: now + patience / NOBODY_PARTS,
+        }
+    }
+
+    /// Waits until the request is to be sent again: there is a new connection, or half of the patience has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Connection`] if too many connections have ended.
+    pub(super) async fn next(&mut self, request: &ShardRequest) -> Result<(), ClientError> {
+        loop {
+            let connection = self.statistics.connects.load(Ordering::Relaxed);
+            if connection != self.connection {
+                self.connection = connection;
+                self.ended += 1;
+                return match self.ended < CONNECTIONS_MAX {
+                    true => Ok(()),
+                    false => Err(ClientError::Connection(ended_too_often(request.payload.len()))),
+                };
+            }
+            if self.second_at.is_some_and(|at| at <= Instant::now()) {
+                self.second_at = None;
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Waits until the request is to be sent again because no daemon listens. Returns `false` if it is not to be sent
+    /// again.
+    pub(super) async fn next_for_nobody(&self) -> bool {
+        let is_early = Instant::now() < self.nobody_until;
+        if is_early {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        is_early
+    }
+}
