@@ -134,9 +134,13 @@ impl OwnChunks {
         self.0.iter().map(saved).collect()
     }
 
-    /// Restores the saved chunks of each tier.
-    pub(super) fn restore(saved: Vec<SavedOwnChunks>) -> Self {
+    /// Restores the saved chunks of each tier. An earlier program has saved none. `has_chunks` tells whether it had
+    /// chunks at all: any of them may have had a name of its own.
+    pub(super) fn restore(saved: Vec<SavedOwnChunks>, has_chunks: bool) -> Self {
         let mut restored = Self::default();
+        if saved.is_empty() && has_chunks {
+            restored.0.iter_mut().for_each(|chunks| chunks.is_used = true);
+        }
         for (chunks, saved) in restored.0.iter_mut().zip(saved) {
             for (name, parent) in saved.parents {
                 chunks.hold(name, parent);
