@@ -280,6 +280,23 @@ async fn a_reported_worker_is_told_beside_those_of_the_index() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_report_does_not_count_where_events_tell_of_the_same_address() {
+    let broker = broker().await;
+    let (_daemon, router, bridge) = taking(broker.url(), &[]).await;
+    let asked = prompt(0, 0, 8);
+    bridge.expect(&["gpu-0", "gpu-4"]).await;
+    bridge.replace("gpu-0", 1, on_device(&asked[..7]), None).await;
+    bridge.replace("gpu-4", 1, on_device(&asked[..6]), None).await;
+    let reported = BTreeMap::from([(address("gpu-0"), 7), (address("gpu-4"), 6)]);
+    assert_eq!(router.told(&asked).await, (reported, true));
+    let client = Client::connect(broker.url()).await;
+    publish(&client, "kvatlas").await;
+    // By its events the first worker has less. The other one is in doubt, and left out.
+    knows_all(&router).await;
+    assert_eq!(router.told(&asked).await, (told_of_first(), false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_batch_makes_the_bridge_send_a_snapshot() {
     let broker = broker().await;
     let (_daemon, router, bridge) = taking(broker.url(), &[]).await;

@@ -135,7 +135,11 @@ impl Certain {
 /// worker has no address.
 fn url_of(worker: &FoundHolder) -> String {
     let address = worker.address.as_ref().map(Address::as_str);
-    match address.unwrap_or_default() {
+    url_at(address.unwrap_or_default())
+}
+
+fn url_at(address: &str) -> String {
+    match address {
         "" => String::new(),
         url if url.contains("://") => url.to_owned(),
         authority => format!("http://{authority}"),
@@ -176,7 +180,7 @@ impl Questions {
             Some(reports) => reports.prefixes(&hashes, self.depth, Instant::now()).await,
         };
         let mut certain = self.ask(&hashes, coverage).await?;
-        certain.reported = reported;
+        certain.reported = self.untold_by_events(reported, |found| &found.address);
         let matches = certain.matches(&self.metrics);
         let best = matches.first().map(|best| best.matched_prefix_blocks);
         Ok(AnswerWithCertainty {
@@ -200,6 +204,7 @@ impl Questions {
         hashes.truncate(self.source.limits().query_depth_max);
         let (reported, coverage) = self.placements(&hashes).await?;
         let certain = self.ask(&hashes, coverage).await?;
+        let reported = self.untold_by_events(reported, |found| &found.address);
         let heavy = self.heavy(&certain, &reported)?;
         let _turn = match &heavy {
             Some(heavy) => heavy.turn().await,
@@ -249,6 +254,25 @@ impl Questions {
         let hashes = each_once(hashes);
         let found = reports.placements(&hashes, blocks_max, Instant::now()).await;
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
+    }
+
+    /// Returns those of the `reported` workers at whose address events tell of no worker. Where they do, the events count
+    /// alone: a report that nobody corrects any more looks as certain as a new one.
+    fn untold_by_events<T>(&self, mut reported: Vec<T>, address: impl Fn(&T) -> &str) -> Vec<T> {
+        let (Some(name), Source::Here(index)) = (&self.namespace, &*self.source) else {
+            return reported;
+        };
+        if reported.is_empty() {
+            return reported;
+        }
+        if let Some(namespace) = index.answerer.namespaces().get(name) {
+            let holders = namespace.indexer.holders();
+            let workers = holders.iter().filter(|holder| !is_pool(&holder.id.worker));
+            let addresses = workers.filter_map(|holder| holder.status.profile().address);
+            let told: HashSet<String> = addresses.map(|address| url_at(address.as_str())).collect();
+            reported.retain(|found| !told.contains(&url_at(address(found))));
+        }
+        reported
     }
 
     /// Puts this answer into the queue of heavy requests if it lists many blocks. Returns `None` if it lists few. The
