@@ -154,6 +154,15 @@ impl Source {
         }
     }
 
+    /// Whether events are dropped because their namespace cannot be made, and its name satisfies `is_meant`. A gateway
+    /// cannot tell.
+    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
+        match self {
+            Self::Here(index) => index.pool.refuses_any(is_meant),
+            Self::Shards(_) => false,
+        }
+    }
+
     /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, finds only that worker's holders.
     pub(crate) async fn find(
         &self,
