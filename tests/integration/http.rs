@@ -3,7 +3,7 @@
 use futures_util::future::LocalBoxFuture;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
-    BatchCursor, BlockContent, Event, ModelKey, NamespaceName, QueryKey,
+    BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, ModelKey, NamespaceName, QueryKey,
     Rank, SingleQuery, StoredBlocks, Tier, WorkerName, pool_of_instance, worker_of_instance,
 };
 use kvatlas_daemon::Daemon;
@@ -320,6 +320,22 @@ async fn a_lookup_without_a_model_is_not_certain_while_events_of_another_model_a
     .await;
     let named = json!({"tokens": tokens(5), "model": MODEL});
     assert!(layout(&mut site, &named).await.1, "this model has all its events");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_in_doubt_shows_in_the_header_whether_it_has_the_prompt_or_not() {
+    let mut site = site(&[]).await;
+    let pool = pool_of_instance("store").unwrap();
+    let doubted = Event::Doubted(DegradedReasons::of(DegradedReason::HostGap));
+    site.tell_of(pool.clone(), 0, Tier::DEVICE, stored(2), 1).await;
+    let prompts = [json!({"tokens": tokens(5)}), json!({"tokens": vec![7; 80]})];
+    for asked in &prompts {
+        assert!(layout(&mut site, asked).await.1);
+    }
+    site.tell_of(pool, 0, Tier::DEVICE, doubted, 2).await;
+    for asked in &prompts {
+        assert!(!layout(&mut site, asked).await.1, "{asked}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

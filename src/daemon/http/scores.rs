@@ -28,9 +28,11 @@ pub(super) struct Scores {
 
 impl Scores {
     pub(super) fn new(found: Found) -> Self {
-        let lacks_some = found.lacks_some();
+        let mut lacks_some = found.lacks_some();
         let mut holders = found.holders;
-        // A pool is left out: a gateway would send requests to it.
+        // A pool is left out: a gateway would send requests to it. Its doubt counts, whether it has the prompt or not.
+        let mut pools = holders.iter().filter(|holder| is_pool(&holder.id.worker));
+        lacks_some |= pools.any(|pool| !pool.is_exact);
         holders.retain(|holder| !is_pool(&holder.id.worker));
         holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         Self {
