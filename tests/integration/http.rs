@@ -303,6 +303,16 @@ async fn a_lookup_of_lmcache_has_to_name_one_of_several_models() {
     assert_eq!(layout(&mut site, &named).await.0["7"], json!(["GPU", 48]));
     let other = json!({"tokens": tokens(5), "model": "other"});
     assert_eq!(layout(&mut site, &other).await.0, json!({"9": ["GPU", 16]}));
+    // The other model's last worker goes, so only one model can be meant.
+    publisher
+        .publish(Tier::DEVICE, vec![Event::Goodbye])
+        .await
+        .unwrap();
+    eventually("the other model's worker has gone", async || {
+        let answer = site.http.post("/lookup", &plain).await;
+        (answer.status == 200).then(|| assert_eq!(answer.json()["layout_info"]["7"], json!(["GPU", 48])))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -92,7 +92,13 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
         (name, cache)
     });
     // A namespace of another hash scheme repeats blocks of a model that has a namespace already, so it is not counted.
-    let mut own = caches.filter(|(_, cache)| cache.chains().is_none());
+    let mut own: Vec<_> = caches.filter(|(_, cache)| cache.chains().is_none()).collect();
+    // A model whose last worker has gone is known for some time more.
+    let is_used = |(name, _): &(NamespaceName, ModelKey)| index.source.is_used(name);
+    if own.len() > 1 && own.iter().any(is_used) {
+        own.retain(is_used);
+    }
+    let mut own = own.into_iter();
     let Some(only) = own.next() else {
         let text = "no events of any model have come yet";
         return Err(HttpRefusal::Unavailable(text.to_owned()));
