@@ -33,7 +33,7 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 use crate::support::http::HttpClient;
-use crate::support::{Client, PATIENCE, broker, daemon, eventually};
+use crate::support::{Client, PATIENCE, broker, daemon, eventually, subjects};
 
 /// Messages as SGLang's router declares them. The messages about tiers are tested by a client in Python, in
 /// tests/routers.
@@ -335,6 +335,41 @@ async fn answers_are_those_of_the_query_route_and_of_a_gateway() {
         );
     }
     drop(shards);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_whose_events_are_dropped_makes_answers_uncertain() {
+    let broker = broker().await;
+    let settings = [
+        LISTEN,
+        PATIENT[0],
+        PATIENT[1],
+        PATIENT[2],
+        ("limits.max_namespaces", "1"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let router = Router::connect(&daemon).await;
+    let client = Client::connect(broker.url()).await;
+    let publish = async |model: &str, hashes: Vec<SequenceHash>| {
+        let model = ModelKey::new(model).speaking(Some("sglang".parse().unwrap()));
+        let (worker, batch) = batch("gpu-0", 0, 1, 0, stored(hashes));
+        let subject = subjects().events(&model.namespace().unwrap(), &worker);
+        client.nats.publish(subject, batch.encode().into()).await.unwrap();
+    };
+    publish("m", prompt(0, 0, 4)).await;
+    let others = prompt(5, 0, 4);
+    eventually("the first model is known", async || {
+        let told = router.ask(&others).await.ok()?;
+        (told.metadata().get("x-kvatlas-exact").unwrap() == "true").then_some(())
+    })
+    .await;
+    publish("other", others.clone()).await;
+    eventually("the dropped events are noticed", async || {
+        let (found, is_exact) = router.told(&others).await;
+        assert!(found.is_empty());
+        (!is_exact).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,8 +3,8 @@
 use futures_util::future::LocalBoxFuture;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
-    BatchCursor, BlockContent, Event, ModelKey, NamespaceName, QueryKey, Rank, SingleQuery, StoredBlocks,
-    Tier, WorkerName, pool_of_instance, worker_of_instance,
+    BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, ModelKey, NamespaceName, QueryKey,
+    Rank, SingleQuery, StoredBlocks, Tier, WorkerName, pool_of_instance, worker_of_instance,
 };
 use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
@@ -303,6 +303,49 @@ async fn a_lookup_of_lmcache_has_to_name_one_of_several_models() {
     assert_eq!(layout(&mut site, &named).await.0["7"], json!(["GPU", 48]));
     let other = json!({"tokens": tokens(5), "model": "other"});
     assert_eq!(layout(&mut site, &other).await.0, json!({"9": ["GPU", 16]}));
+    // The other model's last worker goes, so only one model can be meant.
+    publisher
+        .publish(Tier::DEVICE, vec![Event::Goodbye])
+        .await
+        .unwrap();
+    eventually("the other model's worker has gone", async || {
+        let answer = site.http.post("/lookup", &plain).await;
+        (answer.status == 200).then(|| assert_eq!(answer.json()["layout_info"]["7"], json!(["GPU", 48])))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lookup_without_a_model_is_not_certain_while_events_of_another_model_are_dropped() {
+    let mut site = site(&[("limits.max_namespaces", "1")]).await;
+    let plain = json!({"tokens": tokens(5)});
+    assert!(layout(&mut site, &plain).await.1);
+    let other = ModelKey::new("other").namespace().unwrap();
+    let worker = WorkerName::new("9").unwrap();
+    let mut publisher = Publisher::new(site.client.nats.clone(), &subjects(), &other, &worker, 0);
+    publisher.publish(Tier::DEVICE, vec![stored(5)]).await.unwrap();
+    eventually("the dropped events are noticed", async || {
+        (!layout(&mut site, &plain).await.1).then_some(())
+    })
+    .await;
+    let named = json!({"tokens": tokens(5), "model": MODEL});
+    assert!(layout(&mut site, &named).await.1, "this model has all its events");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_in_doubt_shows_in_the_header_whether_it_has_the_prompt_or_not() {
+    let mut site = site(&[]).await;
+    let pool = pool_of_instance("store").unwrap();
+    let doubted = Event::Doubted(DegradedReasons::of(DegradedReason::HostGap));
+    site.tell_of(pool.clone(), 0, Tier::DEVICE, stored(2), 1).await;
+    let prompts = [json!({"tokens": tokens(5)}), json!({"tokens": vec![7; 80]})];
+    for asked in &prompts {
+        assert!(layout(&mut site, asked).await.1);
+    }
+    site.tell_of(pool, 0, Tier::DEVICE, doubted, 2).await;
+    for asked in &prompts {
+        assert!(!layout(&mut site, asked).await.1, "{asked}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

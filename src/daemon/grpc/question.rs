@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 use kvatlas_core::hash::SchemeAlgorithm;
 use kvatlas_core::wire::{
-    Address, ErrorCode, NamespaceName, QueryKey, WireError, WorkerName, instance_of_worker, is_pool,
+    Address, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WorkerName, instance_of_worker, is_pool,
 };
 
 use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source};
@@ -309,7 +309,7 @@ impl Questions {
         let names = self.asked();
         let mut refusal = None;
         let mut certain = Certain {
-            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact,
+            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact && self.asks_all(),
             asked: if reports.knows_some {
                 u32::try_from(hashes.len()).unwrap_or(u32::MAX)
             } else {
@@ -361,6 +361,15 @@ impl Questions {
             // A gateway always has a configured namespace.
             (None, Source::Shards(_)) => Vec::new(),
         }
+    }
+
+    /// Whether [`Self::asked`] has every namespace in which somebody may have blocks.
+    fn asks_all(&self) -> bool {
+        let is_sglang = |name: &NamespaceName| {
+            let chains = ModelKey::of_namespace(name).and_then(|model| model.chains());
+            chains.is_some_and(|chains| chains.algorithm() == SchemeAlgorithm::Sglang)
+        };
+        self.namespace.is_some() || (self.source.knows_all_names() && !self.source.refuses_any(is_sglang))
     }
 
     /// Turns an error into gRPC's status, and counts it. An error that is not the router's fault gets a code that makes the

@@ -43,6 +43,7 @@ pub(super) async fn lookup(
 ) -> Result<Response, HttpRefusal> {
     let index = shared.index()?;
     let request: LookupJson = payload.json(Unknown::Ignored)?;
+    let mut is_only = true;
     let (namespace, cache) = match named(request.model) {
         Some(model) => {
             let cache = ModelKey::of_tenant(model, request.tenant_id.unwrap_or_default());
@@ -52,7 +53,10 @@ pub(super) async fn lookup(
                 cache,
             )
         }
-        None => only_cache(index).await?,
+        None => {
+            is_only = !index.source.refuses_any(|name| cache_of(name).chains().is_none());
+            only_cache(index).await?
+        }
     };
     let key = QueryKey::Tokens {
         tokens: request.tokens,
@@ -65,7 +69,12 @@ pub(super) async fn lookup(
         layout_info: scores.by_location(),
         addresses: scores.addresses(),
     };
-    Ok(json_response(&answer, Some(scores.are_exact())))
+    Ok(json_response(&answer, Some(is_only && scores.are_exact())))
+}
+
+/// Returns the model of a namespace. A namespace whose name is not made from a model counts as a model of that name.
+fn cache_of(name: &NamespaceName) -> ModelKey {
+    ModelKey::of_namespace(name).unwrap_or_else(|| ModelKey::new(name.to_string()))
 }
 
 /// Returns the only model whose blocks are known, and its namespace.
@@ -78,13 +87,17 @@ async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpRefu
         return Err(HttpRefusal::Unavailable(text.to_owned()));
     }
     let caches = index.source.names().await?.into_iter().map(|name| {
-        // A namespace whose name is not made from a model counts as a model of that name.
-        let cache = ModelKey::of_namespace(&name);
-        let cache = cache.unwrap_or_else(|| ModelKey::new(name.to_string()));
+        let cache = cache_of(&name);
         (name, cache)
     });
     // A namespace of another hash scheme repeats blocks of a model that has a namespace already, so it is not counted.
-    let mut own = caches.filter(|(_, cache)| cache.chains().is_none());
+    let mut own: Vec<_> = caches.filter(|(_, cache)| cache.chains().is_none()).collect();
+    // A model whose last worker has gone is known for some time more.
+    let is_used = |(name, _): &(NamespaceName, ModelKey)| index.source.is_used(name);
+    if own.len() > 1 && own.iter().any(is_used) {
+        own.retain(is_used);
+    }
+    let mut own = own.into_iter();
     let Some(only) = own.next() else {
         let text = "no events of any model have come yet";
         return Err(HttpRefusal::Unavailable(text.to_owned()));

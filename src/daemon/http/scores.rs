@@ -27,8 +27,10 @@ pub(super) struct Scores {
 }
 
 impl Scores {
-    pub(super) fn new(block_size: u32, mut holders: Vec<FoundHolder>, lacks_some: bool) -> Self {
-        // A pool is left out: a gateway would send requests to it.
+    pub(super) fn new(block_size: u32, mut holders: Vec<FoundHolder>, mut lacks_some: bool) -> Self {
+        // A pool is left out: a gateway would send requests to it. Its doubt counts, whether it has the prompt or not.
+        let mut pools = holders.iter().filter(|holder| is_pool(&holder.id.worker));
+        lacks_some |= pools.any(|pool| !pool.is_exact);
         holders.retain(|holder| !is_pool(&holder.id.worker));
         holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         Self {

@@ -452,6 +452,12 @@ impl LanePool {
         self.unheld.strays.lately(unix_time_us(), exists)
     }
 
+    /// Whether events came recently for a namespace that cannot be made, and whose name satisfies `is_meant`.
+    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
+        let is_refused = |name: &NamespaceName| is_meant(name) && self.namespaces.refusal(name).is_some();
+        self.strays().iter().any(|stray| is_refused(stray.namespace()))
+    }
+
     /// Whether publishers' batches are being dropped, so that these publishers have no holders.
     pub(crate) fn drops_some(&self) -> bool {
         let refuses = |namespace: &Arc<Namespace>| namespace.indexer.refused().count(None) > 0;

@@ -156,6 +156,27 @@ impl Source {
         }
     }
 
+    /// Whether somebody publishes for the known namespace `name`. A gateway takes that for granted.
+    pub(crate) fn is_used(&self, name: &NamespaceName) -> bool {
+        let is_used = |namespace: Arc<Namespace>| {
+            let indexer = &namespace.indexer;
+            indexer.sizes().holders > 0 || indexer.refused().count(None) > 0
+        };
+        match self {
+            Self::Here(index) => index.answerer.namespaces().get(name).is_some_and(is_used),
+            Self::Shards(_) => true,
+        }
+    }
+
+    /// Whether events are dropped because their namespace cannot be made, and its name satisfies `is_meant`. A gateway
+    /// cannot tell.
+    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
+        match self {
+            Self::Here(index) => index.pool.refuses_any(is_meant),
+            Self::Shards(_) => false,
+        }
+    }
+
     /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, finds only that worker's holders.
     pub(crate) async fn find(
         &self,

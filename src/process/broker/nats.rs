@@ -24,8 +24,10 @@ const RECONNECTS: Backoff = Backoff {
     pause_min: Duration::from_millis(10),
     pause_max: Duration::from_millis(500),
 };
-/// Interval between two pings that check whether the server is still there.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval between two pings that check whether the server is still there. After three intervals without any message
+/// from the server, the client connects anew. Without that, a connection recovers from a long break of the network only at
+/// TCP's next retransmission, which is as late as the break was long.
+const PING_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Time that the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);

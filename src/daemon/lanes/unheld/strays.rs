@@ -32,6 +32,13 @@ pub(crate) struct Stray {
     last_us: u64,
 }
 
+impl Stray {
+    /// Returns the name of the namespace.
+    pub(crate) fn namespace(&self) -> &NamespaceName {
+        &self.namespace
+    }
+}
+
 /// Names of namespaces that do not exist, with facts about the messages that were dropped for them.
 #[derive(Debug, Default)]
 pub(in super::super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);

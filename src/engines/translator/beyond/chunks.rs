@@ -135,7 +135,9 @@ impl OwnChunks {
     pub(super) fn restore(saved: Vec<SavedOwnChunks>, has_chunks: bool) -> Self {
         let mut restored = Self::default();
         if saved.is_empty() && has_chunks {
-            TierIndex::ALL.map(|tier| restored.0[tier].is_used = true);
+            for tier in TierIndex::ALL {
+                restored.0[tier].is_used = true;
+            }
         }
         for (tier, saved) in TierIndex::ALL.into_iter().zip(saved) {
             let chunks = &mut restored.0[tier];
