@@ -34,7 +34,7 @@ use kvatlas_client::publish::PublishedHolder;
 use kvatlas_core::wire::{Rank, Subjects};
 use kvatlas_engines::{SavedMirror, SavedTranslator};
 
-use kvatlas_process::registry::NewEngine;
+use kvatlas_process::registry::{BesideEvents, NewEngine};
 use kvatlas_process::storage::{DirectoryLock, Disk, LockError, Storage};
 use kvatlas_process::{BRIDGE, instance_name};
 use kvatlas_telemetry::{BridgeMetrics, LogGate};
@@ -116,7 +116,15 @@ pub(super) fn cache_of(engine: &NewEngine) -> String {
         groups,
         ..
     } = engine;
-    format!("{key:?} {format:?} {block_size} {topic:?} {beside:?} {groups:?}")
+    let BesideEvents {
+        adapters,
+        is_untold,
+        // No block is translated in another way for these: they only tell which tiers are in doubt.
+        has_no_salts: _,
+        tells_beyond: _,
+    } = beside;
+    let beside = format!("BesideEvents {{ adapters: {adapters:?}, is_untold: {is_untold:?} }}");
+    format!("{key:?} {format:?} {block_size} {topic:?} {beside} {groups:?}")
 }
 
 /// Directory that only this process uses, or the set of files in JetStream that replaces a directory. Clones share it.

@@ -319,8 +319,19 @@ fn removals_of_chunks_are_told_while_the_last_one_left_others() {
         has_no_salts: true,
         ..settings(SIZE)
     };
-    let restarted = restarted(&engine.translator, settings);
+    let restarted = restarted(&engine.translator, settings.clone());
     assert_eq!(restarted.tier_doubts().count(), 0);
+    let mut earlier = serde_json::to_value(engine.translator.save()).unwrap();
+    earlier["beyond"]
+        .as_object_mut()
+        .unwrap()
+        .remove("own_chunks")
+        .unwrap();
+    let earlier = Translator::restore(settings, serde_json::from_value(earlier).unwrap()).unwrap();
+    assert_eq!(
+        earlier.tier_doubts().next(),
+        Some((Tier::HOST, Reason::NoRemovals))
+    );
     // All chunks are withdrawn when the connector loses its server.
     assert_eq!(engine.hear(&[removed(&[901, 902], "CPU")]), silent);
     assert_eq!(engine.hear(&both), silent);

@@ -130,9 +130,15 @@ impl OwnChunks {
         TierIndex::ALL.map(|tier| saved(&self.0[tier])).to_vec()
     }
 
-    /// Restores the saved chunks of each tier.
-    pub(super) fn restore(saved: Vec<SavedOwnChunks>) -> Self {
+    /// Restores the saved chunks of each tier. An earlier program has saved none. `has_chunks` tells whether it had
+    /// chunks at all: any of them may have had a name of its own.
+    pub(super) fn restore(saved: Vec<SavedOwnChunks>, has_chunks: bool) -> Self {
         let mut restored = Self::default();
+        if saved.is_empty() && has_chunks {
+            TierIndex::ALL
+                .into_iter()
+                .for_each(|tier| restored.0[tier].is_used = true);
+        }
         for (tier, saved) in TierIndex::ALL.into_iter().zip(saved) {
             let chunks = &mut restored.0[tier];
             for (name, parent) in saved.parents {

@@ -38,7 +38,7 @@ impl Beyond {
             has_parts: saved.has_parts,
             has_salts: saved.has_salts,
             has_objects: saved.has_objects,
-            own_chunks: OwnChunks::restore(saved.own_chunks),
+            own_chunks: OwnChunks::restore(saved.own_chunks, saved.has_parts),
             ..Self::default()
         })
     }
