@@ -9,7 +9,7 @@ use super::text::since;
 
 /// Shard that does not answer its gateway, or refuses to answer about a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub(super) struct MissingShard {
+pub(super) struct UnansweringShard {
     /// Index of the shard, from 0.
     shard: u32,
     shards: u32,
@@ -22,7 +22,7 @@ pub(super) struct MissingShard {
     refusal: Option<String>,
 }
 
-impl MissingShard {
+impl UnansweringShard {
     /// Name of the alert that reports missing shards.
     const ALERT: &str = "KvatlasShardMissing";
 
@@ -64,7 +64,7 @@ impl MissingShard {
     }
 }
 
-impl fmt::Display for MissingShard {
+impl fmt::Display for UnansweringShard {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "shard {}/{}", self.shard, self.shards)
     }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_refuses_is_not_to_be_started() {
-        let told = |text: &str| serde_json::from_str::<MissingShard>(text).unwrap();
+        let told = |text: &str| serde_json::from_str::<UnansweringShard>(text).unwrap();
         let silent = told(r#"{"shard":0,"shards":2,"since_us":1800000000000000}"#);
         assert!(silent.mend().starts_with("start a daemon"), "{}", silent.mend());
         let refusing = told(

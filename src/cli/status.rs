@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
-use super::missing::MissingShard;
+use super::missing::UnansweringShard;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::refused::{PublisherRefusal, reason_of};
@@ -71,7 +71,7 @@ struct Status {
     broker_silent_us: Option<u64>,
     /// Shards that this gateway's answers lack.
     #[serde(default)]
-    missing_shards: Vec<MissingShard>,
+    missing_shards: Vec<UnansweringShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     strays: Vec<StrayNamespace>,

@@ -38,14 +38,14 @@ enum LackingAnswer {
 
 /// Answerer of the question about the probe event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answerer {
+enum ProbeAnswerer {
     /// A daemon or a gateway.
     Any,
     /// The shards, which the doctor asked itself. There is no gateway.
     Shards,
 }
 
-impl Answerer {
+impl ProbeAnswerer {
     /// Returns the passed check for a probe event that was found after `elapsed`.
     fn check(self, elapsed: Duration) -> Check {
         let found = format!("a probe event was found {elapsed:.1?} after it was published");
@@ -119,7 +119,7 @@ async fn arrive(
     connected: &DoctorConnection,
     publisher: &HolderPublisher,
     lacking: &mut LackingAnswer,
-) -> Result<Answerer, String> {
+) -> Result<ProbeAnswerer, String> {
     let hash = SequenceHash(publisher.cursor().epoch);
     let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
     publisher
@@ -196,7 +196,7 @@ async fn wait_for(
     connected: &DoctorConnection,
     hash: SequenceHash,
     lacking: &mut LackingAnswer,
-) -> Result<Answerer, String> {
+) -> Result<ProbeAnswerer, String> {
     let mut client =
         QueryClient::new(connected.nats.clone(), subjects.clone()).with_patience(arguments.timeout);
     let mut nobody: Option<String> = None;
@@ -208,7 +208,7 @@ async fn wait_for(
                 let is_found = holders.any(|holder| holder.worker == arguments.worker && holder.exact);
                 let incomplete = reply.gathered.filter(|gathered| !gathered.missing.is_empty());
                 if is_found && incomplete.is_none() {
-                    return Ok(nobody.map_or(Answerer::Any, |_| Answerer::Shards));
+                    return Ok(nobody.map_or(ProbeAnswerer::Any, |_| ProbeAnswerer::Shards));
                 }
                 *lacking = incomplete.map_or(LackingAnswer::Whole, LackingAnswer::Incomplete);
             }

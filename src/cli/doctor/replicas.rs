@@ -23,7 +23,7 @@ use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
-use crate::cli::missing::MissingShard;
+use crate::cli::missing::UnansweringShard;
 use crate::cli::silence;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
@@ -58,7 +58,7 @@ struct HolderCount {
 struct GatewayShards {
     // An older gateway leaves this field out.
     #[serde(default)]
-    missing_shards: Vec<MissingShard>,
+    missing_shards: Vec<UnansweringShard>,
 }
 
 /// A daemon, gateway or bridge of the deployment.
@@ -281,7 +281,7 @@ fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
         Ok(known) => known,
         Err(failure) => return vec![Check::skipped("shards", failure)],
     };
-    let failed = |missing: &MissingShard| {
+    let failed = |missing: &UnansweringShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
         Check::failed(&missing.to_string(), found, missing.long_mend())

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::cli::missing::MissingShard;
+use crate::cli::missing::UnansweringShard;
 use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::PublisherRefusal;
 use crate::cli::strays::StrayNamespace;
@@ -33,7 +33,7 @@ pub(super) struct DaemonFrame {
     pub(super) fleet: HolderChanges,
     /// Shards that this gateway's answers lack. An older daemon leaves them out.
     #[serde(default)]
-    pub(super) missing_shards: Vec<MissingShard>,
+    pub(super) missing_shards: Vec<UnansweringShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default)]
     pub(super) strays: Vec<StrayNamespace>,
