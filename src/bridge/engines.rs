@@ -1,5 +1,6 @@
 //! The engines that a bridge follows.
 
+mod awaited;
 mod given;
 mod refused;
 mod registry;
@@ -296,6 +297,10 @@ impl Bridge {
         for followed in state.engines.values() {
             self.spawn(followed, nats.clone());
         }
+        let awaited: Vec<ServerKey> = state.servers.keys().cloned().collect();
+        for key in &awaited {
+            self.announce_server(&mut state, key);
+        }
         drop(state);
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
         if let Some(shared) = self.shared_registrations() {
@@ -343,8 +348,11 @@ impl Bridge {
             let mut state = self.inner.state.lock();
             state.is_stopping = true;
             self.inner.stop.cancel();
-            for server in state.servers.values() {
+            for server in state.servers.values_mut() {
                 server.stop.cancel();
+                if let Some(announcement) = server.announcement.take() {
+                    announcement.end(says_goodbye);
+                }
             }
             for followed in state.engines.values() {
                 followed.end(says_goodbye);
@@ -419,6 +427,7 @@ impl Bridge {
         if state.engines.len() >= engines_max {
             return Err(RegisterRefusal::TooMany { engines: engines_max });
         }
+        state.end_announcement_of(&engine.key);
         let followed = FollowedEngine {
             engine: engine.clone(),
             origin,

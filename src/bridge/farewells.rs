@@ -1,4 +1,4 @@
-//! Remembers the epochs that the bridge has ended with a goodbye, if these epochs are ahead of the clock.
+//! Remembers the epochs that the bridge has ended, most often with a goodbye, if these epochs are ahead of the clock.
 //!
 //! After a goodbye, daemons drop batches of the holder's lower epochs for a minute. An epoch's number is usually the
 //! time of its start. If the clock was ahead at that time, and has been set back since, the holder's next epoch would

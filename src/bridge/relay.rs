@@ -5,6 +5,7 @@
 
 mod blocks;
 mod doubts;
+mod ending;
 mod kept;
 mod labels;
 
@@ -165,9 +166,11 @@ impl Relay {
             profiles,
         } = way;
         let farewell = farewells.of(&holder);
-        if let (Some(epoch), Beginning::NewEpoch) = (farewell.epoch(), options.beginning) {
-            options.beginning = Beginning::Above(epoch);
-        }
+        options.beginning = match (farewell.epoch(), options.beginning) {
+            (Some(ended), Beginning::NewEpoch) => Beginning::Above(ended),
+            (Some(ended), Beginning::Above(epoch)) => Beginning::Above(epoch.max(ended)),
+            (_, beginning) => beginning,
+        };
         let kin = kin.join((holder.namespace.clone(), options.settings.block_size), &blocks);
         let added = AddedLabels {
             layers,
@@ -563,33 +566,6 @@ impl Relay {
         self.publisher.begin_epoch_in_doubt(doubts).await?;
         self.note_told(doubts);
         self.tell().await
-    }
-
-    /// Waits until all messages for daemons have been sent to the NATS server. If the server refuses messages or does
-    /// not answer, that is no error here: the bridge's status shows it.
-    pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
-        self.tell().await?;
-        of_publisher_alone(self.publisher.flush().await.map(|_| ()))
-    }
-
-    /// Ends the reports about the engine, and makes daemons forget the holder. If the NATS server refuses the goodbye
-    /// or does not answer, that is no error here: the bridge's status shows it.
-    pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
-        if let Some(tap) = &self.tap {
-            tap.clear();
-        }
-        self.tell().await?;
-        self.farewell.note(self.publisher.cursor().epoch);
-        of_publisher_alone(self.publisher.say_goodbye().await)
-    }
-}
-
-/// Returns the error of the publisher; `Ok` if the error only says that the NATS server has refused a message or not
-/// answered.
-fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherError> {
-    match sent {
-        Err(PublisherError::Refused { .. } | PublisherError::Unanswered { .. }) => Ok(()),
-        sent => sent,
     }
 }
 

@@ -9,12 +9,15 @@ use kvatlas_process::registry::{
 
 use super::super::check::check_server;
 use super::super::server::{OriginServer, ServerHandle, ServerTask};
+use super::awaited::Announcement;
 use super::{Bridge, BridgeState};
 
 /// A server, and the task that asks it.
 pub(super) struct AskedServer {
-    handle: ServerHandle,
+    pub(super) handle: ServerHandle,
     pub(super) stop: CancellationToken,
+    /// Report that the engine is out of sight; `None` if the engine is followed, or not enough of it is given.
+    pub(super) announcement: Option<Announcement>,
 }
 
 impl AskedServer {
@@ -29,6 +32,28 @@ impl AskedServer {
 
     pub(super) fn given(&self) -> GivenEngine {
         GivenEngine::Server(self.handle.given())
+    }
+
+    /// Returns the engine that is to be announced: what is given of it, without sockets. `None` if the engine is announced
+    /// or followed, or if its model or block size is not given.
+    pub(super) fn awaited(&self) -> Option<NewEngine> {
+        let is_known = self.announcement.is_some() || !self.handle.progress().engines.is_empty();
+        let server = &self.handle.server;
+        let block_size = server
+            .block_size
+            .filter(|_| !is_known && server.model.is_some())?;
+        Some(NewEngine {
+            key: self.presumed_key(),
+            endpoint: server.url.clone(),
+            replay: None,
+            format: server.format,
+            block_size,
+            topic: String::new(),
+            beside: server.beside.clone(),
+            groups: server.groups.clone(),
+            profile: self.handle.profile(),
+            discovery: None,
+        })
     }
 
     /// Returns the key that a server's engine is assumed to have until the server has reported the engine.
@@ -69,6 +94,7 @@ impl Bridge {
         let asked = AskedServer {
             handle: ServerHandle::new(server),
             stop: CancellationToken::new(),
+            announcement: None,
         };
         let task = ServerTask {
             handle: asked.handle.clone(),
@@ -81,7 +107,8 @@ impl Bridge {
             stop: asked.stop.clone(),
         };
         self.inner.tasks.spawn_on(task.run(), &self.inner.runtime);
-        state.servers.insert(key, asked);
+        state.servers.insert(key.clone(), asked);
+        self.announce_server(&mut state, &key);
         self.count(&state);
         Ok(())
     }
@@ -187,10 +214,13 @@ impl BridgeState {
     /// Stops asking a server and following its publishers. Returns the keys of these publishers, or the assumed key of the
     /// engine if there are none.
     pub(super) fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
-        let Some(asked) = self.servers.remove(key) else {
+        let Some(mut asked) = self.servers.remove(key) else {
             return RemovedEngines::new();
         };
         asked.stop.cancel();
+        if let Some(announcement) = asked.announcement.take() {
+            announcement.end(true);
+        }
         let engines = self.forget_publishers(&asked.handle, &|_| false);
         match engines.is_empty() {
             true => vec![asked.presumed_key()],

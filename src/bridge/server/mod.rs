@@ -92,6 +92,7 @@ impl ServerTask {
     async fn ask_for_ever(self) {
         let mut wanted = self.handle.shared.wanted.subscribe();
         let mut failures = 0;
+        self.set_trouble(Some("the server has not answered yet".to_owned()));
         loop {
             let ticket = *wanted.borrow_and_update();
             match self.ask_once().await {
@@ -110,6 +111,9 @@ impl ServerTask {
                         && error.is_other_engine()
                     {
                         self.bridge.forget_publishers(&self.handle);
+                        self.bridge.end_announcement(&self.handle, &[]).await;
+                    } else {
+                        self.bridge.announce(&self.handle);
                     }
                     self.note(Some(&error));
                     tokio::time::sleep(self.backoff.pause(failures)).await;
@@ -153,6 +157,8 @@ impl ServerTask {
             self.check_hosts(engine, &described)?;
         }
         self.bridge.confirm_found(server).await?;
+        let told: Vec<EngineKey> = followed.iter().map(|(engine, _)| engine.key.clone()).collect();
+        self.bridge.end_announcement(&self.handle, &told).await;
         *self.handle.shared.process.lock() = described.process;
         *self.handle.shared.ranks.lock() = described.ranks;
         Ok(self.bridge.follow_publishers(&self.handle, followed)?)

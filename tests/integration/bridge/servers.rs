@@ -233,6 +233,36 @@ async fn a_server_that_is_not_there_yet_is_asked_again() {
     site.settles("gpu-0", 3, &[]).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_server_does_not_answer_is_out_of_sight() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    // Connections are made, and no question is answered.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    for name in ["gpu-0", "gpu-1"] {
+        follow(
+            &site.bridge,
+            &format!("{name}=http://{address},model=m,block_size=4"),
+        )
+        .unwrap();
+    }
+    site.settles("gpu-0", 0, &["unverified", "upstream_lost"]).await;
+    site.settles("gpu-1", 0, &["unverified", "upstream_lost"]).await;
+    let is_told = |state: &ServerState| state.last_error.is_some() && state.engines.is_empty();
+    assert!(site.bridge.servers().iter().all(is_told));
+    site.bridge.unregister(&|key| key.instance == "gpu-1");
+    eventually("daemons forget an engine that is unregistered", async || {
+        site.holder("gpu-1").await.is_none().then_some(())
+    })
+    .await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    drop(silent);
+    let _server = Server::start_at(address, Answers::vllm(&publishers, &[0])).await;
+    site.settles("gpu-0", 3, &[]).await;
+}
+
 /// When another engine has taken the address of an old one, the new engine's blocks are never attributed to the old
 /// one.
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,141 @@
+//! Engines whose servers have not told how to follow them. What such an engine has is not known, so daemons are told of it as
+//! out of sight. Without that, their answers would be certain, and would leave the engine out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_nats::Client;
+use kvatlas_client::publish::PublisherError;
+use tokio_util::sync::CancellationToken;
+
+use kvatlas_process::registry::{EngineKey, NewEngine, ServerKey};
+
+use super::super::check::check_block_size;
+use super::super::progress::log_untold;
+use super::super::server::ServerHandle;
+use super::servers::AskedServer;
+use super::{Bridge, BridgeState, Inner};
+
+/// Report to daemons that an engine is out of sight, until its server tells how to follow it.
+#[derive(Debug)]
+pub(super) struct Announcement {
+    key: EngineKey,
+    stop: CancellationToken,
+    says_goodbye: Arc<AtomicBool>,
+    /// Token that is cancelled when nothing more is told of the engine.
+    ended: CancellationToken,
+}
+
+impl Announcement {
+    /// Ends the report. With `says_goodbye`, daemons forget the engine. Returns the token that is cancelled at the end.
+    pub(super) fn end(self, says_goodbye: bool) -> CancellationToken {
+        self.says_goodbye.store(says_goodbye, Ordering::Release);
+        self.stop.cancel();
+        self.ended
+    }
+}
+
+impl Bridge {
+    /// Tells daemons of the engine of a server, as out of sight. Does nothing if they are told already, or if the engine's
+    /// model or block size is not given.
+    pub(crate) fn announce(&self, handle: &ServerHandle) {
+        let mut state = self.inner.state.lock();
+        let key = handle.server.key();
+        let asked = state.servers.get(&key);
+        if asked.is_some_and(|asked| asked.handle.is_same(handle)) {
+            self.announce_server(&mut state, &key);
+        }
+    }
+
+    pub(super) fn announce_server(&self, state: &mut BridgeState, key: &ServerKey) {
+        let (Some(nats), false) = (state.nats.clone(), state.is_stopping) else {
+            return;
+        };
+        let Some(engine) = state.servers.get(key).and_then(AskedServer::awaited) else {
+            return;
+        };
+        let namespaces = self.inner.options.namespaces.as_ref();
+        let is_refused = namespaces.is_some_and(|namespaces| check_block_size(&engine, namespaces).is_err());
+        if is_refused || state.engines.contains_key(&engine.key) || state.other_size(&engine).is_some() {
+            return;
+        }
+        if let Some(asked) = state.servers.get_mut(key) {
+            let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
+            let announcement = Announcement {
+                key: engine.key.clone(),
+                stop,
+                says_goodbye: Arc::default(),
+                ended,
+            };
+            self.spawn_announcement(&announcement, engine, nats);
+            asked.announcement = Some(announcement);
+        }
+    }
+
+    fn spawn_announcement(&self, announcement: &Announcement, engine: NewEngine, nats: Client) {
+        let inner = Arc::clone(&self.inner);
+        let (stop, says_goodbye) = (announcement.stop.clone(), Arc::clone(&announcement.says_goodbye));
+        let ended = announcement.ended.clone().drop_guard();
+        let task = async move {
+            let _ended = ended;
+            if let Err(error) = inner.tell_awaited(&engine, nats, stop, &says_goodbye).await {
+                log_untold(&engine, &error);
+            }
+        };
+        self.inner.tasks.spawn_on(task, &self.inner.runtime);
+    }
+
+    /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless it is among the
+    /// `told` ones.
+    pub(crate) async fn end_announcement(&self, handle: &ServerHandle, told: &[EngineKey]) {
+        let ended = {
+            let mut state = self.inner.state.lock();
+            let asked = state.servers.get_mut(&handle.server.key());
+            let asked = asked.filter(|asked| asked.handle.is_same(handle));
+            let announcement = asked.and_then(|asked| asked.announcement.take());
+            announcement.map(|announcement| {
+                let is_told = told.contains(&announcement.key);
+                announcement.end(!is_told)
+            })
+        };
+        if let Some(ended) = ended {
+            ended.cancelled().await;
+        }
+    }
+}
+
+impl BridgeState {
+    /// Ends the announcement of an engine that is followed from now on, by whatever means.
+    pub(super) fn end_announcement_of(&mut self, key: &EngineKey) {
+        for asked in self.servers.values_mut() {
+            let is_it = |announcement: &mut Announcement| announcement.key == *key;
+            if let Some(announcement) = asked.announcement.take_if(is_it) {
+                announcement.end(false);
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Tells daemons that an engine is out of sight, until `stop`.
+    async fn tell_awaited(
+        &self,
+        engine: &NewEngine,
+        nats: Client,
+        stop: CancellationToken,
+        says_goodbye: &AtomicBool,
+    ) -> Result<(), String> {
+        let in_words = |error: PublisherError| error.to_string();
+        let holder = self.own_holder(engine)?;
+        let mut relay = self.relay(engine, holder.worker, holder.rank, nats).await?;
+        relay.lost().await.map_err(in_words)?;
+        let trouble = "its server has not told how to follow it";
+        relay.explain(Some(trouble)).await.map_err(in_words)?;
+        stop.cancelled().await;
+        let ending = match says_goodbye.load(Ordering::Acquire) {
+            true => relay.say_goodbye().await,
+            false => relay.fall_silent().await,
+        };
+        ending.map_err(in_words)
+    }
+}

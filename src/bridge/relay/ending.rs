@@ -1,0 +1,43 @@
+//! End of the reports about an engine.
+
+use kvatlas_client::publish::PublisherError;
+
+use super::Relay;
+
+impl Relay {
+    /// Waits until all messages for daemons have been sent to the NATS server. If the server refuses messages or does
+    /// not answer, that is no error here: the bridge's status shows it.
+    pub(in super::super) async fn flush(&mut self) -> Result<(), PublisherError> {
+        self.tell().await?;
+        of_publisher_alone(self.publisher.flush().await.map(|_| ()))
+    }
+
+    /// Ends the reports about the engine, and makes daemons forget the holder. If the NATS server refuses the goodbye
+    /// or does not answer, that is no error here: the bridge's status shows it.
+    pub(in super::super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
+        if let Some(tap) = &self.tap {
+            tap.clear();
+        }
+        self.tell().await?;
+        self.farewell.note(self.publisher.cursor().epoch);
+        of_publisher_alone(self.publisher.say_goodbye().await)
+    }
+
+    /// Ends the reports about the engine without a word, and waits until those so far have been sent. Whoever reports the
+    /// engine next begins an epoch above this one.
+    pub(in super::super) async fn fall_silent(mut self) -> Result<(), PublisherError> {
+        self.tell().await?;
+        self.publisher.set_heartbeats(false).await?;
+        self.farewell.note(self.publisher.cursor().epoch);
+        of_publisher_alone(self.publisher.flush().await.map(|_| ()))
+    }
+}
+
+/// Returns the error of the publisher; `Ok` if the error only says that the NATS server has refused a message or not
+/// answered.
+fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherError> {
+    match sent {
+        Err(PublisherError::Refused { .. } | PublisherError::Unanswered { .. }) => Ok(()),
+        sent => sent,
+    }
+}
