@@ -167,7 +167,7 @@ mod tests {
         );
         let fields = file.message_type.iter().flat_map(|message| &message.field);
         assert!(fields.clone().all(|field| field.r#type.is_some()));
-        assert_eq!((file.message_type.len(), fields.count()), (19, 54));
+        assert_eq!((file.message_type.len(), fields.count()), (19, 55));
     }
 
     #[test]

@@ -72,7 +72,8 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Sta
     let namespace = config.namespace.as_deref().map(NamespaceName::new).transpose();
     let namespace = namespace.map_err(|error| StartError::Grpc(format!("grpc.namespace: {error}")))?;
     let reflection = reflection(writing.is_some());
-    let undescribed = |error| StartError::Grpc(format!("the description of gRPC's methods: {error}"));
+    let undescribed =
+        |error: ReflectionError| StartError::Grpc(format!("the description of gRPC's methods: {error}"));
     let health = HealthServer::new(ReadinessHealth {
         readiness: Arc::clone(&shared.readiness),
         stopping: stage.stop.clone(),

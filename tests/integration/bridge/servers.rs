@@ -247,8 +247,8 @@ async fn an_engine_whose_server_does_not_answer_is_out_of_sight() {
         )
         .unwrap();
     }
-    site.settles("gpu-0", 0, &["upstream_lost"]).await;
-    site.settles("gpu-1", 0, &["upstream_lost"]).await;
+    site.settles("gpu-0", 0, &["unverified", "upstream_lost"]).await;
+    site.settles("gpu-1", 0, &["unverified", "upstream_lost"]).await;
     let is_told = |state: &ServerState| state.last_error.is_some() && state.engines.is_empty();
     assert!(site.bridge.servers().iter().all(is_told));
     site.bridge.unregister(&|key| key.instance == "gpu-1");
