@@ -83,7 +83,8 @@ impl Site {
     /// Publishes a batch as [`Self::tell`] does, for a worker or a pool.
     async fn tell_of(&self, worker: WorkerName, rank: Rank, tier: Tier, event: Event, seq: u64) {
         let nats = self.client.nats.clone();
-        let publisher = Publisher::new(nats, &subjects(), &namespace(), &worker, rank);
+        let publisher =
+            Publisher::new(nats, &subjects(), &namespace(), &worker, rank).of_blocks(BlockSize::DEFAULT);
         let cursor = BatchCursor {
             epoch: 1,
             seq: seq - 1,

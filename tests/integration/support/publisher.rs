@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_nats::{Client, PublishErrorKind};
 use kvatlas_client::ClientError;
+use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::{BatchCursor, Event, EventBatch, NamespaceName, Rank, Subjects, Tier, WorkerName};
 
 /// Publisher of one holder's batches, which it numbers without a gap.
@@ -13,6 +14,7 @@ pub struct Publisher {
     subject: String,
     rank: Rank,
     cursor: BatchCursor,
+    block_size: Option<BlockSize>,
 }
 
 impl Publisher {
@@ -33,7 +35,15 @@ impl Publisher {
                 epoch: unix_time_us(),
                 seq: 0,
             },
+            block_size: None,
         }
+    }
+
+    /// Sets the block size that batches tell. Without this call they tell none.
+    #[must_use]
+    pub fn of_blocks(mut self, size: BlockSize) -> Self {
+        self.block_size = Some(size);
+        self
     }
 
     /// Sets the cursor of the last batch, and so the epoch and number of the next one.
@@ -67,7 +77,7 @@ impl Publisher {
             rank: self.rank,
             time_us: Some(unix_time_us()),
             tier,
-            block_size: None,
+            block_size: self.block_size,
             profile: None,
             events,
         };
