@@ -7,6 +7,7 @@ mod gather;
 pub mod publish;
 mod query;
 mod refusal;
+mod resend;
 
 /// The NATS library, in the version whose connections the clients of this crate take.
 pub use async_nats;

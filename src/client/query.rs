@@ -15,17 +15,10 @@ use kvatlas_core::wire::{
 
 use super::error::ClientError;
 use super::gather::Gatherer;
+use super::resend::{CONNECTIONS_MAX, LOOK_INTERVAL, NOBODY_PARTS, ended_too_often};
 
 /// Longest wait of a request for its answer, unless the caller sets a different one.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Interval at which a waiting request checks whether the connection was made anew.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
-/// because of the request itself.
-pub(super) const CONNECTIONS_MAX: usize = 8;
-/// Limits how long a request is sent again while no daemon listens: to the request's patience divided by this number.
-/// The patience is the longest time that the request waits.
-pub(super) const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one subject prefix. Cheap to clone; several requests can run at the same time.
 ///
@@ -274,14 +267,6 @@ impl QueryClient {
         let text = ended_too_often(payload.len());
         Err(RequestError::with_source(RequestErrorKind::Other, text))
     }
-}
-
-/// Returns the text of the error that too many connections have ended with a request of `bytes` under way.
-pub(super) fn ended_too_often(bytes: usize) -> String {
-    format!(
-        "the connection ended {CONNECTIONS_MAX} times with a request of {bytes} bytes under way; does the server take \
-         as much from this account (max_payload)?"
-    )
 }
 
 /// Returns the error that a reply's headers carry; `None` if they carry none.

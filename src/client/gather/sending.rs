@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::super::error::ClientError;
-use super::super::query::{CONNECTIONS_MAX, LOOK_INTERVAL, NOBODY_PARTS, ended_too_often};
+use super::super::resend::{CONNECTIONS_MAX, LOOK_INTERVAL, NOBODY_PARTS, ended_too_often};
 
 /// A request to all shards.
 #[derive(Debug)]
