@@ -157,6 +157,7 @@ impl Inner {
                 is_size_told: true,
                 // The translator has computed the hashes.
                 hashing: Hashing::Engine,
+                ..NamespaceSettings::default()
             },
             ..self.options.publisher.clone()
         };

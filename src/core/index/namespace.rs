@@ -105,6 +105,7 @@ fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSe
         None => settings,
         Some(_) => NamespaceSettings {
             hashing: Hashing::Engine,
+            has_scheme: true,
             ..settings
         },
     }

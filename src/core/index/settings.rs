@@ -29,6 +29,9 @@ pub struct NamespaceSettings {
     pub is_size_told: bool,
     /// Hash chain by which the index identifies blocks.
     pub hashing: Hashing,
+    /// Whether the namespace's name gives a hash scheme. If so, the hashes in events are the scheme's, and are not
+    /// compared with the contract's chain.
+    pub has_scheme: bool,
 }
 
 impl NamespaceSettings {

@@ -113,7 +113,7 @@ pub(super) fn resolve<'e>(
         let chain = recompute(content, hashes.len(), start, settings)?;
         (Cow::Owned(chain), Some(given), false)
     } else {
-        let is_foreign = is_foreign_chain(content, start, hashes, settings);
+        let is_foreign = !settings.has_scheme && is_foreign_chain(content, start, hashes, settings);
         (Cow::Borrowed(hashes.as_slice()), names, is_foreign)
     };
     let last = start.position.saturating_add(hashes.len() as u64 - 1);

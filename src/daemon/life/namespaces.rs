@@ -25,7 +25,7 @@ fn namespace_settings(config: NamespaceConfig) -> Result<NamespaceSettings, Name
     Ok(NamespaceSettings {
         block_size: BlockSize::new(config.block_size)?,
         hashing: config.hashing,
-        is_size_told: false,
+        ..NamespaceSettings::default()
     })
 }
 

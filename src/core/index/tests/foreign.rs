@@ -2,10 +2,11 @@
 //! hashes. Namespaces that recompute hashes refuse events whose hashes they cannot recompute.
 
 use crate::hash::{BlockHash, BlockSize, SequenceHash};
-use crate::wire::{BlockContent, Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
+use crate::wire::{BlockContent, Event, HolderId, NamespaceName, QueryKey, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
-    Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
+    Applied, Capacity, Hashing, HolderWriter, IndexLimits, NamespaceSettings, Namespaces, PositionalIndexer,
+    RejectReason, Search,
 };
 use super::world::{BLOCK_SIZE, block_hash_of, next_hash, tokens_of};
 
@@ -110,6 +111,24 @@ fn a_foreign_holder_that_leaves_is_not_counted_any_more() {
     assert_eq!(index.foreign_holders(), 1);
     writer.retire();
     assert_eq!(index.foreign_holders(), 0);
+}
+
+#[test]
+fn a_schemes_hashes_are_not_compared_with_the_contracts_chain() {
+    let (settings, limits) = (NamespaceSettings::default(), IndexLimits::default());
+    let namespaces = Namespaces::new(Capacity::UNBOUNDED, settings, [], limits, 4);
+    let name = NamespaceName::new("m_sllm-d-xxh64").unwrap();
+    let namespace = namespaces
+        .get_or_create(&name, BlockSize::new(BLOCK_SIZE).ok())
+        .unwrap();
+    let worker = WorkerName::new("w").unwrap();
+    let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();
+    let applied = store(&mut writer, None, &[11, 22, 33, 44], Some(tokens()));
+    assert_eq!(
+        (applied.stored, applied.rejected(RejectReason::ForeignChain)),
+        (4, 0)
+    );
+    assert_eq!(namespace.indexer.foreign_holders(), 0);
 }
 
 #[test]
