@@ -36,8 +36,8 @@ impl Lower {
     /// A batch that was made recently shows this. So does a batch that does not tell when it was made. An older batch
     /// may be a redelivery, so it shows this in two cases only:
     ///
-    /// - It has a higher number than the last batch with a lower epoch, and the same epoch. The other publisher's
-    ///   clock may be slow.
+    /// - The batch has the same epoch as the last batch with a lower epoch, and a higher number. The other
+    ///   publisher's clock may be slow.
     /// - A contest (two publishers claim the holder) is under way.
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;

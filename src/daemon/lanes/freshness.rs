@@ -194,9 +194,8 @@ pub(crate) struct FreshnessReading<'f> {
     freshness: &'f Freshness,
     /// Time of the measurement, by [`now_us`].
     pub(crate) now_us: u64,
-    /// Age of the state in microseconds. It is the longest of three times: the wait of the oldest message for its
-    /// lane, the wait of the oldest unread message, and the silence of the broker beyond its limit. 0 if there is
-    /// none of them.
+    /// Age of the state in microseconds: the longest wait of a message, in a lane's queue or unread in the stream. If
+    /// the broker has been silent for longer than is allowed, its silence counts like a wait. 0 if nothing waits.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
     /// Numbers of the workers' queues (lines) whose events had waited for too long, in ascending order. The numbers

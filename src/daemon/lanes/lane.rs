@@ -393,8 +393,8 @@ impl Lane {
         self.finish_messages(sender);
     }
 
-    /// Drops a batch whose block size differs from the namespace's. Removes the batch's holder if it has no batch of
-    /// a higher epoch: the process that filled it with blocks of the namespace's size has ended.
+    /// Drops a batch whose block size differs from the namespace's. If the batch's holder exists, and has received no
+    /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended.
     ///
     /// Once the namespace has no holder left, a batch can replace the namespace by one with another block size.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {

@@ -49,8 +49,8 @@ impl ListeningClock {
     /// passed since the last call, the daemon did not run in between, and so was not listening.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
-    /// Adds the time since the last call, if messages could be received. `now_us` is the present time in
-    /// microseconds, on any clock. If that clock has been set back, adds nothing.
+    /// Adds the time since the last call, if messages could be received. `now_us` is the time in microseconds on the
+    /// caller's clock. If that clock has been set back, adds nothing.
     pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
         let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
         self.looked_us = Some(now_us);

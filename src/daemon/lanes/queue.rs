@@ -89,8 +89,8 @@ struct Control<J> {
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// Numbers of the eras (jobs between two control jobs) that have one job less now. The reason is that the mark of
-    /// a dropped job was merged into another mark. An era that has lost several jobs is listed several times.
+    /// Numbers of the eras (jobs between two control jobs) that have lost a job for good: the mark of the dropped job
+    /// was merged into another mark. An era that has lost several jobs is listed several times.
     vacated: Vec<u64>,
 }
 

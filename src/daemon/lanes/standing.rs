@@ -20,8 +20,7 @@
 /// State of a holder's blocks, compared with the blocks that its publisher had at the cursor of the last applied batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksState {
-    /// Blocks are exactly the same as the publisher's. Only from this state do later batches lead to an exact state
-    /// again.
+    /// Blocks are exactly the same as the publisher's. Only from this state do later batches lead to an exact state.
     Whole,
     /// Blocks may be missing or surplus.
     Torn,
@@ -107,8 +106,8 @@ impl PublisherState {
         self != Self::Mute
     }
 
-    /// Whether the last request to the publisher was not answered. The publisher may still send its whole state, or
-    /// begin a new epoch. In this case that also ends the doubt about undecodable messages.
+    /// Whether the publisher did not answer the last request. If such a publisher clears its state or begins a new
+    /// epoch, this also ends the doubt about undecodable messages.
     pub(super) fn has_failed(self) -> bool {
         self != Self::Answers
     }

@@ -38,8 +38,8 @@ pub(super) enum AnswerProgress {
 
 /// Assembly of one answer from its chunks.
 ///
-/// If several publishers claim the worker, all of them answer. The answer with the highest epoch wins, because
-/// batches of the highest epoch are applied as well.
+/// If several publishers claim the worker, all of them answer. The answer with the highest epoch wins, just as events
+/// of the highest epoch win.
 #[derive(Debug)]
 pub(super) struct Assembly {
     request: ResyncRequest,

@@ -15,9 +15,8 @@ pub(super) enum Prospect {
     Silent,
 }
 
-/// Number of items after which one item comes from the other end of the order. Normally the next item is one with the
-/// best prospect (likelihood of an answer). Every eighth item is one with the worst prospect, so that no item waits
-/// for ever.
+/// Interval, in items, at which the queue takes an item with the worst prospect (likelihood of an answer). All other
+/// items are taken from those with the best prospect. So no item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
 /// Queue of items, sorted by their prospects ([`Prospect`]). Among items of one prospect the workers take turns, one

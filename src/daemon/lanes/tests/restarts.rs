@@ -172,7 +172,7 @@ async fn who_was_found_before_a_new_epoch_is_in_doubt() {
 }
 
 /// A test of a publisher whose clock was ahead, and that has died. It comes back with the right time, and so with a
-/// lower epoch.
+/// lower epoch. The holder is contested until a higher epoch begins.
 #[tokio::test]
 async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     let contested = DegradedReasons::of(DegradedReason::Contested);
