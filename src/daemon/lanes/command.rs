@@ -24,8 +24,8 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Carries out an operator's command on the holders of a worker of this lane. `rank` is the rank whose holder the command is
-    /// for; `None` means all ranks. Returns the number of these holders.
+    /// Carries out an operator's command on the holder of `worker` with this `rank`, or on the holders of all ranks
+    /// if `rank` is `None`. Returns the number of holders found.
     fn command(&mut self, worker: &WorkerKey, rank: Option<Rank>, command: HolderCommand) -> u64 {
         let ranks = rank.map_or(Rank::MIN..=Rank::MAX, |rank| rank..=rank);
         let (first, last) = (*ranks.start(), *ranks.end());

@@ -25,19 +25,20 @@ pub(super) struct Lower {
     /// Time at which the last batch with a lower epoch came, in microseconds of listening time (time in which messages
     /// could be received).
     last_us: u64,
-    /// Number of batches with a lower epoch since another publisher was noticed. 0 means that only one publisher claims
-    /// the holder.
+    /// Number of batches with a lower epoch since such a batch first showed that another publisher is alive. 0 means
+    /// that only one publisher claims the holder.
     batches: u64,
 }
 
 impl Lower {
     /// Whether a batch of a lower epoch shows, at time `unix_us`, that another publisher is alive.
     ///
-    /// A batch that was made recently shows this. An older batch may be a redelivery, so it shows this in two cases
-    /// only:
+    /// A batch that was made recently shows this. So does a batch that does not tell when it was made. An older batch
+    /// may be a redelivery, so it shows this in two cases only:
     ///
-    /// - The batch continues the last batch of a lower epoch, since the other publisher's clock may be slow.
-    /// - A contest is under way.
+    /// - The batch has the same epoch as the last batch with a lower epoch, and a higher number. The other
+    ///   publisher's clock may be slow.
+    /// - A contest (two publishers claim the holder) is under way.
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
@@ -50,7 +51,7 @@ impl Lower {
     }
 }
 
-/// Whether a batch was made recently, or does not tell when it was made.
+/// Whether a batch was made in the last 10 seconds, or has no time.
 pub(super) fn is_fresh(batch: &EventBatch, unix_us: u64) -> bool {
     batch
         .time_us
@@ -85,9 +86,10 @@ impl Holder {
         self.lower.batches > 0
     }
 
-    /// Returns the reason `Contested` while two publishers claim the holder, else no reason. The reason stays when the
-    /// publisher with the highest epoch replaces or clears its state, because that does not show the blocks of the
-    /// other publisher.
+    /// Returns the reason `Contested` while two publishers claim the holder, and no reason otherwise.
+    ///
+    /// If the publisher with the highest epoch replaces or clears its state, the reason stays: that publisher's state
+    /// does not tell which blocks the other publisher has.
     pub(super) fn contested(&self) -> DegradedReasons {
         match self.is_contested() {
             true => DegradedReasons::of(DegradedReason::Contested),
@@ -115,8 +117,8 @@ impl Holder {
         }
     }
 
-    /// Notes the time at which a new epoch begins. Logs an epoch that lies ahead of the clock: the next process of the
-    /// publisher will have a lower epoch if its clock is right.
+    /// Notes the time at which a new epoch begins. Logs an epoch that lies ahead of the clock. After such an epoch, a
+    /// restarted publisher with the right time would begin a lower epoch.
     pub(super) fn note_epoch(&self, epoch: u64, context: Context<'_>) {
         self.writer.status().epoch_since_us.store(context.clocks.unix_us);
         let ahead_s = epoch_ahead_s(epoch, context.clocks.unix_us);

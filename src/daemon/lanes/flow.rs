@@ -1,5 +1,8 @@
-//! The *flow* of each namespace, for queries: since when received messages wait to be applied, and which batches are
-//! half applied. Reading a flow takes no lock while no message is late.
+//! The *flow* of each namespace. A query reads from it how long received messages have waited to be applied, and
+//! which batches are half applied.
+//!
+//! A reader takes a lock only if a message has waited for too long, or if a step ([`Steps`]) was open during the
+//! search.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,8 +13,8 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Maximum number of steps that are remembered. A step is a batch that must be seen whole. If more steps end during a
-/// search, the search may have seen parts of any batch.
+/// Maximum number of remembered *steps*, that is, batches that queries must see whole. If more steps end during a
+/// search, any holder's batch counts as possibly half applied in that search.
 const STEPS_REMEMBERED: usize = 256;
 
 /// Flows of all namespaces. A flow tells which messages wait, and which batches are half applied.
@@ -49,7 +52,7 @@ impl Flows {
         Some(Arc::clone(&found))
     }
 
-    /// Forgets the flows of namespaces that no longer use them.
+    /// Forgets each flow to which nobody else has a reference.
     pub(super) fn prune(&self) {
         self.by_namespace.retain(|_, flow| Arc::strong_count(flow) > 1);
     }
@@ -80,8 +83,8 @@ impl NamespaceFlow {
         }
     }
 
-    /// Notes that the oldest waiting message in the queue `line` of a worker came at `since_us`, and no longer at
-    /// `before_us`. In both values, 0 means that no message waits.
+    /// Notes a new oldest message in the queue `line` of a worker: the message that came at `since_us` replaces the
+    /// one that came at `before_us`. In both values, 0 means that no message waits.
     pub(super) fn note_line(&self, lane: usize, line: u64, before_us: u64, since_us: u64) {
         let Some(waits) = self.lanes.get(lane) else {
             return;
@@ -109,7 +112,8 @@ impl NamespaceFlow {
         numbers
     }
 
-    /// Returns the time at which the oldest message came that has not been applied yet. `None` if no message waits.
+    /// Returns the time at which the oldest waiting message came. A message waits until it has been applied. `None`
+    /// if no message waits.
     pub(super) fn oldest_us(&self) -> Option<u64> {
         let lanes = self
             .lanes
@@ -119,12 +123,12 @@ impl NamespaceFlow {
     }
 }
 
-/// The steps of a namespace. A *step* is a batch that must be seen whole or not at all. A search in the middle of a step sees a
-/// state that the holder never had.
+/// Steps of a namespace. A *step* is a batch that must be seen whole or not at all. A search in the middle of a step
+/// sees a state that the holder never had.
 ///
-/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search has seen
-/// no batch in parts if two conditions hold: the count is the same at its beginning and its end, and no step is open at
-/// its beginning.
+/// `changes` counts every beginning and every end of a step, as the counter of a seqlock does. A search has seen no
+/// step half applied if two conditions hold: no step was open when the search began, and the count has not changed
+/// since.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     changes: AtomicU64,
@@ -134,10 +138,11 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct RecentSteps {
-    /// Steps in the order in which they began. `ended_at` of a step is the change counter at its end, or `None` while
-    /// the batch is being applied.
+    /// Steps in the order in which they began. A step's `ended_at` is the value of the change counter at the end of
+    /// the step. It is `None` while the step's batch is being applied.
     steps: VecDeque<BatchStep>,
-    /// Largest `ended_at` (change counter at the end of a step) among the steps that are no longer remembered.
+    /// Largest `ended_at` of all forgotten steps, that is, the value of the change counter when the last of them
+    /// ended.
     forgotten_until: u64,
 }
 
@@ -163,14 +168,14 @@ pub(crate) struct SearchMark {
     is_any_open: bool,
 }
 
-/// Holders of which a search may have seen half-applied batches.
+/// Holders whose batches a search may have seen half applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SeenInParts {
-    /// The search has seen no half-applied batch.
+    /// No holder: the search has seen no half-applied batch.
     Nobody,
-    /// The search may have seen half-applied batches of the listed holders.
+    /// The listed holders.
     These(Vec<HolderId>),
-    /// The search may have seen half-applied batches of all holders, because more batches ended than are remembered.
+    /// Any holder: more steps ended during the search than are remembered.
     Any,
 }
 
@@ -197,7 +202,7 @@ impl NamespaceFlow {
         }
     }
 
-    /// Marks the moment before a search begins.
+    /// Returns the mark of a search. Must be called just before the search begins.
     pub(crate) fn mark_search(&self) -> SearchMark {
         let steps = &self.steps;
         // The change counter is read before `open`. So if a step begins between the two reads, it counts as open.
@@ -208,7 +213,8 @@ impl NamespaceFlow {
         }
     }
 
-    /// Returns the holders of which a search may have seen half-applied batches, if it began at `mark` and ends now.
+    /// Returns the holders whose batches a search may have seen half applied. The search began at `mark` and has just
+    /// ended.
     pub(crate) fn seen_in_parts(&self, mark: SearchMark) -> SeenInParts {
         fence(Ordering::Acquire);
         let steps = &self.steps;

@@ -29,15 +29,16 @@ use super::line::{Assignments, WorkerKey};
 pub(crate) struct Freshness {
     flows: Arc<Flows>,
     assignments: Arc<Assignments>,
-    /// Age of the state, in microseconds, beyond which holders get the reason for doubt `Behind`. `None` means no limit.
+    /// Age of the state, in microseconds, beyond which holders get the reason for doubt `Behind`. `None` means no
+    /// limit.
     behind_after_us: Option<u64>,
-    /// Time up to which all events in the broker have been handed to the lanes, in microseconds. 0 while events are not
-    /// followed.
+    /// Time in microseconds of the last proof that the daemon is up to date with the broker: all events that the
+    /// broker had sent by then have been handed to the lanes. 0 while events are not followed.
     heard_us: AtomicU64,
     /// Time since which the daemon has known of unread messages in the stream, in microseconds; 0 if there are none.
     unread_since_us: AtomicU64,
-    /// Time in microseconds up to which the content of the stream is known: every message that the stream had then has
-    /// been read, or counts as unread. 0 while no stream is followed.
+    /// Time in microseconds at which the daemon last knew the whole stream: it had read every message in the stream,
+    /// or knew that the message was unread. 0 while no stream is followed.
     known_us: AtomicU64,
 }
 
@@ -46,10 +47,10 @@ pub(crate) struct Freshness {
 pub(super) struct MessageArrival {
     /// Earliest time at which the message may have come, in microseconds.
     pub(super) came_us: u64,
-    /// Whether the message has come just now. Otherwise it may have waited in the socket or in the stream, so it does not show
-    /// that its publisher is alive.
+    /// Whether the message has come just now. Otherwise it may have waited in the socket or in the stream, so it does
+    /// not show that its publisher is alive.
     pub(super) is_new: bool,
-    /// Time at which the message was sent, at the latest, in microseconds on the clock of [`now_us`].
+    /// Latest time at which the publisher can have sent the message, in microseconds on the clock of [`now_us`].
     pub(super) sent_us: u64,
 }
 
@@ -70,7 +71,7 @@ impl Freshness {
         }
     }
 
-    /// Returns the record of the state's age for a daemon that follows no events.
+    /// Returns the freshness record of a daemon that follows no events.
     #[cfg(test)]
     pub(crate) fn without_events() -> Self {
         let flows = Arc::new(Flows::new(1));
@@ -78,8 +79,8 @@ impl Freshness {
         Self::new(flows, assignments, None)
     }
 
-    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes (the threads that apply
-    /// them). 0 means that nothing is known of the broker; then another reason for doubt applies.
+    /// Notes that the lanes (the threads that apply events) have received all events that the broker had sent by
+    /// `at_us`. 0 means that this is not known for any time. Holders are then in doubt for another reason.
     pub(crate) fn heard(&self, at_us: u64) {
         self.heard_us.store(at_us, Ordering::Release);
     }
@@ -89,8 +90,8 @@ impl Freshness {
         self.unread_since_us.store(since_us, Ordering::Release);
     }
 
-    /// Notes that every message that the stream had at `at_us` has been read, or counts as unread. 0 means that no
-    /// stream is followed.
+    /// Notes that the daemon knew the whole stream at `at_us`: it had read every message in the stream, or knew that
+    /// the message was unread. 0 means that no stream is followed.
     pub(crate) fn stream_known(&self, at_us: u64) {
         self.known_us.store(at_us, Ordering::Release);
     }
@@ -102,9 +103,11 @@ impl Freshness {
         heard_us > 0 && self.behind_after_us.is_some_and(|limit| silent_us > limit)
     }
 
-    /// Returns the arrival of a message that is handed to a lane now, and that the stream has kept for the time
-    /// `kept_for`. Normally the message has come just now. If the broker has been silent for longer than is allowed,
-    /// the message may have waited in the socket since the broker was last heard.
+    /// Returns the arrival of a message that is handed to a lane now. `kept_for` is the time for which the stream has
+    /// kept the message.
+    ///
+    /// Normally the message has come just now. But the broker may have been silent for longer than is allowed. In
+    /// that case the message may have waited in the socket since the last sign of the broker.
     pub(super) fn arrival(&self, kept_for: Duration) -> MessageArrival {
         let is_unheard = self.is_unheard();
         let came_us = match is_unheard {
@@ -125,8 +128,9 @@ impl Freshness {
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Interval at which the server is asked for the number of the stream's last message, while no message comes. Twice
-    /// this interval is less than the limit on the age, so that an idle stream makes no holder count as behind.
+    /// Interval at which the daemon asks the server for the number of the stream's last message, while no message
+    /// comes. The interval is less than half the limit on the age of the state. So an idle stream makes no holder
+    /// count as behind.
     pub(crate) fn look_interval(&self) -> Duration {
         let longest = Duration::from_millis(500);
         self.behind_after_us.map_or(longest, |limit| {
@@ -134,7 +138,7 @@ impl Freshness {
         })
     }
 
-    /// Measures how old the state of a namespace is now. To be called before a search.
+    /// Measures how old the state of a namespace is now. Must be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
         let flow = self.flows.get(namespace);
         let now_us = now_us();
@@ -159,8 +163,9 @@ impl Freshness {
         }
     }
 
-    /// Returns the time in microseconds for which the broker has been silent at `now_us`: neither the pulse has come back, nor
-    /// has the broker said what the stream has. `None` if the silence is as short as is allowed.
+    /// Returns how long the broker has been silent at `now_us`, in microseconds. `None` if that is within the limit.
+    /// The silence is counted from the last pulse that came back, or from the last report about the stream if that is
+    /// older.
     pub(crate) fn silent_us(&self, now_us: u64) -> Option<u64> {
         let since_us = [&self.heard_us, &self.known_us].map(|at_us| at_us.load(Ordering::Acquire));
         let silent_us = since_us.map(|since_us| age(since_us, now_us)).into_iter().max()?;
@@ -189,11 +194,13 @@ pub(crate) struct FreshnessReading<'f> {
     freshness: &'f Freshness,
     /// Time of the measurement, by [`now_us`].
     pub(crate) now_us: u64,
-    /// Age of the oldest event that was known and not applied, in microseconds. 0 if there was no such event.
+    /// Age of the state in microseconds: the longest wait of a message, in a lane's queue or unread in the stream. If
+    /// the broker has been silent for longer than is allowed, its silence counts like a wait. 0 if nothing waits.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
-    /// Numbers of the workers' queues (lines) whose events had waited for too long, in ascending order. They are read
-    /// before the search, because an event that the search does not see may be applied before the search ends.
+    /// Numbers of the workers' queues (lines) whose events had waited for too long, in ascending order. The numbers
+    /// are read before the search, because an event that the search does not see may be applied before the search
+    /// ends.
     lines_behind: Vec<u64>,
     flow: Option<Arc<NamespaceFlow>>,
 }
@@ -217,12 +224,14 @@ impl FreshnessReading<'_> {
         self.is_everybody_behind || !self.lines_behind.is_empty()
     }
 
-    /// Marks the moment before a search begins.
+    /// Returns the mark of a search. Must be called just before the search begins. `None` if the namespace has no
+    /// flow.
     pub(crate) fn mark_search(&self) -> Option<SearchMark> {
         self.flow.as_ref().map(|flow| flow.mark_search())
     }
 
-    /// Returns the holders of which a search may have seen half-applied batches, if it began at `mark` and ends now.
+    /// Returns the holders whose batches a search may have seen half applied. The search began at `mark` and has just
+    /// ended.
     pub(crate) fn seen_in_parts(&self, mark: Option<SearchMark>) -> SeenInParts {
         match (&self.flow, mark) {
             (Some(flow), Some(mark)) => flow.seen_in_parts(mark),
@@ -237,7 +246,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the freshness of a daemon that allows the age `behind_after`, and heard the broker `unheard` ago.
+    /// Returns the freshness record of a daemon with the limit `behind_after`, to which the broker has been silent
+    /// for `unheard`. Also returns the time of the last sign of the broker.
     fn freshness(behind_after: Option<Duration>, unheard: Duration) -> (Freshness, u64) {
         let flows = Arc::new(Flows::new(1));
         let assignments = Arc::new(Assignments::new(1, Arc::clone(&flows)));

@@ -14,8 +14,8 @@ pub(super) struct HoldingLimits {
     /// Whether batches are held until the missing batches before them have come. False if resyncs are off, because then
     /// nobody asks for missing batches.
     pub(super) is_enabled: bool,
-    /// Maximum size of the batches that one holder holds, in bytes. A single batch may be larger. Each batch counts 256
-    /// bytes more than its payload.
+    /// Maximum size of the batches that one holder holds, in bytes. A holder may hold a larger batch if it is the
+    /// only one. Each batch counts 256 bytes more than its payload.
     pub(super) bytes_per_holder_max: usize,
     /// Maximum size of the batches that all holders of the lane hold together, in bytes. Each batch counts 256 bytes
     /// more than its payload.
@@ -102,7 +102,8 @@ impl HeldBatches {
         }
     }
 
-    /// Notes that messages were dropped after the batches that are held. Does nothing if `doubts` is empty.
+    /// Notes that messages were dropped after all batches that are held now. `doubts` are the reasons for doubt that
+    /// the drop gives. Does nothing if `doubts` is empty.
     pub(super) fn note_dropped(&mut self, doubts: DegradedReasons) {
         if !doubts.is_empty() {
             self.dropped.doubts = self.dropped.doubts.union(doubts);
@@ -137,8 +138,8 @@ impl HeldBatches {
         Ok(())
     }
 
-    /// Returns the held batches in order, each with the doubts of messages that were dropped after it. The batches no
-    /// longer count toward the lane's bound on held batches.
+    /// Returns the held batches in order. A batch after which a message was dropped comes with the reasons for doubt
+    /// that dropped messages give. The batches no longer count toward the lane's bound on held batches.
     pub(super) fn into_batches(mut self) -> impl Iterator<Item = (ReceivedBatch, DegradedReasons)> {
         let DroppedMessages { doubts, behind } = std::mem::take(&mut self.dropped);
         let batches = std::mem::take(&mut self.batches).into_iter().enumerate();
@@ -159,7 +160,7 @@ impl Drop for HeldBatches {
     }
 }
 
-/// Whether a reason for doubt stands for a dropped message whose number and content are unknown.
+/// Whether `reason` means that a message was dropped of which neither the number nor the content is known.
 pub(super) fn is_of_dropped(reason: DegradedReason) -> bool {
     matches!(reason, DegradedReason::Undecodable | DegradedReason::Gap)
 }

@@ -1,4 +1,4 @@
-//! One holder on its lane: the checks on its batches' numbers, then the index.
+//! One holder on its lane. It checks the numbers of its batches, and then changes the index.
 
 use std::sync::Arc;
 
@@ -37,10 +37,11 @@ pub(super) struct JobClocks {
     pub(super) unix_us: u64,
     /// Listening time so far (time in which messages could be received), in microseconds.
     pub(super) listening_us: u64,
-    /// Time at which the job's message was sent, at the latest, on the clock of [`now_us`](super::clock::now_us). 0 if
-    /// the job has no message.
+    /// Latest time at which the publisher can have sent the job's message, on the clock of
+    /// [`now_us`](super::clock::now_us). 0 if the job has no message.
     pub(super) seen_us: u64,
-    /// Whether the job has a message that has just come.
+    /// Whether the job has a message that did not wait in the socket or in the stream. Only such a message shows that
+    /// the publisher is alive now.
     pub(super) is_new: bool,
 }
 
@@ -65,8 +66,8 @@ pub(crate) struct Holder {
     pub(super) resyncs: u64,
     /// Phase of the holder's resync, with the batches that wait for missing batches before them.
     pub(super) phase: Phase,
-    /// Reasons for doubt that came after the present batch had been received, so that this batch cannot end them. Empty
-    /// unless a batch is applied later than it was received.
+    /// Reasons for doubt that came after the batch that is being applied had been received. This batch cannot end
+    /// these doubts. Empty unless the batch was held first.
     pub(super) later_doubts: DegradedReasons,
     /// Record of the dropped batches whose epoch is lower than the epoch of the applied batches.
     pub(super) lower: Lower,
@@ -75,11 +76,12 @@ pub(crate) struct Holder {
     /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
     /// clock goes on while no messages can be received. 0 if the publisher has not been seen.
     pub(super) seen_us: u64,
-    /// High-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before
-    /// the mark is not believed. A batch before the mark does not confirm the holder.
+    /// High-water marks: the newest batch that the holder has received, and the latest time of a batch. A resync
+    /// answer that ends before this batch is not believed. An older batch that comes later does not confirm the
+    /// holder.
     pub(super) high_water: HighWater,
-    /// Whether the metrics have counted that there is no room for some of the holder's blocks. Eviction, which can be
-    /// the cause, does not count this.
+    /// Whether the metrics have counted that there is no room for some of the holder's blocks. The code that evicts
+    /// blocks puts the holder in doubt, but does not count this.
     pub(super) is_known_short: bool,
     /// Epoch of the batch from which the holder's present address and labels come.
     pub(super) profile_epoch: u64,
@@ -115,7 +117,8 @@ impl Holder {
     }
 
     /// Marks the block size as unknown until a batch tells it, because a new process may have blocks of another size.
-    /// The size stays known if the namespace has taken its size from batches, because then every batch tells it.
+    /// If the namespace has taken its block size from batches, the size stays known: every batch for that namespace
+    /// tells its block size.
     fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
@@ -133,7 +136,7 @@ impl Holder {
         }
     }
 
-    /// Stores the address and labels if a batch has `told` them. Otherwise, if the batch begins a new epoch, clears the
+    /// Stores the address and labels `told` by a batch. If the batch tells none but begins a new epoch, clears the
     /// old ones, because they belong to another process.
     pub(super) fn note_profile(&mut self, told: Option<Profile>, epoch: u64) {
         if told.is_some() || self.profile_epoch != epoch {
@@ -169,7 +172,8 @@ impl Holder {
         self.apply_now(received, context)
     }
 
-    /// Applies or skips a batch, by its number, and never holds it. Missing batches before it stay missing.
+    /// Applies a batch, or skips it if its number shows that it is old. Does not wait for missing batches: they are
+    /// counted, and the holder is in doubt.
     pub(super) fn apply_now(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let mut batch = received.batch;
         let before = self.tracker.cursor();
@@ -236,9 +240,11 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Notes a dropped batch, of which only the `head` is known. The holder's state is not certain until that batch or
-    /// a later one has been applied. If a resync is under way, the holder stops waiting for its answer, because the
-    /// answer may be older than the dropped batch.
+    /// Notes a dropped batch. Only its `head` is known: its cursor and time, but not its events. The holder is
+    /// unverified until this batch or a later one has been applied.
+    ///
+    /// If the holder holds batches, it stops waiting, and applies them. The answer to a resync under way may be older
+    /// than the dropped batch.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {
@@ -252,8 +258,8 @@ impl Holder {
         self.release(context)
     }
 
-    /// Raises the high-water marks (the newest batch received so far) to a received batch. If numbering restarted
-    /// without a new epoch, begins the new count and returns true.
+    /// Raises the high-water marks (newest batch and latest time) to a received batch. If the publisher has begun to
+    /// count from 1 again without a new epoch, follows the new count and returns true.
     fn note_received(&mut self, batch: &EventBatch) -> bool {
         let is_numbered_anew = self.high_water.is_numbered_anew(batch);
         self.high_water.note(batch);
@@ -263,7 +269,7 @@ impl Holder {
         is_numbered_anew
     }
 
-    /// Counts a batch that is not applied. `number` is the batch number or the epoch for which it is dropped.
+    /// Counts a batch that is not applied. `number` is the batch's number or its epoch, whichever `reason` is about.
     pub(super) fn drop_batch(&self, reason: DropReason, number: u64) {
         self.metrics.batch_dropped(reason, self.worker(), &number);
     }
@@ -306,8 +312,8 @@ impl Holder {
         }
     }
 
-    /// Applies `change` to the state of the blocks, and clears the blocks if the table of transitions in `standing.rs`
-    /// says so.
+    /// Changes the state of the blocks by `change`. The table of transitions in `standing.rs` says which state
+    /// follows, and whether the blocks are cleared.
     pub(super) fn note_blocks(&mut self, change: BlocksChange) {
         let (state, is_cleared) = self.blocks.after(change);
         self.blocks = state;
@@ -316,13 +322,13 @@ impl Holder {
         }
     }
 
-    /// Applies `change` to the state of the publisher, that is, whether the publisher answers.
+    /// Changes the state of the publisher by `change`. That state says whether the publisher answers.
     pub(super) fn note_publisher(&mut self, change: PublisherChange) {
         self.publisher = self.publisher.after(change);
     }
 
-    /// Notes that the publisher's numbering restarted without a new epoch. Batches of the new count do not continue the
-    /// blocks of the old count.
+    /// Notes that the publisher has begun to count its batches from 1 again without a new epoch. Nobody knows how the
+    /// new batches relate to the blocks of the old count.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
         self.note_gap(next, next.seq.saturating_sub(1));
@@ -341,13 +347,13 @@ impl Holder {
         self.note_blocks(BlocksChange::Replaced);
     }
 
-    /// Withdraws the reasons for doubt after the whole state was replaced. Searches that began before this call notice
-    /// the change. These reasons stay:
+    /// Withdraws the reasons for doubt after a batch has replaced or cleared the whole state. Searches that began
+    /// before this call notice the change. These reasons stay:
     ///
     /// - `Resyncing` while a resync is under way, `Stale`, and `Contested` while two publishers claim the holder.
-    /// - The doubts that came after the batch that replaces the state.
-    /// - `Undecodable`, while the publisher may still be asked. The message that could not be decoded may be newer than
-    ///   the batch that replaces the state. The publisher's answer then settles the doubt.
+    /// - Reasons that came after the replacing batch had been received.
+    /// - `Undecodable`, while the publisher may still be asked. The message that could not be decoded may be newer
+    ///   than the replacing batch. The publisher's answer will settle this doubt.
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
         kept = kept.union(self.contested());
@@ -357,8 +363,9 @@ impl Holder {
         self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
-    /// Takes over the doubts that the publisher has about its own state. The blocks here still count as complete, since
-    /// they are exactly the blocks that the publisher told.
+    /// Gives the holder the doubts that the publisher has about its own state, and withdraws such doubts that the
+    /// publisher no longer has. The blocks still count as complete: they are exactly the blocks that the publisher
+    /// told.
     fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);
@@ -426,11 +433,12 @@ impl Holder {
         self.time_out_holding(context)
     }
 
-    /// Returns the grade of the holder's silence: alive, stale (silent for long) or gone. Degrades a stale holder, and
-    /// counts a holder that is gone.
+    /// Returns the grade of the holder's silence: alive, stale (silent for long) or gone. Degrades a stale holder,
+    /// and counts a holder that is gone.
     ///
     /// `now_us` is the time by [`now_us`](super::clock::now_us), or `None` while no messages can be received. Silence
-    /// during such a time counts once messages can be received again. It can make the holder stale, but never gone.
+    /// while no messages can be received has no effect until they can be received again. Even then it makes the
+    /// holder stale at most, never gone.
     pub(super) fn check_liveness(
         &self,
         limits: &LivenessLimits,
@@ -452,22 +460,22 @@ impl Holder {
         silence
     }
 
-    /// Degrades the holder, because a batch of its worker could not be decoded. If a resync is under way, its answer
-    /// may be older than that batch.
+    /// Degrades the holder, because a batch of its worker could not be decoded. A resync under way does not end this
+    /// doubt, because the publisher's answer may be older than the undecodable batch.
     pub(super) fn note_undecodable(&mut self, clocks: JobClocks) {
         self.doubt(DegradedReason::Undecodable);
         self.hear(clocks);
     }
 
-    /// Degrades the holder, because a batch was dropped whose epoch lies too far ahead to be believed. If that epoch was right,
-    /// the blocks are outdated.
+    /// Degrades the holder, because a batch was dropped whose epoch lies too far ahead to be believed. If that epoch
+    /// was right, the blocks are outdated.
     pub(super) fn note_unbelieved(&mut self, clocks: JobClocks) {
         self.doubt(DegradedReason::Gap);
         self.hear(clocks);
     }
 
-    /// Degrades the holder for `reason`. A resync under way can no longer make the holder exact, because its answer may
-    /// not cover the reason.
+    /// Degrades the holder for `reason`. A resync under way does not end this doubt, because the publisher's answer
+    /// may be older than the reason.
     fn doubt(&mut self, reason: DegradedReason) {
         if let Some(held) = self.phase.held_mut() {
             held.note_doubt(reason);
@@ -504,8 +512,8 @@ impl Holder {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Counts, once, that there is no room for some of the holder's blocks. The lack of room can show when an event is
-    /// applied, or when blocks are evicted.
+    /// Counts in the metrics that there is no room for some of the holder's blocks, unless this has been counted
+    /// already. The lack of room is noticed when an event is applied, or when blocks are evicted.
     fn count_shortage(&mut self) {
         let is_short = self.is_short();
         if is_short && !self.is_known_short {

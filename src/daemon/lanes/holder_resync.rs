@@ -154,8 +154,8 @@ impl Holder {
         }
     }
 
-    /// Applies the publisher's answer, then the held batches. `generation` is the stream's generation (it changes when
-    /// messages are lost) at the time of the request.
+    /// Applies the publisher's answer, then the held batches. `generation` is the generation of the stream in which
+    /// the publisher was asked. A new generation begins when messages may have been lost.
     pub(super) fn finish_resync(
         &mut self,
         number: ResyncNumber,
@@ -316,8 +316,9 @@ impl Holder {
         self.release(context)
     }
 
-    /// Notes that an answer contradicts the received batches. Nobody knows which of the two is right. The contradiction
-    /// ends with a full state that reaches the newest received batch.
+    /// Degrades the holder, because the publisher's answer ended before a batch that has been received already.
+    /// Nobody knows whether the answer or that batch is right. A full state that reaches the newest received batch
+    /// ends this doubt.
     pub(super) fn note_contradiction(&mut self) {
         self.degrade(DegradedReason::Gap);
         self.note_blocks(BlocksChange::Missed);
@@ -330,8 +331,8 @@ impl Holder {
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches, because they belong to a numbering that has ended. Also ends the resync for these
-    /// batches, if one is under way.
+    /// Drops the held batches, because their publisher has begun to count from 1 again. If a resync is under way,
+    /// ends it.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.phase.release() else {
             return;
@@ -342,7 +343,7 @@ impl Holder {
         self.end_resync();
     }
 
-    /// Stops waiting for the missing batches: applies the held batches without them. The missing batches stay missing.
+    /// Stops waiting for the missing batches, and applies the held batches without them.
     pub(super) fn release(&mut self, context: Context<'_>) -> Afterwards {
         let Some(held) = self.phase.release() else {
             return Afterwards::Stays;

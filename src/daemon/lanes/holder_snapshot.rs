@@ -13,8 +13,8 @@ use super::phase::Phase;
 use super::sequence::{HighWater, SequenceTracker};
 use super::standing::BlocksChange;
 
-/// Maximum number of blocks in one event of a dump. The bound keeps frames small, whatever the configuration allows on
-/// the wire.
+/// Maximum number of blocks in one event of a dump. This bound keeps frames (records of a snapshot) small, even if
+/// the configuration allows larger events in messages.
 const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
 /// Number of blocks at which a batch of a dump is closed.
 const DUMP_BATCH_BLOCKS: usize = 16_384;
@@ -26,8 +26,9 @@ pub struct HolderDump {
     pub frame: HolderFrame,
     /// Events that rebuild the holder, in order, each with its tier.
     events: Vec<(Tier, Event)>,
-    /// Record by which a walk over the index finds the holder's blocks later. In this case `events` is empty. `None` if
-    /// a walk cannot describe the holder completely: its blocks are then in `events`.
+    /// Record by which the holder's blocks are found later, when the snapshot walks over the whole index. If it is
+    /// set, `events` is empty. `None` if such a walk cannot describe the holder completely. In that case the blocks
+    /// are in `events`.
     pub walked: Option<WalkedHolder>,
 }
 
@@ -37,7 +38,7 @@ pub enum Revisited {
     /// The dump is valid, although blocks may have been stored or removed since: the blocks from the walk and the later
     /// batches together give the holder's present state.
     Unchanged,
-    /// The dump is not valid. The value is the present state of the holder, as events.
+    /// The dump does not describe the holder any more. The value is a new dump, with the blocks as events.
     Changed(Box<HolderDump>),
     /// The holder has been removed.
     Gone,
@@ -86,15 +87,15 @@ fn empty_batch(epoch: u64, seq: u64, rank: Rank, tier: Tier) -> EventBatch {
 }
 
 impl Holder {
-    /// Takes over the cursor and the reasons for doubt of a snapshot's holder. The holder's blocks follow through
-    /// [`Self::restore_blocks`] and [`Self::restore_runs`].
+    /// Sets the cursor, the profile and the reasons for doubt from a holder's frame in a snapshot. The holder's
+    /// blocks come later, through [`Self::restore_blocks`] and [`Self::restore_runs`].
     ///
-    /// The holder is cleared first, because a restore can bring the same holder twice. This happens in two cases: the
-    /// holder moved to another lane while the snapshot was written, or an older snapshot is restored after a newer one
-    /// that could not be read to its end.
+    /// Clears the holder first, because a restore can bring the same holder twice. One cause is that the holder moved
+    /// to another lane while the snapshot was written. Another is that a newer snapshot could not be read to its end,
+    /// so an older one is restored after it.
     ///
-    /// A holder that was not in doubt when it was dumped counts as confirmed in the generation of the event stream that
-    /// `origin` has. The generation changes when messages are lost.
+    /// A holder that was not in doubt in the snapshot counts as confirmed in the stream generation of `origin`. A new
+    /// generation begins when messages may have been lost.
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, origin: RestoreOrigin) {
         self.phase = Phase::default();
         self.writer.clear();
@@ -142,8 +143,8 @@ impl Holder {
         }
     }
 
-    /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here. Its publisher must then be asked
-    /// for the full state.
+    /// Restores a holder from a snapshot without its blocks, because they do not fit the settings of the namespace.
+    /// Puts the holder in doubt, so that its publisher is asked for the full state.
     pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
         self.restore_cursor(frame, RestoreOrigin::default());
         self.degrade(DegradedReason::Rejected);

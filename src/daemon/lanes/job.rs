@@ -103,7 +103,8 @@ impl LineJob for Job {
 /// Snapshot from which a holder is restored.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RestoreOrigin {
-    /// Generation of the event stream in which a holder that was not in doubt counts as confirmed.
+    /// Generation of the event stream in which the restored holders count as confirmed, unless they were in doubt in
+    /// the snapshot.
     pub(super) generation: StreamGeneration,
     /// Time at which the snapshot was begun, by [`now_us`](super::clock::now_us).
     pub(super) taken_us: u64,

@@ -111,7 +111,7 @@ impl Lane {
         }
     }
 
-    /// Decodes messages and applies their batches to the holders that they name.
+    /// Decodes a worker's messages. Applies the batch in each message to the worker's holder with the batch's rank.
     fn apply(&mut self, mut job: BatchesJob) {
         let limits = self.limits.now();
         let mut has_holder = true;
@@ -147,7 +147,8 @@ impl Lane {
         }
     }
 
-    /// Ends a job with messages of a worker. If the worker has no holder then, it is no longer assigned to this lane.
+    /// Ends a job with messages of a worker. Frees the worker's lane if the worker has no holder, and no job on its
+    /// way.
     pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
@@ -297,7 +298,7 @@ impl Lane {
         holder.retire();
     }
 
-    /// Ends a job for a worker. If the worker has no holder then, it is no longer assigned to this lane.
+    /// Ends a job for a worker. Frees the worker's lane if the worker has no holder, and no other job on its way.
     pub(super) fn finish(&mut self, worker: &WorkerKey, in_flight: InFlight) {
         drop(in_flight);
         self.release_if_empty(worker);
@@ -339,8 +340,8 @@ impl Lane {
         self.unheld.unreadable.note(worker, now_us());
     }
 
-    /// Notes that batches of a worker are dropped, because its message cannot be read. Does nothing if the worker has
-    /// holders, because they are in doubt already.
+    /// Notes in the index that batches of `worker` are dropped. Answers then say that the worker may have unknown
+    /// blocks. Does nothing if the worker has holders, because these are in doubt already.
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let unix_us = self.clocks().unix_us;
@@ -348,7 +349,7 @@ impl Lane {
         }
     }
 
-    /// Puts the holders in doubt whose batches were dropped because the queue was full.
+    /// Puts holders in doubt: those whose batches were dropped because the queue was full.
     fn note_lost(&mut self, lost: LostJob) {
         let sender = lost.sender;
         let worker = &sender.worker;
@@ -392,10 +393,10 @@ impl Lane {
         self.finish_messages(sender);
     }
 
-    /// Drops a batch whose block size differs from the namespace's. If the batch's holder still has blocks of the
-    /// namespace's size, the holder is removed, because the process with these blocks has ended.
+    /// Drops a batch whose block size differs from the namespace's. If the batch's holder exists, and has received no
+    /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended.
     ///
-    /// Once no holder has blocks of the namespace's size, the publisher's next batch is taken.
+    /// Once the namespace has no holder left, a batch can replace the namespace by one with another block size.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
         let why = NoHolder::OtherSize {
             namespace: sender.namespace.name.clone(),
@@ -419,8 +420,8 @@ impl Lane {
         self.unheld.refuse(sender, batch, &why, self.clocks().unix_us);
     }
 
-    /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening` says whether
-    /// messages can be received at present.
+    /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening`
+    /// says whether messages can be received at present.
     pub(super) fn tick(&mut self, is_listening: bool) {
         self.listening.look(self.clocks().monotonic_us, is_listening);
         let context = Context {
@@ -449,7 +450,7 @@ impl Lane {
         }
     }
 
-    /// Returns the times of a job whose message came at `arrival`.
+    /// Returns the clock readings for a job with a message. `arrival` says when the message came.
     fn clocks_at(&self, arrival: MessageArrival) -> JobClocks {
         JobClocks {
             seen_us: arrival.sent_us,
@@ -458,7 +459,7 @@ impl Lane {
         }
     }
 
-    /// Returns the times of a job that shows that the publisher is alive.
+    /// Returns the clock readings for a job that counts as a sign that the publisher is alive now.
     pub(super) fn clocks_when_seen(&self) -> JobClocks {
         JobClocks {
             seen_us: now_us(),
@@ -467,7 +468,7 @@ impl Lane {
         }
     }
 
-    /// Returns the times of a job without a message.
+    /// Returns the clock readings for a job without a message.
     pub(super) fn clocks(&self) -> JobClocks {
         JobClocks {
             monotonic_us: self.clock.monotonic_us(),

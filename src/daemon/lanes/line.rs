@@ -87,7 +87,7 @@ impl Line {
         is_first
     }
 
-    /// Notes that the worker's oldest message still waiting came at `came_us`.
+    /// Notes that messages of the worker still wait. The oldest of these messages came at `came_us`.
     pub(super) fn go_on_waiting(&self, lane: usize, came_us: u64) {
         self.wait_since(lane, came_us);
     }

@@ -46,11 +46,11 @@ pub(super) struct ListeningClock {
 
 impl ListeningClock {
     /// Maximum time that one call of [`ListeningClock::look`] adds to the clock, in microseconds. If more time has
-    /// passed since the last call, the daemon was not listening for the rest of it.
+    /// passed since the last call, the daemon did not run in between, and so was not listening.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
-    /// Adds the time since the last call, if messages could be received. `now_us` is the time on another clock, in
-    /// microseconds. If that clock runs backwards, nothing is added.
+    /// Adds the time since the last call, if messages could be received. `now_us` is the time in microseconds on the
+    /// caller's clock. If that clock has been set back, adds nothing.
     pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
         let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
         self.looked_us = Some(now_us);
@@ -110,8 +110,8 @@ mod tests {
         assert_eq!(silence(clock.now_us(), clock.now_us(), &LIMITS), Silence::Alive);
     }
 
-    /// The next look for silent holders comes half a second later, so a holder counts as stale half a second before its
-    /// limit.
+    /// A test that a silent holder counts as stale before its limit: half a second earlier, or a quarter of the limit
+    /// if that is less. The next look for silent holders may come only half a second later.
     #[test]
     fn who_is_silent_is_stale_before_the_limit_is_over() {
         let after = |silent_us| silence(0, silent_us, &LIMITS);

@@ -8,8 +8,8 @@ use super::line::Sender;
 use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
 
-/// Maximum number of ranks in a mark. A mark stands for dropped messages, and has the newest dropped batch of each
-/// rank. Dropped batches of further ranks count as unknown.
+/// Maximum number of ranks in a mark. For each rank, the mark has the newest dropped batch. Dropped batches of
+/// further ranks count as unknown.
 const RANKS_MAX: usize = 64;
 
 /// Mark (tombstone) in the queue, in the place of dropped messages of a worker.
@@ -17,8 +17,8 @@ pub(crate) struct LostJob {
     pub(super) sender: Arc<Sender>,
     /// Newest dropped batch of each rank, without its events.
     pub(super) newest: Vec<EventBatch>,
-    /// Whether more was dropped than `newest` shows, for one of three reasons: a message cannot be read, a batch is of
-    /// a rank beyond the bound, or the numbering restarted.
+    /// Whether batches were dropped of which `newest` shows nothing. There are three causes: a message could not be
+    /// read, a batch was of a rank beyond [`RANKS_MAX`], or the publisher began to count from 1 again.
     pub(super) has_unknown: bool,
 }
 

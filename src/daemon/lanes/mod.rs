@@ -5,13 +5,13 @@
 //!                      └──▶ queue ──▶ lane 1 ──▶ holders of other workers ──▶ index
 //! ```
 //!
-//! - A lane is a thread that applies events. A worker is assigned to one lane as long as it has a holder or a message on its
-//!   way. Its batches are applied in the order in which they came.
-//! - A lane next serves the worker on which it has spent the least time: fair queueing by virtual time. One worker delays the
-//!   others by one turn at most. A turn is one job, or a few small ones.
-//! - A lane's queue is bounded in bytes. While it is full, messages of core NATS are dropped, first those of workers with more
-//!   than their share. The holders of these workers are then unverified. Messages of JetStream stay in the stream
-//!   (back-pressure).
+//! - A lane is a thread that applies events. A worker is assigned to one lane as long as it has a holder or a message
+//!   on its way. Its batches are applied in the order in which they came.
+//! - A lane next serves the worker on which it has spent the least time: fair queueing by virtual time. One worker
+//!   delays the others by one turn at most. A turn is one job, or a few small ones.
+//! - A lane's queue is bounded in bytes. While it is full, messages of core NATS are dropped, first those of workers
+//!   with more than their share. The holders of these workers are then unverified. Messages of JetStream stay in the
+//!   stream (back-pressure).
 //! - A holder with a gap holds its batches while its publisher is asked for the missing batches.
 //!
 //! | file | subject |

@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Returns the phase called `name`. In every phase except `Flowing`, it has one held batch.
+    /// Returns a phase by its `name`. Every phase except `Flowing` gets one held batch.
     fn state(name: &str) -> Phase {
         let mut phase = Phase::default();
         if name != "Flowing" {

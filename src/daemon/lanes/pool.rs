@@ -227,9 +227,12 @@ impl LanePool {
         self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
     }
 
-    /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue.
-    /// Waits while the queue is full. A message that cannot be taken is counted under its reason. The stream has kept the message for
-    /// the time `kept_for`; 0 if it has just come. The trace span `span` ends with the message.
+    /// Takes a message on an events subject, and puts it into its lane's queue. Waits while the queue is full. Counts
+    /// a message that cannot be taken, with the reason.
+    ///
+    /// - `generation` is the generation of the stream in which the message came.
+    /// - `kept_for` is the time for which the stream has kept the message; 0 if the message has just come.
+    /// - `span` is the trace span that ends with the message.
     pub(crate) async fn receive(
         &self,
         subject: &str,
@@ -354,8 +357,8 @@ impl LanePool {
         Ok(sent?)
     }
 
-    /// Returns the lane and the sender of a message on an events subject. Returns `None` if the message is not taken,
-    /// and counts it.
+    /// Returns the lane and the sender of a message on an events subject. If the message is not taken, counts it and
+    /// returns `None`.
     fn sender(&self, subject: &str, payload: &[u8]) -> Option<(LaneId, Arc<Sender>)> {
         let name_bytes_max = self.limits.now().wire.name_bytes_max;
         match self.subjects.parse_events(subject, name_bytes_max) {
@@ -368,8 +371,8 @@ impl LanePool {
         }
     }
 
-    /// Returns the lane and the sender for a message of `worker`. Returns `None` if the message is not taken, and
-    /// counts it.
+    /// Returns the lane and the sender for a message of `worker`. If the message is not taken, counts it and returns
+    /// `None`.
     fn admit(
         &self,
         namespace: &NamespaceName,
@@ -410,10 +413,11 @@ impl LanePool {
         Arc::clone(&made)
     }
 
-    /// Returns the namespace of a message. A new namespace is made only if the payload is a batch that can be decoded.
-    /// Otherwise garbage on invented subjects would use up the namespaces.
+    /// Returns the namespace of a message. A new namespace is made only if the payload is a batch that can be
+    /// decoded. Otherwise garbage on invented subjects would use up the namespaces.
     ///
-    /// Replaces a namespace that nobody uses if the batch tells another block size.
+    /// If the namespace has no holders, and no configuration names it, a batch with another block size replaces it by
+    /// a new one.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
         let known = self.namespaces.get(name);
@@ -446,13 +450,14 @@ impl LanePool {
             .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
-    /// Returns the names of namespaces that do not exist although events for them came recently.
+    /// Returns the namespaces that do not exist although messages for them came in the last 300 seconds.
     pub(crate) fn strays(&self) -> Vec<Stray> {
         let exists = |name: &NamespaceName| self.namespaces.get(name).is_some();
         self.unheld.strays.lately(unix_time_us(), exists)
     }
 
-    /// Whether events came recently for a namespace that cannot be made, and whose name satisfies `is_meant`.
+    /// Whether the daemon has recently refused to make a namespace for which messages came. Only names that satisfy
+    /// `is_meant` count.
     pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
         let is_refused = |name: &NamespaceName| is_meant(name) && self.namespaces.refusal(name).is_some();
         self.strays().iter().any(|stray| is_refused(stray.namespace()))
@@ -473,8 +478,8 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
-    /// Has the lane of `worker` do `task` after all messages that the worker sent earlier. Waits while the lane's queue is full.
-    /// Returns the receiver of the result. `bytes` is the approximate size of the task in memory.
+    /// Has the lane of `worker` do `task` after all messages that the worker sent earlier. Waits while the lane's
+    /// queue is full. Returns the receiver of the result. `bytes` is the approximate size of the task in memory.
     pub(super) async fn on_worker<T: Send + 'static>(
         &self,
         worker: WorkerKey,
@@ -503,10 +508,11 @@ impl LanePool {
         Ok(())
     }
 
-    /// On every lane, gives up events and batches that have waited for too long, and looks for silent holders. Must be
-    /// called every `TICK_INTERVAL`.
+    /// Lets every lane look for three things: events that have waited for too long, held batches that have waited for
+    /// too long, and silent holders. Must be called every `TICK_INTERVAL`.
     ///
-    /// `is_listening` says whether events can be received at present. While they cannot, no holder counts as silent.
+    /// `is_listening` says whether events can be received at present. While they cannot, no holder becomes stale or
+    /// gone.
     pub fn tick(&self, is_listening: bool) {
         self.flows.prune();
         self.unheld.look(is_listening);
@@ -518,8 +524,9 @@ impl LanePool {
         }
     }
 
-    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes. After a silence of the broker that
-    /// was longer than allowed, the lanes look for silent holders first, because no time of that silence has been counted yet.
+    /// Notes that the lanes have received all events that the broker had sent by `at_us`. If the broker had been
+    /// silent for longer than is allowed, first lets the lanes look for silent holders. From then on, new messages
+    /// count as signs of life again.
     pub(crate) fn note_heard(&self, at_us: u64) {
         if self.freshness.is_unheard() {
             self.tick(true);

@@ -8,13 +8,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::snapshot::StreamCursor;
 
-/// Last message of the events stream that has been handed to the lanes; `None` without JetStream.
+/// Position in the events stream: the last message that has been handed to the lanes. Not set without JetStream.
 ///
-/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before
-/// it, so every message up to the position is part of the snapshot.
+/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind earlier messages,
+/// so every message up to the position is part of the snapshot.
 ///
-/// A message before the position may have been dropped because of a setting, such as the shard. So a position counts
-/// only under the settings in which its messages were taken.
+/// The daemon drops messages that its settings exclude, for example those of other shards. So a position is of use
+/// only to a daemon with the same settings.
 #[derive(Debug, Default)]
 pub struct StreamPosition {
     cursor: Mutex<Option<StreamCursor>>,
@@ -23,7 +23,7 @@ pub struct StreamPosition {
 }
 
 impl StreamPosition {
-    /// Makes an unset position under the settings of a configuration.
+    /// Returns a position that is not set yet. Notes which messages the daemon takes under `config`.
     pub(crate) fn under(config: &Config) -> Self {
         let (limits, namespaces) = (&config.limits, &config.namespaces);
         let blocks = |namespace: &NamespaceConfig| (namespace.block_size, namespace.hashing);
@@ -59,12 +59,12 @@ impl StreamPosition {
         self.intake
     }
 
-    /// Whether this daemon knows every publisher of the messages up to the position in the stream.
+    /// Whether the daemon knows every publisher that has sent messages up to the position.
     pub(crate) fn has_all(&self) -> bool {
         self.cursor.lock().as_ref().is_some_and(|cursor| cursor.has_all)
     }
 
-    /// Notes whether every publisher of the messages up to the position in the stream is known.
+    /// Notes whether the daemon knows every publisher that has sent messages up to the position.
     pub(crate) fn note_all(&self, has_all: bool) {
         if let Some(cursor) = self.cursor.lock().as_mut() {
             cursor.has_all = has_all;

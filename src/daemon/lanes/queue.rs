@@ -1,17 +1,17 @@
 //! The queue in front of a lane: bounded in bytes, fair by the time that the lane spends on each worker.
 //!
-//! Each worker has a *line* of jobs. The jobs of a line are done in order. The lane next serves the line on which it has spent
-//! the least time: fair queueing by virtual time. A line that was empty begins with the virtual time of the line whose turn it
-//! is, so idle workers save up no credit. A worker that needs more than its share of time is therefore served last. It delays
-//! the others by one *turn* at most: one job, or a few small ones.
+//! Each worker has a *line* of jobs. The jobs of a line are done in order. The lane next serves the line on which it
+//! has spent the least time: fair queueing by virtual time. A line that was empty begins with the virtual time of the
+//! line whose turn it is, so idle workers save up no credit. A worker that needs more than its share of time is
+//! therefore served last. It delays the others by one *turn* at most: one job, or a few small ones.
 //!
-//! A full queue drops messages of core NATS. If the arriving job would give its line more than an even share of the room, that
-//! job is dropped. Otherwise the newest jobs of the longest line are dropped. All messages of a job are dropped together. A
-//! *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's holders are put in doubt.
-//! Messages of JetStream are not dropped: they wait for room.
+//! A full queue drops messages of core NATS. If the arriving job would give its line more than an even share of the
+//! room, that job is dropped. Otherwise the newest jobs of the longest line are dropped. All messages of a job are
+//! dropped together. A *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's
+//! holders are put in doubt. Messages of JetStream are not dropped: they wait for room.
 //!
-//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a control job
-//! that no job overtakes. The jobs between two control jobs are an *era*.
+//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a
+//! control job that no job overtakes. The jobs between two control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
@@ -36,12 +36,12 @@ pub(crate) trait LineJob: Sized {
         1
     }
 
-    /// Turns a job that is dropped into the mark that takes its place in the queue, and counts the drop. As an error,
-    /// returns a job that must not be dropped.
+    /// Counts a dropped job, and returns the mark that takes its place in the queue. A job that must not be dropped
+    /// is returned unchanged, as the error.
     fn into_mark(self) -> Result<Self, Self>;
 
-    /// Merges a later mark into this mark. A mark stands for dropped messages. As an error, returns the later mark if
-    /// either of the two is not a mark.
+    /// Merges a later mark into this mark. A mark stands for dropped messages. If one of the two is not a mark,
+    /// returns `mark` unchanged, as the error.
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
 
@@ -89,8 +89,8 @@ struct Control<J> {
 struct DropSize {
     bytes: usize,
     messages: usize,
-    /// Numbers of the eras (jobs between two control jobs) that have lost a job, because the mark of a dropped job was
-    /// merged into another mark. An era that has lost several jobs is listed once for each.
+    /// Numbers of the eras (jobs between two control jobs) that have lost a job for good: the mark of the dropped job
+    /// was merged into another mark. An era that has lost several jobs is listed several times.
     vacated: Vec<u64>,
 }
 
@@ -386,8 +386,8 @@ impl<J: LineJob> LineQueue<J> {
         })
     }
 
-    /// Merges `mark` into the mark at the end of this worker's queue. As an error, returns `mark` if the queue does not
-    /// end with a mark.
+    /// Merges `mark` into the mark at the end of this worker's queue. If the queue does not end with a mark, returns
+    /// `mark` unchanged, as the error.
     fn merge_mark(&mut self, mark: J) -> Result<(), J> {
         match self.jobs.back_mut() {
             Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
@@ -449,7 +449,8 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues a job in its worker's queue. If there is no room, drops this job or others.
+    /// Queues a job in its worker's queue. If there is no room, drops this job, or the newest jobs of the worker
+    /// whose jobs take the most room.
     fn push_or_drop(
         &self,
         state: &mut QueueState<J>,
@@ -499,8 +500,10 @@ impl<J: LineJob> JobSender<J> {
         self.0.send(arrival, bytes).await
     }
 
-    /// Queues jobs in their workers' queues without waiting, for messages that came at `came_us`. Each job comes with
-    /// its worker's queue and its approximate size in bytes. If there is no room, drops these jobs or others.
+    /// Queues jobs without waiting for room. Each comes with the queue of its worker, and its approximate size in
+    /// bytes. The messages in the jobs came at `came_us`.
+    ///
+    /// If there is no room for a job, drops that job, or the newest jobs of the worker whose jobs take the most room.
     pub(crate) fn send_or_drop(
         &self,
         jobs: impl IntoIterator<Item = (Arc<Line>, J, usize)>,

@@ -12,11 +12,12 @@ type TierBlockName = (Tier, u64);
 /// Maximum number of blocks in one event of the holder's dump.
 const EVENT_BLOCKS_MAX: usize = 4096;
 
-/// Removes the holder's blocks that `state` does not have. After `state` has been stored as well, the holder has exactly the
-/// blocks of `state`.
+/// Removes the holder's blocks that `state` does not have. After `state` has been stored as well, the holder has
+/// exactly the blocks of `state`.
 ///
-/// Blocks that `state` has are not removed, so queries find them all the time. If the holder were cleared first, it would look
-/// empty until its last block is stored. So it is cleared only if a block has no name, or if events wait for a parent.
+/// Blocks that `state` has are not removed, so queries find them all the time. If the holder were cleared first, it
+/// would look empty until its last block is stored. So it is cleared only if a block has no name, or if events wait
+/// for a parent.
 pub(super) fn remove_surplus<'a>(
     writer: &mut HolderWriter,
     state: impl Iterator<Item = (Tier, &'a Event)>,
@@ -108,8 +109,8 @@ mod tests {
         (tier, prop_oneof![3 => stored, 1 => removed, 1 => marked])
     }
 
-    /// Returns the contents of a holder in a form that can be compared. A name that equals the block's hash counts as
-    /// no name.
+    /// Returns the contents of a holder in a form that can be compared. Leaves out the names of blocks if they equal
+    /// the blocks' hashes, because such names are the same as none.
     fn contents(writer: &mut HolderWriter) -> Vec<String> {
         let without_hashes_as_names = |event| match event {
             Event::Stored(mut stored) => {

@@ -43,7 +43,7 @@ impl LanePool {
         Ok(done.await.ok().flatten().unwrap_or(ResyncOutcome::Superseded))
     }
 
-    /// Ends a holder's wait for an answer. The held batches are applied.
+    /// Ends a holder's wait for an answer. The holder then applies the held batches.
     pub(crate) async fn abandon_resync(
         &self,
         holder: &HolderKey,
@@ -60,8 +60,8 @@ impl LanePool {
         self.on_holder(holder, 0, Lane::clocks, abandon).await.map(drop)
     }
 
-    /// Does a step of a holder's resync on the holder's lane, at the times that `clocks` returns. The result is `None` if the
-    /// holder does not exist.
+    /// Lets the holder's lane do a step of a resync. `clocks` reads the lane's clocks for this step. The result is
+    /// `None` if the holder does not exist.
     async fn on_holder<T: Send + 'static>(
         &self,
         holder: &HolderKey,

@@ -37,7 +37,7 @@ pub(super) struct HighWater {
     /// Epoch and number of the newest batch. A resync answer that ends before this batch is not the whole state.
     pub(super) seen: BatchCursor,
     /// Latest time at which a batch of the newest epoch was made, by the publisher's clock, in microseconds. 0 if no
-    /// batch has a time; the largest `u64` if the time is not known.
+    /// batch of this epoch had a time. The largest `u64` if an old snapshot does not tell the time.
     pub(super) made_us: u64,
 }
 
@@ -61,11 +61,11 @@ impl HighWater {
         }
     }
 
-    /// Whether numbering restarted without a new epoch. That is so if a number comes again, in a batch that was made
-    /// later than all earlier batches.
+    /// Whether `batch` shows that the publisher has begun to count from 1 again without a new epoch. A batch shows
+    /// this if its number has been received before, but it was made later than all earlier batches.
     ///
     /// A redelivery has the time of the first delivery. If batches have no times, or the publisher's clock stands
-    /// still, a restart cannot be noticed.
+    /// still, a restart of the count cannot be noticed.
     pub(super) fn is_numbered_anew(&self, batch: &EventBatch) -> bool {
         let at = cursor_of(batch);
         let is_number_known = at.epoch == self.seen.epoch && at.seq <= self.seen.seq;
@@ -129,7 +129,7 @@ impl SequenceTracker {
         self.cursor
     }
 
-    /// Decides how the batch at `next` is treated, and changes nothing.
+    /// Decides what to do with the batch at the cursor `next`, without noting the batch.
     pub(crate) fn classify(&self, next: BatchCursor) -> BatchAdmission {
         match self.cursor {
             Some(last) if next.epoch < last.epoch => BatchAdmission::StaleEpoch,
@@ -144,7 +144,7 @@ impl SequenceTracker {
         }
     }
 
-    /// Decides how the batch at `next` is treated. If the batch is to be applied, its number becomes the last admitted
+    /// Decides what to do with the batch at the cursor `next`. If it must be applied, notes it as the last admitted
     /// one.
     pub(super) fn admit(&mut self, next: BatchCursor) -> BatchAdmission {
         let admission = self.classify(next);

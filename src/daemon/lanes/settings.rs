@@ -10,7 +10,7 @@ use kvatlas_core::wire::{NamespaceName, Shard, Subjects, WireLimits};
 use super::held::HoldingLimits;
 use super::liveness::LivenessLimits;
 
-/// Settings for the taking of messages by the lanes.
+/// Settings of the lanes, and of the pool that gives messages to them.
 #[derive(Debug, Clone)]
 pub struct LaneSettings {
     /// Subjects on which messages come.
@@ -62,8 +62,9 @@ impl LaneLimits {
 /// Bounds on held batches, which wait at a holder until missing batches before them have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldingSettings {
-    /// Maximum size of the batches that one holder holds, in bytes, unless it is a single batch. Each batch counts 256
-    /// bytes more than its payload. All holders of a lane together hold no more than the lane's queue takes.
+    /// Maximum size of the batches that one holder holds, in bytes. A holder may hold a larger batch if it is the
+    /// only one. Each batch counts 256 bytes more than its payload. All holders of a lane together hold at most as
+    /// many bytes as the lane's queue may have.
     pub bytes_per_holder_max: usize,
     /// Maximum time for which held batches wait for an answer.
     pub wait_max: Duration,
@@ -121,7 +122,8 @@ impl LaneSettings {
         }
     }
 
-    /// Returns the bounds for one lane on held batches, which wait until missing batches before them have come.
+    /// Returns one lane's bounds on held batches, that is, on batches that wait until earlier missing batches have
+    /// come.
     pub(super) fn holding_limits(&self) -> HoldingLimits {
         let Some(holding) = &self.holding else {
             return HoldingLimits::new(false, 0, 0, 0);
@@ -136,14 +138,14 @@ impl LaneSettings {
     }
 }
 
-/// Returns the maximum time by which an epoch may lie ahead of the clock. `None` means no bound; the setting for that
-/// is 0.
+/// Returns the maximum time by which an epoch may lie ahead of the clock. `None` means no bound. In the
+/// configuration, 0 means no bound.
 fn epoch_ahead_max(config: &Config) -> Option<Duration> {
     let ahead_max = config.events.max_epoch_ahead;
     (!ahead_max.is_zero()).then_some(ahead_max)
 }
 
-/// Returns the largest epoch that is believed at present.
+/// Returns the largest epoch that is accepted now. Batches of higher epochs are dropped.
 pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
     epoch_max_at(unix_time_us(), ahead_max)
 }
@@ -162,8 +164,8 @@ pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     }
 }
 
-/// Returns the largest epoch that is believed at `now_us`, in microseconds since the Unix epoch. If `ahead_max` is
-/// `None` or the clock has not been set, every epoch is believed.
+/// Returns the largest epoch that is accepted at `now_us`, in microseconds since the Unix epoch. If `ahead_max` is
+/// `None`, or the clock has not been set, every epoch is accepted.
 pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
     match ahead_max {
         Some(ahead_max) if now_us >= CLOCK_MIN_US => {

@@ -22,8 +22,8 @@ use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
 use super::unheld::NoHolder;
 
-/// Returns the limits on the batches in a snapshot. The snapshot's checksums have been checked before, so these limits
-/// only bound a hostile file.
+/// Returns the limits on the batches in a snapshot. They only protect against a file that was made to do harm:
+/// checksums have already shown any other damage.
 pub fn snapshot_limits() -> WireLimits {
     WireLimits {
         message_bytes_max: FRAME_BYTES_MAX,
@@ -44,10 +44,11 @@ struct RestoredHolder {
 
 impl LanePool {
     /// Sends a frame (one record) of a snapshot to the lane of its holder. `holder` is the holder frame to which the
-    /// frame belongs. A holder that was not in doubt when it was dumped counts as confirmed in the generation of the event
-    /// stream that `origin` has.
+    /// frame belongs. A holder that was not in doubt in the snapshot counts as confirmed in the stream generation of
+    /// `origin`.
     ///
-    /// Frames for workers of other shards are skipped, because the snapshot may be older than the division into shards.
+    /// Skips frames of workers that belong to other shards. A snapshot has such workers if it is older than the
+    /// division into shards.
     pub async fn restore(
         &self,
         holder: &HolderFrame,
@@ -150,7 +151,7 @@ impl LanePool {
         self.send_restore(namespace, holder, 0, restore).await
     }
 
-    /// Sends a step of a holder's restoring to the lane of the holder.
+    /// Lets the lane of a holder do one step of restoring that holder.
     async fn send_restore(
         &self,
         namespace: Arc<Namespace>,
@@ -196,8 +197,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after a walk over the index has looked for its blocks. `dumped` and `walked`
-    /// come from the dump by lane number `lane`.
+    /// Compares a holder with its dump, after a walk over the index has looked for the holder's blocks. The dump came
+    /// from lane number `lane`. It had the frame `dumped` and the record `walked`.
     pub async fn revisit(
         &self,
         lane: usize,
@@ -220,7 +221,7 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Restores the beginning of a holder.
+    /// Restores a holder's cursor, profile and reasons for doubt. Its blocks come in later frames.
     fn restore_holder(&mut self, of: &RestoredHolder, frame: &HolderFrame, origin: RestoreOrigin) {
         if self.holders.contains_key(&of.key) {
             // The snapshot has the holder a second time. Forest blocks of its first time are outdated.

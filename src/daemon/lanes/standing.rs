@@ -20,12 +20,12 @@
 /// State of a holder's blocks, compared with the blocks that its publisher had at the cursor of the last applied batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksState {
-    /// Blocks are exactly the publisher's. Only from this state do the next batches lead to an exact state.
+    /// Blocks are exactly the same as the publisher's. Only from this state do later batches lead to an exact state.
     Whole,
     /// Blocks may be missing or surplus.
     Torn,
-    /// Blocks may be missing or surplus, and numbering has restarted within the epoch. The publisher's cursor may be
-    /// lower than the cursor here.
+    /// Blocks may be missing or surplus, and the publisher has begun to count from 1 again in the same epoch. The
+    /// publisher's cursor may be lower than the cursor here.
     Recounted,
     /// Blocks are those of an ended epoch. They are kept until the blocks of the new epoch are known.
     Outlived,
@@ -38,7 +38,7 @@ pub(super) enum BlocksChange {
     Replaced,
     /// Events about blocks were lost, refused or contradicted.
     Missed,
-    /// Numbering has restarted without a new epoch.
+    /// Publisher has begun to count its batches from 1 again without a new epoch.
     CountRestarted,
     /// A new epoch has begun, and its first batches are missing. The old epoch has ended.
     EpochEnded,
@@ -47,7 +47,8 @@ pub(super) enum BlocksChange {
 }
 
 impl BlocksState {
-    /// Returns the state of the blocks after `change`. Also returns whether the blocks must be cleared first.
+    /// Returns the state of the blocks after `change`. Also returns whether the holder must clear its blocks at this
+    /// change.
     #[must_use]
     pub(super) fn after(self, change: BlocksChange) -> (Self, bool) {
         use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
@@ -105,8 +106,8 @@ impl PublisherState {
         self != Self::Mute
     }
 
-    /// Whether the publisher did not answer the last request. If such a publisher replaces its state, that also ends
-    /// the doubt about undecodable messages.
+    /// Whether the publisher did not answer the last request. If such a publisher clears its state or begins a new
+    /// epoch, this also ends the doubt about undecodable messages.
     pub(super) fn has_failed(self) -> bool {
         self != Self::Answers
     }

@@ -68,12 +68,12 @@ fn settings() -> LaneSettings {
     }
 }
 
-/// Returns the origin of a snapshot whose holders no batch has confirmed.
+/// Returns the origin of a snapshot in which no holder has been confirmed by a batch.
 fn unconfirmed() -> RestoreOrigin {
     RestoreOrigin::new(never(), Duration::ZERO)
 }
 
-/// Returns a generation of the event stream in which no holder has been confirmed by a batch.
+/// Returns a stream generation in which no batch confirms a holder.
 fn never() -> StreamGeneration {
     StreamGeneration::default()
 }

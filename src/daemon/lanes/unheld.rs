@@ -2,7 +2,7 @@
 //! about each. All lanes share the registry.
 //!
 //! Each message for which there is no holder is counted by its reason, [`NoHolder`]. Four tables remember more. They
-//! are separate, because each table loses something different at its bound:
+//! are separate, because they lose different things when they are full:
 //!
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
@@ -80,7 +80,7 @@ fn told_words(told: Option<BlockSize>) -> String {
 }
 
 impl NoHolder {
-    /// Returns the reason under its name in the metrics.
+    /// Returns the reason as metrics name it.
     pub(super) fn reason(&self) -> DropReason {
         match self {
             Self::Unreadable(DecodeError::Oversized { .. }) => DropReason::Oversized,

@@ -124,8 +124,8 @@ impl Answerer {
         self.reply(&*self.namespace(name)?, query, true)
     }
 
-    /// Answers a query as [`Self::answer_one`] does, but lists holders with equal numbers of blocks in no particular order.
-    /// That saves the comparison of their names.
+    /// Answers a query as [`Self::answer_one`] does, but lists holders with equal numbers of blocks in no particular
+    /// order. That saves the comparison of their names.
     pub(crate) fn answer_unsorted(
         &self,
         name: &NamespaceName,
@@ -144,7 +144,7 @@ impl Answerer {
         &self.trust
     }
 
-    /// Returns the status of a namespace: the batches up to which each holder's events have been applied.
+    /// Returns the status of a namespace: facts about each holder, such as the last batch that has been applied.
     /// `batches_waiting` is the number of messages that wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
@@ -163,8 +163,7 @@ impl Answerer {
         }
     }
 
-    /// Whether a namespace is unknown, that is, whether it does not exist and no events for it are known to have been
-    /// dropped.
+    /// Whether a namespace does not exist, and as far as is known no batch for it was dropped either.
     pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
         self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
     }
@@ -299,8 +298,8 @@ impl Answerer {
         }
     }
 
-    /// Makes the reply from a search: the found holders with their doubts, and the numbers of holders that the search
-    /// may lack.
+    /// Makes the reply from a search. It has the found holders with their doubts, and the numbers of holders that the
+    /// search may have missed.
     fn searched(
         &self,
         doubts: &DoubtFacts<'_, '_>,
@@ -356,7 +355,8 @@ impl Answerer {
         Ok(chain)
     }
 
-    /// Answers a query that sends bounds: only some blocks of a chain, chosen by the client.
+    /// Answers a query that gives the hashes of only some blocks of a chain, at positions chosen by the client. For
+    /// each holder, the reply has bounds on the number of leading blocks.
     fn reply_with_bounds(
         &self,
         namespace: &Namespace,
@@ -401,21 +401,22 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// Facts about holders' doubts that must be read before a search, with the key of the query.
+/// Facts about the doubts of holders, together with the query's key. They must be read before the search, because a
+/// doubt that ends during the search still concerns what the search has seen.
 struct DoubtFacts<'f, 'n> {
     namespace: &'n Namespace,
     /// Key of the query, which names the blocks to find.
     key: &'n QueryKey,
     before: DoubtfulHolders,
     look: FreshnessReading<'f>,
-    /// Whether every publisher is known, so that no holder is missing from answers.
+    /// Whether every publisher was known before the search. Otherwise an answer may lack holders.
     is_listed: bool,
 }
 
 impl DoubtFacts<'_, '_> {
-    /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and the reasons from
-    /// before the search. A reason from before the search stays even if it has ended since, because the search may not
-    /// have seen the newest events. `is_listed` says whether the holder is in the answer.
+    /// Returns the holder's reasons for doubt that concern the query. They include the given `reasons`, and the
+    /// reasons found before the search. A reason found before the search counts even if it has ended since, because
+    /// the search may have missed the newest events. `is_listed` says whether the answer lists the holder.
     fn of(
         &self,
         holder: &HolderRecord,
@@ -434,7 +435,7 @@ impl DoubtFacts<'_, '_> {
     }
 }
 
-/// Returns the reasons, with `Behind` if the holder's events wait for too long. An unverified holder does not get
+/// Adds `Behind` to the reasons if the holder's events have waited for too long. An unverified holder does not get
 /// `Behind`, because nothing is known about its waiting events.
 fn with_wait(
     reasons: DegradedReasons,
@@ -448,8 +449,8 @@ fn with_wait(
     reasons
 }
 
-/// Adds the holders that the search did not find, but may have seen in the middle of a batch. Nothing is known about
-/// their blocks. Returns their number, including holders beyond the limit.
+/// Adds the holders whose batches were applied during the search, so that the search may have missed them. Nothing is
+/// known about their blocks. Returns how many there are, including those for which the limit leaves no room.
 fn add_changing(
     holders: &mut Vec<HolderMatch>,
     seen: &Seen,
@@ -473,7 +474,7 @@ fn add_changing(
     saturating_u32(missed.len())
 }
 
-/// Returns the address and labels of a holder that no search has found.
+/// Returns the address and labels of a holder by its name. They are empty if the index does not have the holder.
 fn profile_of(indexer: &PositionalIndexer, id: &HolderId) -> Profile {
     let ranks = indexer.holders_of(std::slice::from_ref(&id.worker));
     let holder = ranks.iter().find(|holder| holder.id == *id);
@@ -493,8 +494,9 @@ fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<It
     found.filter(move |found| found.matched_blocks_max >= blocks_min)
 }
 
-/// Returns the holders for a reply, best first, within the limit of the query's options. Also returns the number of
-/// holders without that limit. Unless `is_sorted`, holders with equal numbers of blocks are in no particular order.
+/// Returns the holders for a reply, best first, at most as many as the query's options allow. Also returns how many
+/// holders there would be without that limit. Unless `is_sorted`, holders with equal numbers of blocks are in no
+/// particular order.
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
@@ -530,8 +532,8 @@ fn best_of(
     (holders.collect(), total)
 }
 
-/// Returns the number of blocks that a request can reuse (usable) if it differs from the number that full attention has
-/// (matched). Otherwise returns `None`, because an equal number is not sent.
+/// Returns the number of blocks that a request can reuse, if it differs from the number that the holder has
+/// (`matched`). `None` if both are equal, because replies then send one number only.
 fn differing(usable: u32, matched: u32) -> Option<u32> {
     (usable != matched).then_some(usable)
 }
@@ -552,8 +554,9 @@ const HOLDER_BYTES_MIN: usize = 39;
 /// Approximate number of bytes that a holder takes in the reply to a status request.
 const HOLDER_STATUS_BYTES: usize = 100;
 
-/// Adds to every holder the first block that it lacks, and the reason why a request cannot reuse more of its blocks.
-/// Neighboring holders of the same depth share one look-up of that block.
+/// Adds two facts to every holder: the first block that it lacks, and the reason why a request cannot reuse more of
+/// its blocks. Neighboring holders with the same number of blocks lack the same block, so it is looked up once for
+/// them.
 fn explain(
     query: &SingleQuery,
     indexer: &PositionalIndexer,

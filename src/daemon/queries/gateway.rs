@@ -60,7 +60,8 @@ struct Parts {
 }
 
 impl Gateway {
-    /// Makes a gateway on a connection. The requests `served` are shared with the other members of the queue group.
+    /// Makes a gateway on a connection. `served` describes the requests that the gateway answers. It shares them with
+    /// the other members of the queue group.
     ///
     /// # Errors
     ///
@@ -87,10 +88,10 @@ impl Gateway {
         })
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then.
+    /// Serves until `stop` is cancelled. Then answers the requests that the server has already sent, and returns.
     ///
-    /// Calls `subscribed` each time that the server has confirmed the subscriptions. That is at the start, and whenever
-    /// the server restores a right that it had withdrawn.
+    /// Calls `subscribed` each time the server has confirmed the subscriptions: at the start, and after each time
+    /// that the server has withdrawn the right to subscribe and restored it.
     ///
     /// # Errors
     ///

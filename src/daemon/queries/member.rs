@@ -18,17 +18,16 @@ use tokio::task::coop::has_budget_remaining;
 
 use kvatlas_process::broker::SubscribeError;
 
-/// Number of further messages after which the subscription ends, once a member leaves its queue group. The number is
-/// larger than any burst of requests that can be on the way before the server learns of the end.
+/// Number of messages after which the server ends the subscription, once a member leaves its queue group. The number
+/// is larger than any burst of requests that can be on the way before the server learns that the member leaves.
 const AHEAD: u64 = 1024;
-/// Maximum number of fillers (empty messages that bring a subscription to its end) in each round after the first. The
-/// first round sends [`AHEAD`].
+/// Maximum number of *fillers* that a leaving member sends at once, except for the first time. A filler is an empty
+/// message that brings the subscription to its end. The first time, the member sends [`AHEAD`] fillers.
 const FILL_MAX: u64 = 256;
-/// Time without a message after which another round of fillers (empty messages that bring a subscription to its end) is
-/// sent.
+/// Time without a message after which a leaving member sends fillers again.
 const FILL_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum number of rounds of fillers (empty messages that bring a subscription to its end) after the first one. In a
-/// group of M members, one filler in M comes back to the sender.
+/// Maximum number of times that a leaving member sends fillers again. In a group of M members, the server gives only
+/// one filler in M to the leaving member.
 const FILLS_MAX: u32 = 200;
 
 /// Membership in a NATS queue group.
@@ -40,7 +39,7 @@ pub(crate) struct QueueMember {
     filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,
-    /// Number of messages after which the subscription ends. `u64::MAX` until the group is being left.
+    /// Number of messages after which the subscription ends. `u64::MAX` until the member leaves its group.
     end: u64,
     fills_left: u32,
 }
@@ -77,8 +76,8 @@ impl QueueMember {
         }
     }
 
-    /// Returns the next request while the group is being left. The buffered requests come first, then those that the
-    /// server sent before it learned of the end. Returns `None` after the last one.
+    /// Returns the next request while the member leaves its group. The buffered requests come first. Then come the
+    /// requests that the server sent before it learned that the member leaves. Returns `None` after the last one.
     pub(crate) async fn next_until_left(&mut self) -> Option<Message> {
         if self.end == u64::MAX {
             if let Some(request) = self.next_buffered().await {
@@ -89,8 +88,9 @@ impl QueueMember {
         self.next_while_leaving().await
     }
 
-    /// Returns the next request that has been received already. `None` if the buffer is empty. The buffer must be empty
-    /// before the server is told when the subscription ends, because buffered messages would count toward that end.
+    /// Returns the next request in the buffer. `None` if the buffer is empty. A member must empty its buffer before
+    /// it tells the server after how many messages the subscription ends, because buffered messages would count as
+    /// well.
     async fn next_buffered(&mut self) -> Option<Message> {
         loop {
             // If the task has used up its tokio budget, `next` returns nothing even if a message is in the buffer.
@@ -115,8 +115,8 @@ impl QueueMember {
         }
     }
 
-    /// Tells the server to end the subscription after [`AHEAD`] more messages, and sends as many fillers (empty
-    /// messages).
+    /// Tells the server to end the subscription after [`AHEAD`] more messages. Sends as many fillers (empty
+    /// messages), so that these messages come.
     async fn leave(&mut self) {
         self.end = self.received + AHEAD;
         // An error means that the client is closed: no message comes any more.

@@ -7,8 +7,8 @@ use kvatlas_core::wire::NamespaceName;
 
 use super::Source;
 
-/// Number of consecutive questions without a holder after which a warning is logged. The warning is repeated each time that the
-/// number has doubled.
+/// Number of consecutive questions without a holder after which a warning is logged. The warning is repeated each
+/// time that the number has doubled.
 const SUSPICIOUS: u64 = 100;
 
 /// Counter of one listener's consecutive questions without a holder, that is, questions for which no holder was found
@@ -16,9 +16,10 @@ const SUSPICIOUS: u64 = 100;
 #[derive(Debug)]
 pub(crate) struct Misses {
     in_a_row: AtomicU64,
-    /// Name of the routers that ask this listener, for the log.
+    /// Words for the routers that ask this listener. The log uses them.
     routers: &'static str,
-    /// Settings of the routers that an operator should compare with the settings of the namespace. For the log.
+    /// Words for the settings of the routers that an operator should compare with the settings of the namespace. The
+    /// log uses them.
     compared: &'static str,
 }
 
@@ -51,8 +52,8 @@ impl Misses {
         }
     }
 
-    /// Counts a question for which no holder was found. If a warning is due, returns the number of consecutive
-    /// questions of this kind, and the namespaces with holders. `held` lists these namespaces.
+    /// Counts a question for which no holder was found. If it is time for a warning, returns the number of such
+    /// questions in a row, and the namespaces that have holders. `held` lists these namespaces.
     fn suspicious(&self, held: impl FnOnce() -> Vec<String>) -> Option<(u64, Vec<String>)> {
         let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
         if !is_time(in_a_row) {
@@ -72,8 +73,8 @@ fn is_time(in_a_row: u64) -> bool {
     in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
 }
 
-/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. In a gateway, returns
-/// only the name, because a gateway knows neither block sizes nor holders.
+/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. In a gateway,
+/// returns only the name, because a gateway knows neither block sizes nor holders.
 fn described(source: &Source, name: &NamespaceName) -> Option<String> {
     let Source::Here(index) = source else {
         return Some(name.to_string());

@@ -1,5 +1,5 @@
-//! Shards that are missing from a gateway's answers at present, and the time since which each is missing. A shard is silent, or
-//! refuses to answer about a namespace.
+//! Shards that are missing from a gateway's answers at present, and the time at which each began to be missing. A
+//! shard is missing because it is silent, or because it refuses to answer about a namespace.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,10 @@ use kvatlas_core::wire::{Gathered, NamespaceName};
 /// Time in microseconds after which a shard no longer counts as missing, measured from the last answer that lacked the
 /// shard.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
-/// Maximum number of refusals that are kept. Clients name the namespaces, and any shard may refuse each.
+/// Maximum number of remembered refusals. A bound is needed because clients choose the names of namespaces, and each
+/// shard may refuse to answer about each name.
 const REFUSALS_MAX: usize = 64;
-/// Maximum length of a refusal's words, in characters.
+/// Maximum length of the text of a refusal, in characters.
 const WORDS_CHARS_MAX: usize = 512;
 
 /// Shard that is missing from answers.
@@ -31,7 +32,7 @@ pub(crate) struct MissingShard {
     last_us: u64,
 }
 
-/// Refusal of a shard to answer requests about a namespace now.
+/// Refusal of a shard: at present it does not answer requests about a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ShardRefusal {
     namespace: NamespaceName,
@@ -39,7 +40,7 @@ pub(crate) struct ShardRefusal {
     refusal: String,
 }
 
-/// Missing shards, by index. The contract bounds the number of shards.
+/// Record of the shards that are missing from answers.
 #[derive(Debug, Default)]
 pub(crate) struct MissingShards(Mutex<Known>);
 
@@ -51,9 +52,10 @@ struct Known {
 }
 
 impl MissingShards {
-    /// Notes the shards that an answer about `namespace` lacks, and forgets the shards that the answer includes. `refused` has
-    /// those missing shards that have replied with a refusal, each with its words. `now_us` is in microseconds since the
-    /// Unix epoch.
+    /// Notes the shards that are missing from an answer about `namespace`. Forgets the shards that are in the answer.
+    ///
+    /// A missing shard is in `refused` if it has replied with a refusal; the value is the text of the refusal.
+    /// `now_us` is in microseconds since the Unix epoch.
     pub(super) fn note(
         &self,
         namespace: &NamespaceName,
@@ -98,8 +100,8 @@ impl MissingShards {
         }
     }
 
-    /// Returns the shards that count as missing at `now_us`, in microseconds since the Unix epoch: the silent ones, and then
-    /// those that refuse.
+    /// Returns the shards that count as missing at `now_us`, in microseconds since the Unix epoch: the silent ones,
+    /// and then those that refuse.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
         let known = self.0.lock();
         let lately = known

@@ -1,11 +1,11 @@
-//! Number of blocks that an answer found of each prompt, for metrics and for the page.
+//! Numbers of blocks that answers have found for prompts. They serve the metrics and the page.
 
 use kvatlas_core::wire::{BatchReply, HolderMatch, QueryReply, QueryResult};
 use kvatlas_telemetry::AnsweredPrompt;
 use kvatlas_telemetry::labels::AnswerState;
 
-/// Returns the number of blocks found for each prompt of a batch. Prompts that were answered with an error are left
-/// out.
+/// Returns the numbers of blocks asked for and found, for each prompt of a batch. Prompts that were answered with an
+/// error are left out.
 pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPrompt> {
     reply.results.iter().filter_map(|result| match result {
         QueryResult::Reply(reply) => Some(prompt_of(reply)),
@@ -13,7 +13,8 @@ pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPro
     })
 }
 
-/// Returns the number of blocks that an answer found of its prompt, and the certainty of the answer.
+/// Returns the numbers of the prompt's blocks that an answer was asked for and has found, and the certainty of the
+/// answer.
 pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
     let most = |blocks: fn(&HolderMatch) -> u32| reply.holders.iter().map(blocks).max().unwrap_or_default();
     AnsweredPrompt {

@@ -24,7 +24,7 @@ const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
-/// Maximum time to wait for messages that are still on the way on replaced subscriptions.
+/// Maximum time to wait for the last messages of subscriptions that new ones have replaced.
 const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Requests that a daemon answers, described by their subjects and the queue group that shares them.
@@ -36,10 +36,10 @@ pub(super) struct ServedRequests {
 }
 
 impl ServedRequests {
-    /// Describes the requests under `subjects` that are given to members of `queue_group`.
+    /// Describes the requests on `subjects`, of which each goes to one member of `queue_group`.
     ///
-    /// With a `shard`, describes the requests on the shards' subjects that are given to replicas of that shard. Each
-    /// shard has its own queue group, so every shard gets every request.
+    /// With a `shard`, describes the requests on the shards' subjects, of which each goes to one replica of that
+    /// shard. Each shard has its own queue group, so every shard gets every request.
     pub(super) fn new(subjects: &Subjects, queue_group: &str, shard: Option<Shard>) -> Self {
         match shard {
             None => Self {
@@ -208,8 +208,8 @@ impl Requests {
         left
     }
 
-    /// Returns the next request while the queue group is being left, until all requests that the server has sent are
-    /// answered. Returns `None` after the last one.
+    /// Returns the next request while the daemon leaves the queue group. Returns `None` once there is no further
+    /// request that the server has sent.
     async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         if let Some(message) = self.queries.next_until_left().await {
             return Some((Asked::Query, message));
@@ -219,8 +219,8 @@ impl Requests {
     }
 }
 
-/// Requests of one connection, across refusals. If the server withdraws the right to subscribe and restores it later,
-/// the subscriptions are made again.
+/// Requests of one connection. If the server withdraws the right to subscribe and restores it later, makes new
+/// subscriptions.
 pub(super) struct LastingRequests {
     client: Client,
     served: ServedRequests,
@@ -297,14 +297,15 @@ impl LastingRequests {
         }
     }
 
-    /// Returns the next request that has been received already. Returns `None` if there is none, or if the client is closed.
+    /// Returns the next request that has been received already. Returns `None` if there is none, or if the client is
+    /// closed.
     pub(super) fn next_received(&mut self) -> Option<(Asked, Message)> {
         let left = self.left.pop_front();
         left.or_else(|| self.current.next_received(&self.intake))
     }
 
-    /// Returns the next request while the queue group is being left, until all requests that the server has sent are
-    /// answered. Returns `None` after the last one.
+    /// Returns the next request while the daemon leaves the queue group. Returns `None` once there is no further
+    /// request that the server has sent.
     pub(super) async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         self.rejoining = None;
         match self.left.pop_front() {

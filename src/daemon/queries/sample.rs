@@ -1,9 +1,10 @@
-//! Counts of all answers by their certainty, and a sample of recent queries. The sample shows which prompts routers ask about.
+//! Counts of all answers by their certainty, and a sample of recent queries. The sample shows which prompts routers
+//! ask about.
 //!
-//! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. So at any rate of
-//! queries, the sample takes some megabytes of memory, and a small share of one core. Counts over the sample are exact for the
-//! queries that it keeps. A sketch (approximate counters) would take less memory, but lose the chains of blocks. The page's
-//! atlas needs the chains to ask the index for their holders.
+//! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. So at
+//! any rate of queries, the sample takes some megabytes of memory, and a small share of one core. Counts over the
+//! sample are exact for the queries that it keeps. A sketch (approximate counters) would take less memory, but lose
+//! the chains of blocks. The page's atlas needs the chains to ask the index for their holders.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

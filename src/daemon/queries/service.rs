@@ -27,16 +27,15 @@ use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::turns::Connected;
 
-/// Number of bytes above which a request is *large*: the bytes of a query, or of the reply to a status request. Large
-/// requests are answered one after the other. Small requests do not wait for them.
+/// Size in bytes above which a request is *large*. For a query, its own length counts; for a status request, the
+/// length of its reply. Large requests are answered one after the other, and small requests do not wait for them.
 const LARGE_BYTES: usize = 32 << 10;
 /// Maximum length of a waiting request that is copied, in bytes. A request that is not copied keeps in memory
 /// everything that the client library read together with it.
 const COPIED_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of received requests that are answered in a row before the task checks for other work.
 const REQUESTS_AT_ONCE: usize = 64;
-/// Maximum number of replies that are made before the connection writes them, while further requests have been
-/// received.
+/// Maximum number of replies that the task makes in a row before it lets the connection write them.
 const REPLIES_AT_ONCE: usize = 32;
 /// Number of bytes that one permit of the memory for large requests stands for. A permit cannot be a single byte,
 /// because a semaphore counts permits in 32 bits.
@@ -57,7 +56,7 @@ struct ConnectionAnswerer {
     replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
-    /// Memory for large requests (many bytes) and heavy requests (long work) that wait.
+    /// Memory for waiting requests: large requests, which have many bytes, and heavy requests, which take long.
     room: RequestRoom,
     /// Tasks that answer heavy requests, which take long.
     heavy: TaskTracker,
@@ -110,8 +109,9 @@ impl RequestRoom {
     }
 }
 
-/// Large requests of one connection. One task answers them in order, and each heavy request gets a task of its own. A
-/// large request is refused if too many bytes wait.
+/// Large requests (many bytes) of one connection. One task answers them in order. A large request that is also heavy
+/// (takes long) gets a task of its own. If the waiting requests have too many bytes together, further large ones are
+/// refused.
 struct LargeRequests {
     waiting: mpsc::UnboundedSender<Large>,
     room: RequestRoom,
@@ -192,10 +192,10 @@ impl QueryService {
         }
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then.
+    /// Serves until `stop` is cancelled. Then answers the requests that the server has already sent, and returns.
     ///
-    /// Calls `subscribed` each time that the server has confirmed the subscriptions. That is at the start, and whenever
-    /// the server restores a right that it had withdrawn.
+    /// Calls `subscribed` each time the server has confirmed the subscriptions: at the start, and after each time
+    /// that the server has withdrawn the right to subscribe and restored it.
     pub(crate) async fn run(
         mut self,
         stop: CancellationToken,
@@ -251,7 +251,7 @@ impl QueryService {
     }
 
     /// Joins the queue group. Returns `None` if `stop` was cancelled first. Answers roster requests while it waits,
-    /// because unanswered ones take room on the connection.
+    /// because unanswered ones would fill the connection's buffer.
     async fn join(
         &self,
         rosters: &mut Subscriber,
@@ -393,7 +393,7 @@ impl ConnectionAnswerer {
         });
     }
 
-    /// Counts an answer, and sends it, or an error if it is too long.
+    /// Counts an answer and sends it. If the answer is too long, sends an error instead.
     async fn finish(&mut self, answer: Result<Answer, WireError>, begun: RequestInProgress) {
         let (elapsed, bytes_max) = (begun.started.elapsed(), self.responder.reply_bytes_max());
         let reply = answer.and_then(|answer| {

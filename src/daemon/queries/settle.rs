@@ -24,7 +24,7 @@ use kvatlas_core::wire::{RosterHolder, RosterReply, RosterRequest};
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Time that the other replica may take to send a page of its roster (its list of known holders).
 const PAGE_PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum number of holders in another replica's roster (its list of known holders): more than any daemon has.
+/// Maximum number of holders in another replica's roster (its list of known holders). No daemon has so many.
 const ROSTER_HOLDERS_MAX: usize = 1 << 20;
 /// Maximum size of all pages of a roster (a list of known holders) together, in bytes.
 const ROSTER_BYTES_MAX: usize = 128 << 20;

@@ -34,8 +34,8 @@ pub(super) fn gathers_max(config: &Config) -> usize {
 /// Asker that sends requests to all shards, on one connection.
 pub(crate) struct ShardAsker {
     gatherer: Gatherer,
-    /// Gatherer for replies to the reports of routers. Its late replies are not counted, because all replicas of a
-    /// shard reply to hints and only the first reply matters.
+    /// Gatherer for the shards' replies when a router has reported something. Late replies are not counted here: all
+    /// replicas of a shard reply to hints, and only the first reply matters.
     reports: Gatherer,
     subjects: Subjects,
     permits: Arc<Semaphore>,
@@ -44,7 +44,7 @@ pub(crate) struct ShardAsker {
     deadline: Duration,
     metrics: GatherMetrics,
     missing: Arc<MissingShards>,
-    /// Metrics of the namespaces that at least one shard has known.
+    /// Query metrics of the namespaces that at least one shard knows or has known.
     pub(super) namespaces: QueryMetricsByNamespace,
 }
 
@@ -94,13 +94,13 @@ impl ShardAsker {
         })
     }
 
-    /// Sends `request` to all shards, and returns their answers as one. `payload` is the encoded request, and the
+    /// Sends `request` to all shards, and returns their answers as one. `payload` is the encoded request. The
     /// `headers` go with it.
     ///
     /// # Errors
     ///
-    /// The error with which the shards refuse the request. Another error if no shard has answered, or if the request is
-    /// too long.
+    /// The error with which the shards refuse the request. Another error if no shard has answered, or if the request
+    /// is too long.
     pub(crate) async fn ask(
         &self,
         namespace: &NamespaceName,
@@ -125,8 +125,8 @@ impl ShardAsker {
         Ok(AnyReply::Batch(reply))
     }
 
-    /// Sends a request with one query to all shards, and returns their answers as one. `payload` is the encoded request,
-    /// `options` are the query's, and the `headers` go with it.
+    /// Sends a request with one query to all shards, and returns their answers as one. `payload` is the encoded
+    /// request, and `options` are the options of its query. The `headers` go with the request.
     ///
     /// # Errors
     ///
@@ -146,12 +146,12 @@ impl ShardAsker {
         Ok(self.count(namespace, merged))
     }
 
-    /// Asks the shards for the status of a namespace: the batches up to which each holder's events have been applied.
-    /// The `headers` go with the request.
+    /// Asks the shards for the status of a namespace: facts about each holder, such as the last batch that has been
+    /// applied. The `headers` go with the request.
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::ask`], except for a request that is too long.
+    /// The error with which the shards refuse the request, and another error if no shard has answered.
     pub(crate) async fn status(
         &self,
         namespace: &NamespaceName,
@@ -162,7 +162,7 @@ impl ShardAsker {
         Ok(self.count(namespace, merged))
     }
 
-    /// Passes hints of routers to the shards. Returns the number of hints that the shards keep, all together.
+    /// Passes hints of routers to the shards. Returns the total number of hints that the shards keep.
     ///
     /// # Errors
     ///
@@ -176,8 +176,9 @@ impl ShardAsker {
         self.report(self.subjects.hint(namespace), payload).await
     }
 
-    /// Passes outcomes from routers to the shards. Returns the number of outcomes that the shards have counted, all
-    /// together.
+    /// Passes a report of outcomes from a router to the shards. An outcome tells how many blocks an answer promised
+    /// for a request, and how many tokens the engine then found. Returns the total number of outcomes that the shards
+    /// have counted.
     ///
     /// # Errors
     ///
@@ -281,7 +282,7 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::Unavailable, text))
     }
 
-    /// Counts an answer about `namespace`, and notes the shards that it lacks. Returns the answer.
+    /// Counts an answer about `namespace`, notes the shards that are missing from the answer, and returns the reply.
     fn count<T>(&self, namespace: &NamespaceName, merged: Merged<T>) -> T {
         let Merged {
             reply,
@@ -300,7 +301,7 @@ impl ShardAsker {
         reply
     }
 
-    /// Counts a request to the shards that failed. Returns the error for the client.
+    /// Counts a failed request to the shards, and returns the error for the client.
     fn failed(&self, error: ClientError) -> WireError {
         match error {
             ClientError::Refused(error) => {

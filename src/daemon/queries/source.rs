@@ -48,8 +48,8 @@ pub(crate) struct IndexHere {
     pub(crate) answerer: Answerer,
     /// Lanes (threads that apply events), for dumps and for the number of waiting messages.
     pub(crate) pool: Arc<LanePool>,
-    /// Kind of depth that answers to other protocols (dialects) tell: blocks that a request can reuse, or blocks that
-    /// full attention has.
+    /// Number of blocks that answers in other protocols (dialects) give: those that a request can reuse, or those
+    /// that full attention has.
     pub(crate) dialect_depth: Depth,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Shards {
     pub(crate) asker: ShardAsker,
     /// Bounds on requests.
     pub(crate) limits: Live<WireLimits>,
-    /// Kind of depth that answers to other protocols tell, as [`IndexHere::dialect_depth`].
+    /// Number of blocks that answers in other protocols give, as in [`IndexHere::dialect_depth`].
     pub(crate) dialect_depth: Depth,
 }
 
@@ -97,7 +97,8 @@ impl Source {
         }
     }
 
-    /// Returns the status of the namespace `name`: the batches up to which each holder's events have been applied.
+    /// Returns the status of the namespace `name`: facts about each holder, such as the last batch that has been
+    /// applied.
     pub(crate) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
             Self::Here(index) => {
@@ -146,9 +147,8 @@ impl Source {
         }
     }
 
-    /// Whether [`Self::names`] has every namespace. A process with an index knows all of them once every publisher has
-    /// had the time to be heard of. A gateway cannot tell, so it counts the names from all answering shards as
-    /// complete.
+    /// Whether [`Self::names`] returns every namespace. A process with an index knows them all once each publisher
+    /// has had enough time to send a message. A gateway cannot tell, so it always returns true.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
             Self::Here(index) => index.answerer.trust().is_listed(),
@@ -156,7 +156,8 @@ impl Source {
         }
     }
 
-    /// Whether somebody publishes for the known namespace `name`. A gateway takes that for granted.
+    /// Whether the known namespace `name` has a holder, or a publisher whose batches are dropped. A gateway cannot
+    /// tell, so it always returns true.
     pub(crate) fn is_used(&self, name: &NamespaceName) -> bool {
         let is_used = |namespace: Arc<Namespace>| {
             let indexer = &namespace.indexer;
@@ -168,8 +169,8 @@ impl Source {
         }
     }
 
-    /// Whether events are dropped because their namespace cannot be made, and its name satisfies `is_meant`. A gateway
-    /// cannot tell.
+    /// Whether the daemon has recently refused to make a namespace for which messages came. Only names that satisfy
+    /// `is_meant` count. A gateway cannot tell, so it always returns false.
     pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
         match self {
             Self::Here(index) => index.pool.refuses_any(is_meant),
@@ -192,7 +193,8 @@ impl Source {
         Found::of_reply(reply, depth)
     }
 
-    /// Whether no events for the namespace `name` have come. A gateway judges by `error`, the shards' answer.
+    /// Whether no events for the namespace `name` have come. A gateway only knows the shards' answer: it returns true
+    /// if `error` is "unknown namespace".
     pub(crate) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
         match self {
             Self::Here(index) => index.answerer.is_unheard(name),

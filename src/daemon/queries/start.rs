@@ -41,8 +41,8 @@ pub(crate) fn query_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// Serves queries once two conditions hold: `followed` is true, that is, events are followed, and the index knows as
-/// much as another replica's.
+/// Starts the connections on which queries come. They take queries once two conditions hold: `followed` is true, that
+/// is, events are followed, and the index knows as much as that of another replica.
 pub(crate) async fn start_queries(
     shared: &Shared,
     followed: watch::Receiver<bool>,
@@ -104,8 +104,8 @@ pub(crate) async fn start_queries(
     Ok(stage)
 }
 
-/// Starts a task that compares this daemon's holders with another replica's once events are followed, and then sets
-/// `settled` to true.
+/// Starts a task that waits until events are followed, and then until this daemon knows as much as another replica.
+/// After that, the task sets `settled` to true.
 fn spawn_settling(
     shared: &Shared,
     stage: &Stage,

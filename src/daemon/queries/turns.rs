@@ -2,8 +2,8 @@
 //!
 //! A NATS server that is about to shut down says so: it is a *lame duck*. It takes no new connections, and some time
 //! later ends the old ones. Messages that are on the way then are lost. So the next connection is made immediately, to
-//! another server. When the new connection takes requests, the old one is left as at a daemon's stop: all requests that
-//! the server has sent on it are answered.
+//! another server. When the new connection takes requests, the daemon leaves the queue group on the old one. It still
+//! answers all requests that the server has sent on the old connection.
 
 use std::sync::Arc;
 
@@ -34,7 +34,8 @@ pub(super) struct Connected {
 }
 
 impl Connected {
-    /// Ends the connection whenever too many bytes wait on it, until `stop` is cancelled.
+    /// Returns a future that ends the connection whenever too many of its received bytes wait to be taken. The future
+    /// lasts until `stop` is cancelled.
     pub(super) fn watch(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         let watching = Arc::clone(&self.intake).watch(self.client.clone());
         async move {
@@ -55,8 +56,8 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Makes the connector for query connection number `number`. Requests come through the subscriptions with the
-    /// subjects `subscriptions`.
+    /// Makes the connector for one of the daemon's query connections. `number` is the number of that connection.
+    /// `subscriptions` are the subjects of the requests that come on it.
     pub(super) fn new(shared: &Shared, subscriptions: [String; 2], number: usize) -> Self {
         Self {
             nats: shared.nats.clone(),
@@ -73,8 +74,8 @@ impl Connector {
         self.connect_to(&self.nats).await
     }
 
-    /// Makes another connection, to one of the servers that `client` knows. `client` also knows the servers that its
-    /// present server has announced.
+    /// Makes another connection, to any server that `client` knows. These include the servers that its present server
+    /// has announced.
     async fn connect_beside(&self, client: &Client) -> Result<Connected, ConnectError> {
         let mut nats = self.nats.clone();
         if let Ok(pool) = client.server_pool().await {
@@ -129,7 +130,8 @@ struct ServiceSuccession<Serve> {
     serve: Serve,
 }
 
-/// Newest connection that takes requests. Until any connection takes requests, this is the first one.
+/// Newest connection that takes requests. Until a connection takes requests for the first time, this is the first
+/// connection.
 #[derive(Clone)]
 pub(super) struct Current(Arc<Mutex<Client>>);
 
@@ -169,8 +171,8 @@ where
     Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
     Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
 {
-    /// Serves on `connected`. Once `connected` takes requests, cancels `before`, so that the service on the previous
-    /// connection leaves its queue group.
+    /// Serves on `connected`. Once `connected` takes requests, cancels `before`, which lets the service on the
+    /// previous connection leave its queue group.
     fn begin(self: Arc<Self>, connected: Connected, before: Option<CancellationToken>) {
         let own = self.stop.child_token();
         let (mut is_lame, client) = (connected.is_lame.clone(), connected.client.clone());

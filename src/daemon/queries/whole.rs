@@ -1,8 +1,10 @@
-//! Searches that see each batch either whole or not at all.
+//! Searches that see certain batches either whole or not at all. These are the batches that both remove and add
+//! blocks, and those that begin a new epoch.
 //!
-//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated
-//! until no batch was applied during it, as with a seqlock. The repetitions are bounded in number and time. If the bound is
-//! reached, a holder is called *changing* if a batch of it was applied during the last search.
+//! A search that runs while such a batch is being applied may see a state that the holder never had. So a search is
+//! repeated until no such batch was applied during it, as with a seqlock. The repetitions are bounded in number and
+//! time. If the bound is reached, a holder is called *changing* if such a batch of it was applied during the last
+//! search.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +13,20 @@ use kvatlas_core::wire::{HolderId, WorkerName};
 
 use crate::lanes::{FreshnessReading, SeenInParts};
 
-/// Minimum number of times that a search is repeated before it is given up.
+/// Minimum number of repetitions of a search before it may be given up.
 const REPEATED_MIN: usize = 3;
 
-/// Minimum time for which a search is repeated before it is given up. Most batches are applied in less time.
+/// Minimum time for which a search is repeated before it may be given up. Most batches are applied in less time.
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
-/// Result of a search, with the holders that the search may have seen in the middle of a batch.
+/// Result of a search, with the holders whose batches the search may have seen half applied.
 pub(super) struct Seen {
     pub(super) found: Matches,
     changing: SeenInParts,
 }
 
-/// Repeats a search, within bounds, until no batch was applied during it. Returns the result of the last search.
+/// Repeats a search, within bounds, until it has certainly seen no batch half applied. Returns the result of the last
+/// search.
 pub(super) fn search_whole(look: &FreshnessReading<'_>, mut search: impl FnMut() -> Matches) -> Seen {
     let mut tries = 0;
     let mut started = None;
@@ -46,12 +49,12 @@ pub(super) fn search_whole(look: &FreshnessReading<'_>, mut search: impl FnMut()
 }
 
 impl Seen {
-    /// Whether the search has seen no holder in the middle of a batch.
+    /// Whether the search has certainly seen no batch half applied.
     pub(super) fn is_whole(&self) -> bool {
         self.changing == SeenInParts::Nobody
     }
 
-    /// Whether the search may have seen `holder` in the middle of a batch.
+    /// Whether the search may have seen a batch of `holder` half applied.
     pub(super) fn is_changing(&self, holder: &HolderId) -> bool {
         match &self.changing {
             SeenInParts::Nobody => false,
@@ -60,8 +63,9 @@ impl Seen {
         }
     }
 
-    /// Returns the holders of `workers` that the search did not find, but may have seen in the middle of a batch.
-    /// Nothing is known about their blocks. The list is empty if the search cannot name the holders one by one.
+    /// Returns the holders that the search did not find, although a batch of theirs may have been half applied at
+    /// that time. If `workers` is given, returns only holders of these workers. The list is empty if any holder's
+    /// batch may have been half applied.
     pub(super) fn missed(
         &self,
         workers: Option<&[WorkerName]>,

@@ -16,12 +16,12 @@ pub(super) struct AnswerLimits {
     pub(super) chunks_max: u32,
 }
 
-/// Facts that are known before the answer comes. An answer that contradicts these facts is not believed.
+/// Facts that are known before the answer comes. An answer that contradicts them fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Evidence {
     /// Epoch and number of the newest batch that had been received when the publisher was asked.
     pub(super) seen: BatchCursor,
-    /// Largest epoch that is believed.
+    /// Largest epoch that is accepted. An answer with a higher epoch fails.
     pub(super) epoch_max: u64,
 }
 
@@ -38,8 +38,8 @@ pub(super) enum AnswerProgress {
 
 /// Assembly of one answer from its chunks.
 ///
-/// If several publishers claim the worker, all of them answer. Then the answer with the highest epoch wins, as on the
-/// events subject.
+/// If several publishers claim the worker, all of them answer. The answer with the highest epoch wins, just as events
+/// of the highest epoch win.
 #[derive(Debug)]
 pub(super) struct Assembly {
     request: ResyncRequest,

@@ -75,8 +75,11 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Whether an attempt may begin at `now`, while the holder is in `epoch`. The pause after a failure is skipped if
-    /// no publisher was subscribed at the last attempt, and a new epoch shows that a publisher is running now.
+    /// Whether an attempt may begin at `now`. `epoch` is the holder's present epoch.
+    ///
+    /// After a failed attempt, a pause must end first. It need not end if two conditions hold: no publisher was
+    /// subscribed when the last request was sent, and the holder's epoch has changed since. In that case a publisher
+    /// is running now.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         match self.state {
             AttemptState::Untried => true,
@@ -93,7 +96,7 @@ impl Attempts {
         matches!(self.state, AttemptState::First | AttemptState::Again(_))
     }
 
-    /// Notes that an attempt is queued, while the holder is in `epoch`.
+    /// Notes that an attempt is queued. `epoch` is the holder's present epoch.
     pub(super) fn begin(&mut self, epoch: u64) {
         (self.state, self.epoch) = (self.state.queued(), epoch);
     }

@@ -7,16 +7,16 @@ use std::hash::Hash;
 /// Prospect (likelihood) that a holder's publisher answers. Publishers with a lower value are asked first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Prospect {
-    /// Publisher has not been asked since the doubt began.
+    /// No attempt has failed since the doubt began.
     First,
-    /// Publisher answered the last request, but the holder is in doubt again or still.
+    /// Last attempt failed, but not because the publisher was silent: for example, the answer was not valid.
     Again,
-    /// Publisher did not answer the last request.
+    /// Publisher did not answer the last request in time.
     Silent,
 }
 
-/// One in this many items is taken from the worst prospect (likelihood of an answer) that has items, and all others
-/// from the best. So no item waits for ever.
+/// Interval, in items, at which the queue takes an item with the worst prospect (likelihood of an answer). All other
+/// items are taken from those with the best prospect. So no item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
 /// Queue of items, sorted by their prospects ([`Prospect`]). Among items of one prospect the workers take turns, one

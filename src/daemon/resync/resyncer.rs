@@ -25,13 +25,15 @@ use super::slots::ResyncSlots;
 
 /// Maximum pause between two passes over all holders that look for holders in doubt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Minimum pause between two passes over all holders, when a holder has begun to wait for missing batches.
+/// Minimum pause between two passes over all holders. A pass begins early when a holder has begun to wait for missing
+/// batches, but never earlier than this pause allows.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Minimum pause after a pass over all holders, as a multiple of the pass's duration. A pass over many holders takes
-/// long. After a short pass, the pause is at least [`LOOK_PAUSE`].
+/// Factor for the pause after a pass over all holders: the pause is at least this many times as long as the pass. It
+/// is at least [`LOOK_PAUSE`] as well.
 const LOOK_PAUSES: u32 = 20;
 
-/// Starts the task that asks publishers, as a task of `events`. Does nothing if `resync.concurrency` is 0.
+/// Starts the task that asks publishers for missing batches and full states. The task ends when `events` stops. Does
+/// nothing if `resync.concurrency` is 0.
 pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<(), ConnectError> {
     let config = &shared.config;
     if config.resync.concurrency == 0 {
@@ -111,7 +113,7 @@ impl Resyncer {
         }
     }
 
-    /// Works until `stop` is cancelled. Attempts that are still running then are given up.
+    /// Works until `stop` is cancelled. Gives up the attempts that are running at that moment.
     async fn run(mut self, stop: CancellationToken) {
         let mut interval = tokio::time::interval(LOOK_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -164,7 +166,7 @@ impl Resyncer {
         }
     }
 
-    /// Forgets failed attempts to resync of holders that are exact again, or have been removed.
+    /// Forgets the failed attempts for holders that are exact again or have been removed.
     fn forget_the_settled(&mut self) {
         let mut in_doubt = std::collections::HashSet::new();
         for namespace in self.parts.namespaces.all() {
@@ -256,8 +258,8 @@ impl Resyncer {
     }
 }
 
-/// Whether an answer of the holder's publisher may make the holder's state certain. If the holder lacks blocks for
-/// which there was no room, an answer helps only once there is room.
+/// Whether the holder's publisher should be asked, because its answer can make the holder's state certain. If the
+/// holder lacks blocks because there was no room, an answer helps only once there is room.
 fn is_to_be_asked_for(namespace: &Namespace, record: &HolderRecord, trust: &StreamTrust) -> bool {
     let is_short = record.status.own_reasons().contains(DegradedReason::Capacity);
     record.status.is_worth_a_resync(trust) || is_short && namespace.indexer.has_room_for(record)

@@ -1,8 +1,8 @@
 //! Slots: the bound on the number of publishers that answer at the same time.
 //!
-//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence, the
-//! publisher's slot goes to another publisher. If an answer begins later, the attempt waits for a slot again. So publishers
-//! that never answer do not delay the others.
+//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence,
+//! the publisher's slot goes to another publisher. If an answer begins later, the attempt waits for a slot again. So
+//! publishers that never answer do not delay the others.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Time for which a publisher may be silent before its slot (permission for one publisher to answer) goes to another
 /// publisher.
 const SILENCE_MAX: Duration = Duration::from_millis(250);
-/// Number of silent publishers, for each slot of the daemon, that may be waited for without a slot. A slot is the
-/// permission for one publisher to answer.
+/// Maximum number of silent publishers for which attempts wait without a slot, for each slot that the daemon has. A
+/// slot is the permission for one publisher to answer.
 const SILENT_PER_SLOT: usize = 256;
 
 /// All slots of a daemon. A slot lets one publisher answer.
@@ -25,8 +25,8 @@ pub(super) struct ResyncSlots {
     count: usize,
 }
 
-/// Slot of an attempt to resync, that is, permission for one publisher to answer. While the publisher is silent, this
-/// can be a place among the silent publishers in place of a slot.
+/// Slot of one attempt to resync. A slot is the permission for one publisher to answer. While the publisher is
+/// silent, the attempt can give up the slot, and keep only a permission to wait.
 #[derive(Debug)]
 pub(super) struct ResyncSlot {
     slots: ResyncSlots,
@@ -60,8 +60,9 @@ impl ResyncSlots {
 }
 
 impl ResyncSlot {
-    /// Waits for the first message of a publisher's answer. If the message is late, the slot may be given to another
-    /// attempt. This attempt then waits for a slot again before it returns.
+    /// Waits for the first message of a publisher's answer. If the message does not come in time, the attempt may
+    /// give up its slot to another attempt. Once the message has come, the attempt waits for a slot again, and then
+    /// returns.
     pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
         let mut first = pin!(first);
         if let Ok(came) = tokio::time::timeout(SILENCE_MAX, &mut first).await {

@@ -1,11 +1,12 @@
-//! Checks that a stream still has the messages that were read from it: it may be another stream of the same name, or an older copy that
-//! has grown again.
+//! Checks that a stream still has the messages that were read from it. There are two reasons why it may not have
+//! them. It may be another stream of the same name. Or its store may have been rolled back to an older copy, to which
+//! new messages have been added.
 
 use kvatlas_core::snapshot::StreamCursor;
 
 use super::stream::StreamSpan;
 
-/// Check with which a consumer begins: the message `sequence` must have the same content as before.
+/// Check with which a consumer begins: message `sequence` must have the same content as when it was read before.
 pub(super) struct ConsumerCheck {
     /// Number of the last message that was read.
     pub(super) sequence: u64,
@@ -16,8 +17,8 @@ pub(super) struct ConsumerCheck {
 }
 
 impl ConsumerCheck {
-    /// Returns the check to make before the stream is read from `cursor` on. Returns `None` if the message at the cursor is
-    /// not known, or is no longer there.
+    /// Returns the check to make before the stream is read from `cursor` on. Returns `None` if the message at the
+    /// cursor is not known, or is no longer there.
     pub(super) fn of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<Self> {
         let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;
         Some(Self {
@@ -28,7 +29,8 @@ impl ConsumerCheck {
     }
 }
 
-/// Whether `last` is a position in the stream that begins at `beginning`.
+/// Whether the position `last` belongs to the stream that begins at `beginning`. The stream must be the same, and
+/// must have reached that position.
 pub(super) fn is_continued(last: &StreamCursor, beginning: &StreamCursor, span: StreamSpan) -> bool {
     let is_same = last.stream == beginning.stream && last.created_us == beginning.created_us;
     is_same && last.sequence <= span.last

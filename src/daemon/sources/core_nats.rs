@@ -2,7 +2,7 @@
 //!
 //! A broken connection or a full buffer loses messages. A loss shows as a gap in the batch numbers, but only at the
 //! holder's next batch. Until then the holder's state is in doubt. So each such incident begins a new *generation* of
-//! the stream: holders are unverified until a batch received in that generation continues their count.
+//! the stream. Holders are unverified until a batch received in that generation has their next batch number.
 //!
 //! Messages that were buffered before the incident belong to the old generation. Each generation therefore has a
 //! subscription of its own. The steps of the change:
@@ -61,15 +61,15 @@ pub(crate) struct CoreNatsSource {
     pub(super) trust: Arc<StreamTrust>,
     /// Number of incidents that may have lost messages. The stream is put in doubt before this number changes.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Number of times that the server has refused the subscription. Messages may be lost then.
+    /// Number of times that the server has refused the subscription. Each refusal may have lost messages.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Whether the server has confirmed the subscription. This source, and the handler of the connection's notices, set the value
-    /// to false at a refusal.
+    /// Whether the server has confirmed the subscription. A refusal sets it to false. Both this source and the
+    /// callback for notices of the connection notice refusals.
     pub(super) subscribed: watch::Sender<bool>,
     /// Maximum number of messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
-    /// Count of the bytes that the connection has received and the source has not taken yet. The source reports here
-    /// the messages that it takes.
+    /// Count of the bytes that the connection has received, and that the source has not taken yet. The source reports
+    /// to it the messages that it takes.
     pub(super) intake: Arc<Intake>,
     /// Tracer that opens spans. `None` if no collector is configured.
     pub(super) tracer: Option<Tracer>,
@@ -224,8 +224,8 @@ impl CoreNatsSource {
     }
 }
 
-/// Number of taken messages, and number of their bytes that are not yet reported to the intake (the count of waiting
-/// bytes).
+/// Counts of messages taken from the buffer. `messages` is their number. `bytes` is the size of those that have not
+/// been reported to the intake (the count of waiting bytes) yet.
 #[derive(Default)]
 struct MessageCounts {
     messages: usize,

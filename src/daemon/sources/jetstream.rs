@@ -1,17 +1,19 @@
 //! Source of events from JetStream. It reads a stream in order, from the position of a snapshot on.
 //!
-//! - The stream numbers its messages without a gap. A missing number shows a loss immediately, not only at the holder's
-//!   next batch.
-//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, unless its last message is
-//!   so old that the holder is stale.
-//! - Messages are pulled, a bounded number at a time, and not acknowledged. The daemon keeps the position itself, in snapshots.
-//! - The connection can break, the server can fall silent, a message can be skipped. After each of these breaks, a new
-//!   consumer begins after the last message that the lanes have. Until this consumer has read the stream up to its end,
-//!   all holders are unverified: a [stall](StreamTrust::stall).
+//! - The stream numbers its messages without a gap. A missing number shows a loss immediately, not only at the
+//!   holder's next batch.
+//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, unless its
+//!   last message is so old that the holder is stale.
+//! - Messages are pulled, a bounded number at a time, and not acknowledged. The daemon keeps the position itself, in
+//!   snapshots.
+//! - The connection can break, the server can fall silent, a message can be skipped. After each of these breaks, a
+//!   new consumer begins after the last message that the lanes have. Until this consumer has read the stream up to
+//!   its end, all holders are unverified: a [stall](StreamTrust::stall).
 //! - The server can refuse requests, or withdraw the right to them. This is a break, too. Before holders are trusted
 //!   again, a first request must show that the new consumer can be read.
-//! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages that
-//!   were read before. So a consumer begins with the last message that was read, and checks that it is still the same.
+//! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of messages
+//!   that were read before. So a consumer begins with the last message that was read, and checks that it is still the
+//!   same.
 //! - Messages can be gone for good: the stream's limits dropped them, or another stream has replaced the stream under
 //!   the same name. This begins a new generation of the stream, as a loss with core NATS does.
 
@@ -50,7 +52,8 @@ const PULL_MESSAGES_MAX: usize = 1024;
 /// Maximum number of bytes in one pull, that is, in one request for messages. The bound is higher if a single message
 /// may be larger.
 const PULL_BYTES: usize = 32 << 20;
-/// Interval at which the server says that it has no messages. After twice that time without any message, a new consumer is made.
+/// Interval at which the server says that it has no messages. After twice that time without any message, a new
+/// consumer is made.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which one request for messages stays open.
 const PULL_DURATION: Duration = Duration::from_secs(30);
@@ -59,7 +62,7 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum time to wait for the next message if the stream is known to have one. After this time, a new consumer shows
 /// whether the message is gone.
 const NEXT_PATIENCE: Duration = Duration::from_secs(3);
-/// Pauses before the next new consumer is made.
+/// Pauses between two tries to make a consumer.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(4),
@@ -75,24 +78,25 @@ pub(crate) struct JetStreamSource {
     pub(super) pool: Arc<LanePool>,
     /// Configuration of the stream.
     pub(super) config: StreamConfig,
-    /// Maximum number of messages that may wait in the stream while holders still count as exact. At most half as many
-    /// are requested in one pull.
+    /// Maximum number of messages that may wait in the stream while holders still count as exact. One pull requests
+    /// at most half of this number.
     pub(super) lag_max: u64,
-    /// State of the event stream, which says which holders are verified. A [stall](StreamTrust::stall), in which no
-    /// holder is verified, must have begun before the first query is answered.
+    /// State of the event stream, which says which holders are verified. Before the first query is answered, a
+    /// [stall](StreamTrust::stall) must have begun. During a stall, no holder is verified.
     pub(super) trust: Arc<StreamTrust>,
     /// Position in the stream after which reading goes on. The source keeps it up to date.
     pub(super) position: Arc<StreamPosition>,
     /// Counter that must change whenever the connection breaks or the server refuses a request.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Whether the stream is being read. The handler of the connection's notices sets the value to false at a refusal.
+    /// Whether the stream is being read. It becomes false in two cases: the server refuses a request, or an operator
+    /// must correct the stream.
     pub(super) attached: watch::Sender<bool>,
     /// Whether the stream has been read up to its end once.
     pub(super) caught_up: watch::Sender<bool>,
-    /// Number of a message that the stream is known to have. Set if the message after the last read one did not come in
-    /// time; else `None`.
+    /// Number of a message that the stream is known to have, although the message after the last read one has not
+    /// come in time. `None` if no message is late.
     pub(super) not_come: Option<u64>,
-    /// Readiness, which has the reason why the stream cannot be read.
+    /// Readiness of the daemon. The source stores there the reason why the stream cannot be read.
     pub(super) readiness: Arc<Readiness>,
     pub(super) metrics: StreamMetrics,
     /// Tracer that opens spans. `None` if no collector is configured.
@@ -101,33 +105,36 @@ pub(crate) struct JetStreamSource {
 
 /// Consumer of the stream, with the position up to which it must read.
 struct Attached {
-    /// Message that the first request returned, if the stream had one.
+    /// Message with which the stream answered the first request of this consumer. `None` if it had no message.
     first: Option<Message>,
     messages: pull::Stream,
-    /// Check that the last message read by the previous consumer is still the same. This consumer delivers that message
-    /// again. `None` if there is nothing to compare.
+    /// Comparison of a message: this consumer first delivers the last message that the previous consumer read, which
+    /// must still be the same. `None` if there is nothing to compare.
     check: Option<ConsumerCheck>,
-    /// Sequence number of the last message that must have been applied before holders count as exact again.
+    /// Number of the message up to which the lanes must apply the stream before the stall ends. During the stall, no
+    /// holder counts as exact.
     target: u64,
     stall: Option<StreamStall>,
     /// Number that the consumer gives to the next message that it delivers.
     delivery: u64,
     unread: Unread,
-    /// Number of the last message that had been read when the source last looked for the next message.
+    /// Number of the last read message at the time of the last [`JetStreamSource::look_for_next`].
     looked_at: Option<u64>,
-    /// Roll call, after which every publisher is known. `None` before the stream has been read up to its end.
+    /// Roll call of the present generation: the time in which every publisher sends at least one message. `None`
+    /// before the stream has been read up to its end.
     roll_call: Option<RollCall>,
 }
 
 impl Attached {
-    /// Returns the number of the last message that the stream is known to have after message `last`. `None` if no such
-    /// message is known.
+    /// Returns the number of a message that has not been read, although the stream is known to have it. `last` is the
+    /// number of the last read message. `None` if the stream is not known to have more messages.
     fn awaited(&self, last: u64) -> Option<u64> {
         let target = self.stall.as_ref().map(|_| self.target);
         target.max(self.unread.last()).filter(|awaited| *awaited > last)
     }
 
-    /// Begins a roll call, if the stream is read as it grows, and `generation` has had no roll call yet.
+    /// Begins the roll call of `generation`. Does nothing if it has begun already, or if the stream has not been read
+    /// up to its end.
     fn call_roll(&mut self, generation: StreamGeneration) {
         let is_called = self.roll_call.as_ref().is_some_and(|call| call.is_of(generation));
         if !is_called && self.stall.is_none() {
@@ -282,8 +289,8 @@ impl JetStreamSource {
         PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
     }
 
-    /// Returns the position in the stream after which reading goes on, and stores it. Messages before this position that were
-    /// never read are lost.
+    /// Returns the position in the stream after which reading goes on, and stores it. Messages before this position
+    /// that were never read are lost.
     fn resume(&self, stream: &EventStream) -> StreamCursor {
         let (beginning, span) = (stream.beginning(), stream.span());
         let cursor = match self.position.get() {
@@ -321,9 +328,9 @@ impl JetStreamSource {
         self.metrics.lost(messages, expected);
     }
 
-    /// Begins a new generation of the stream, so that all holders are unverified. Holders can be confirmed in it
-    /// immediately, because messages after a loss are read as before. A lost message may have been the only one of its
-    /// publisher.
+    /// Begins a new generation of the stream, because messages are lost. All holders are unverified until batches of
+    /// the new generation confirm them. Also notes that publishers may be unknown: a lost message may have been the
+    /// only one of its publisher.
     fn doubt(&self) {
         self.position.note_all(false);
         self.trust.follow(self.trust.doubt());
@@ -390,8 +397,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Notes the number of the stream's last message, as the server reports it in `look`. All unread messages up to
-    /// that number count as waiting, even if the consumer reports none.
+    /// Notes the number of the stream's last message, which the server has reported in `look`. All unread messages up
+    /// to that number count as waiting, even if the consumer counts no waiting message.
     fn note_end(&self, look: StreamLook, attached: &mut Attached) {
         let sequence = self.position.sequence();
         let since_us = attached.unread.note_end(sequence, look);
@@ -400,7 +407,8 @@ impl JetStreamSource {
             .set_progress(sequence, look.last.saturating_sub(sequence));
     }
 
-    /// Tells queries since when messages are unread, and up to when all messages are known.
+    /// Tells queries how long messages have been unread (`unread_since_us`), and when the daemon last knew the whole
+    /// stream.
     fn publish_age(&self, unread_since_us: u64, attached: &Attached) {
         let freshness = self.pool.freshness();
         // In this order, so that no query takes an unread message for a read one.
@@ -408,9 +416,11 @@ impl JetStreamSource {
         freshness.stream_known(attached.unread.known_us());
     }
 
-    /// Notes that every publisher is known, if the roll call's generation lasts and the stream has been read. This is needed
-    /// where the stream does not show who publishes, after a loss, and after a snapshot that was written while batches
-    /// were dropped. Otherwise the next roll call tells.
+    /// Notes that every publisher is known, because the roll call is over. Drops the roll call instead if it is of an
+    /// ended generation, or if the stream is not read up to its end. In this case another roll call begins later.
+    ///
+    /// A roll call is needed if the stream does not show who publishes, after a loss, and after a snapshot that was
+    /// written while batches were dropped.
     fn close_roll_call(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         let is_read = attached.stall.is_none();
@@ -545,8 +555,8 @@ impl JetStreamSource {
         Ok(())
     }
 
-    /// Ends the stall (holders are unverified until the stream has been read up to a target) if every message up to the
-    /// target has been applied.
+    /// Ends the stall once the lanes have applied every message up to the stall's target. During a stall, no holder
+    /// is verified. `sequence` is the number of the last read message.
     async fn end_stall(&self, attached: &mut Attached, sequence: u64) {
         if sequence < attached.target {
             return;
@@ -569,8 +579,8 @@ impl JetStreamSource {
         self.caught_up.send_replace(true);
     }
 
-    /// Waits until the lanes have applied all messages, and have looked which publishers are silent. A publisher that ended while the
-    /// daemon did not read the stream has left no message that says so.
+    /// Waits until the lanes have applied all messages, and have looked for silent publishers. A publisher may have
+    /// ended while the daemon did not read the stream, without a message that says so.
     async fn drain(&self) -> Result<(), PoolError> {
         self.pool.drain().await?;
         self.pool.tick(true);

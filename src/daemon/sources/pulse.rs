@@ -23,7 +23,8 @@ pub(super) struct Pulse {
     client: Client,
     inbox: String,
     echoes: Subscriber,
-    /// Interval between pulses. `None` if there is no limit on the age of the state.
+    /// Interval between pulses. `None` if the configuration sets no limit on the age of the state. No pulse is needed
+    /// then.
     interval: Option<Duration>,
     /// Timer that ends when the next pulse is due.
     due: Pin<Box<Sleep>>,
@@ -39,7 +40,7 @@ pub(super) enum Beat {
     Sent,
     /// Pulse came back. The value is the time at which it was sent, in microseconds.
     Felt(u64),
-    /// Message that is not the sent pulse came on the pulse's subject.
+    /// Other message came on the pulse's subject, for example an earlier pulse that was late.
     Other,
 }
 
@@ -64,8 +65,8 @@ impl Pulse {
     /// Waits until a pulse is due and sends it, or until a message on the pulse's subject comes. The future can be
     /// dropped at any time.
     ///
-    /// After [`Beat::Felt`], call [`LanePool::note_heard`](crate::lanes::LanePool::note_heard) once all messages that have come
-    /// are handed over.
+    /// After [`Beat::Felt`], call [`LanePool::note_heard`](crate::lanes::LanePool::note_heard) once all messages that
+    /// have come are handed over.
     pub(super) async fn beat(&mut self) -> Beat {
         let Some(interval) = self.interval else {
             return std::future::pending().await;

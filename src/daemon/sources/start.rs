@@ -120,8 +120,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     Ok((stage, is_caught_up))
 }
 
-/// Notes that events are no longer followed. Unless the daemon is stopping, the stream is doubted, so that no holder
-/// counts as exact any more.
+/// Notes that events are no longer followed. Unless the daemon is stopping, no holder counts as exact from now on.
 fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust: &StreamTrust) {
     if stop.is_cancelled() {
         return;

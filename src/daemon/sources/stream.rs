@@ -94,7 +94,8 @@ pub(super) enum StreamError {
 }
 
 impl StreamError {
-    /// Whether an operator has to act: correct the stream, or make it possible to create the stream.
+    /// Whether the error lasts until an operator acts. The operator must correct the stream, or make it possible to
+    /// create the stream.
     pub(super) fn is_of_stream(&self) -> bool {
         matches!(
             self,
@@ -202,8 +203,9 @@ impl EventStream {
     }
 }
 
-/// Whether the stream shows by itself, at `now_us`, who publishes: its messages go back by the length of a roll call at
-/// least, and go on until now. A stream that is new, was purged, or whose server has just come back does not.
+/// Whether the messages in the stream show who publishes at `now_us`. They do if they cover at least the length of a
+/// roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
+/// new, was purged, or has just become available again.
 fn covers_roll_call(state: &stream::State, now_us: u64) -> bool {
     let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(published_us);
     let reach = |from_us: u64, to_us: u64| Duration::from_micros(to_us.saturating_sub(from_us));
@@ -212,7 +214,8 @@ fn covers_roll_call(state: &stream::State, now_us: u64) -> bool {
         && reach(last_us, now_us) < roll_call::LENGTH
 }
 
-/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's clock is ahead.
+/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's
+/// clock is ahead.
 pub(super) fn age_of(published: DateTime) -> Duration {
     Duration::from_micros(unix_time_us().saturating_sub(published_us(published)))
 }

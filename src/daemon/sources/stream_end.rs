@@ -17,17 +17,17 @@ use crate::lanes::{StreamPosition, now_us};
 /// Time that the server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of the stream's last message, as the server reported it once.
+/// Report of the server about the end of the stream at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StreamLook {
-    /// Number of the last message that the stream had.
+    /// Number of the stream's last message.
     pub(super) last: u64,
-    /// Time at which the server was asked, by [`now_us`]. Messages with higher numbers than `last` came at that time or
-    /// later.
+    /// Time at which the daemon asked the server, by [`now_us`]. Messages with higher numbers than `last` came at
+    /// that time or later.
     pub(super) asked_us: u64,
 }
 
-/// Watches the number of a stream's last message, as the server reports it.
+/// Watcher that asks the server for the number of the stream's last message while no message comes.
 pub(super) struct StreamEnd {
     last: watch::Receiver<StreamLook>,
     _looking: AbortOnDropHandle<()>,
@@ -68,8 +68,8 @@ impl StreamEnd {
         }
     }
 
-    /// Waits for the server's next report of the number of the stream's last message, and returns that number. The
-    /// future can be dropped at any time.
+    /// Waits for the server's next report about the end of the stream, and returns the report. The future can be
+    /// dropped at any time.
     pub(super) async fn told(&mut self) -> StreamLook {
         match self.last.changed().await {
             Ok(()) => *self.last.borrow_and_update(),

@@ -1,29 +1,29 @@
-//! Record of unread messages in the events stream, with the earliest times at which they can have come.
+//! Record of the unread messages in the events stream. It tells how long the oldest of them may have waited.
 
 use std::collections::VecDeque;
 
 use super::stream_end::StreamLook;
 
-/// Maximum number of *sightings* that are remembered. A sighting is the number of the stream's last message at a time
-/// when messages were unread.
+/// Maximum number of remembered *sightings*. A sighting is a moment at which the daemon learned that the stream has
+/// more unread messages than it knew before. It has the number of the stream's last message.
 const SIGHTINGS_MAX: usize = 64;
-/// Minimum time in microseconds between two sightings (times at which unread messages were noticed). Sightings in less
-/// time count as one.
+/// Minimum time between two sightings, in microseconds. If the daemon learns of further messages earlier, they are
+/// added to the last sighting.
 const SIGHTING_INTERVAL_US: u64 = 10_000;
 
-/// Unread messages of the stream, as sightings: numbers of the stream's last message at several times.
+/// Unread messages of the stream, as a list of sightings (see [`SIGHTINGS_MAX`]).
 #[derive(Debug)]
 pub(super) struct Unread {
-    /// Sightings in the order of time, each as a pair. The first number is that of the stream's last message. The
-    /// second is the earliest time, in microseconds, at which the messages up to that number can have come to the
-    /// stream.
+    /// Sightings, the oldest first. Each is a pair: the number of the stream's last message, and a time in
+    /// microseconds. The messages that this sighting added came to the stream at that time or later.
     sightings: VecDeque<(u64, u64)>,
-    /// Time in microseconds up to which all messages of the stream are known: they are read, or among the sightings.
+    /// Time in microseconds at which the daemon last knew the whole stream: it had read every message, or had noted
+    /// it in a sighting.
     known_us: u64,
 }
 
 impl Unread {
-    /// Makes the record of a stream whose messages up to the time `known_us` are known.
+    /// Makes the record of a stream without unread messages. The daemon knew the whole stream at `known_us`.
     pub(super) fn since(known_us: u64) -> Self {
         Self {
             sightings: VecDeque::new(),
@@ -31,32 +31,35 @@ impl Unread {
         }
     }
 
-    /// Returns the number of the last message that the stream is known to have; `None` if no unread message is known.
+    /// Returns the number of the last unread message that is known. `None` if no unread message is known.
     pub(super) fn last(&self) -> Option<u64> {
         self.sightings.back().map(|(last, _)| *last)
     }
 
-    /// Returns the time in microseconds up to which all messages of the stream are read or known to be unread.
+    /// Returns the time in microseconds at which the daemon last knew every message of the stream, read or unread.
     pub(super) fn known_us(&self) -> u64 {
         self.known_us
     }
 
-    /// Notes that message `sequence` was read at `now_us`, and that `waiting` messages follow it. Returns the time in
-    /// microseconds since which an unread message has been known, or 0 if there is none.
+    /// Notes that message `sequence` was read at `now_us`, and that `waiting` more messages follow it in the stream.
+    /// Returns the earliest time at which the oldest unread message can have come, in microseconds. 0 if there is
+    /// none.
     pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
         self.see(sequence, sequence + waiting, now_us, now_us)
     }
 
-    /// Notes the number of the stream's last message that the server reported in `look`, as [`Self::note`] does. A
-    /// message that was not known before counts as waiting since the end of the stream was last known, because it may
-    /// have come just after that.
+    /// Notes a report of the server about the end of the stream. `sequence` is the number of the last read message.
+    /// Returns the same as [`Self::note`].
+    ///
+    /// A message of which the daemon has not known may have come just after the daemon last knew the whole stream. So
+    /// its waiting time is counted from then.
     pub(super) fn note_end(&mut self, sequence: u64, look: StreamLook) -> u64 {
         let since_us = self.known_us.min(look.asked_us);
         self.see(sequence, look.last, since_us, look.asked_us)
     }
 
-    /// Notes that message `sequence` has been read, and that `last` was the stream's last message at `at_us`. If `last`
-    /// was not known before, it can have come since `since_us`.
+    /// Notes two facts: message `sequence` has been read, and `last` was the stream's last message at `at_us`. If
+    /// message `last` was not known before, it came at `since_us` or later. Returns the same as [`Self::note`].
     fn see(&mut self, sequence: u64, last: u64, since_us: u64, at_us: u64) -> u64 {
         while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
             self.sightings.pop_front();

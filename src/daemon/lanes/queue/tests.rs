@@ -104,7 +104,7 @@ impl World {
         jobs
     }
 
-    /// Returns the jobs that are left. Each takes a microsecond.
+    /// Does all jobs that are left, in turns of one microsecond, and returns them.
     fn rest(self) -> Vec<Work> {
         drop(self.sender);
         let mut rest = Vec::new();

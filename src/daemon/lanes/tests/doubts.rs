@@ -96,14 +96,15 @@ impl Scene {
         abandoned.await.unwrap();
     }
 
-    /// Delivers a batch for which the queue has no room.
+    /// Delivers a batch that is dropped, because the queue has no room for it.
     pub(super) fn lose(&self, mut lost: EventBatch) {
         let many = (0..1024).map(SequenceHash).collect();
         lost.events.push(Event::Removed(RemovedBlocks::by_sequence(many)));
         self.lose_payload(lost.encode());
     }
 
-    /// Delivers a message for which the queue has no room: the message is longer than the queue, and another one waits already.
+    /// Delivers a message that is dropped, because the queue has no room for it: the message is longer than the
+    /// queue, and the message of another worker waits already.
     fn lose_payload(&self, payload: Vec<u8>) {
         let mut inbox = self.pool.inbox();
         let small = batch(1, Vec::new()).encode();

@@ -124,7 +124,7 @@ async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
     assert_eq!(refused(&pool), B_ALONE);
 }
 
-/// Asserts that a publisher counts as alive if it sends only messages that cannot be taken. If it counted as gone, no
+/// A test that a publisher counts as alive if it sends only messages that cannot be read. If it counted as gone, no
 /// answer would list it.
 #[tokio::test]
 async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
@@ -133,8 +133,8 @@ async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
     while !stays_for(Duration::from_millis(200)).await {}
 }
 
-/// Sends unreadable messages of a worker for the given time, and asserts that the worker stays. Returns false if the
-/// messages came too late.
+/// Sends unreadable messages of a worker for the given time, and asserts that the pool keeps the worker's lane.
+/// Returns false if a pause between two messages was so long that the worker may count as gone.
 async fn stays_for(time: Duration) -> bool {
     let pool = pool_of_a(removing_after(Duration::from_millis(50))).await;
     let begun = std::time::Instant::now();

@@ -150,8 +150,8 @@ async fn who_was_forgotten_by_an_operator_after_a_goodbye_comes_back() {
     assert!(scene.reasons().await.is_empty());
 }
 
-/// Asserts that the first batch of a new epoch ends the doubt and replaces the state. A search that began before that
-/// batch has seen the old state, so its answer stays in doubt.
+/// A test that the first batch of a new epoch replaces the state and ends the doubt. The answer of a search that
+/// began earlier stays in doubt, because that search has seen the old state.
 #[tokio::test]
 async fn who_was_found_before_a_new_epoch_is_in_doubt() {
     let scene = Scene::begin().await;
@@ -171,8 +171,8 @@ async fn who_was_found_before_a_new_epoch_is_in_doubt() {
     assert!(!indexer.reasons_since(&before, &record, &scene.trust).is_empty());
 }
 
-/// Case: the publisher's clock was ahead, and the publisher has died. It comes back with the right time, and so with a
-/// lower epoch.
+/// A test of a publisher whose clock was ahead, and that has died. It comes back with the right time, and so with a
+/// lower epoch. The holder is contested until a higher epoch begins.
 #[tokio::test]
 async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     let contested = DegradedReasons::of(DegradedReason::Contested);
@@ -197,7 +197,8 @@ async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 30)), (None, Some(3)));
 }
 
-/// Case: the other publisher begins an epoch that is higher than the one for which the daemon has asked.
+/// A test that an answer with a higher epoch ends a contest. Two publishers claim the holder, and the one with the
+/// lower epoch has begun a new epoch, which is higher than both.
 #[tokio::test]
 async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     let scene = Scene::begin().await;
@@ -220,8 +221,7 @@ async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
 }
 
-/// Case: batches of the old epoch that were held before the new epoch began. They do not show that there is another
-/// publisher.
+/// A test that held batches of an ended epoch do not count as batches of another publisher.
 #[tokio::test]
 async fn held_batches_of_an_ended_epoch_are_no_contest() {
     let scene = Scene::begin().await;

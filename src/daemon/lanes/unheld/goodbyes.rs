@@ -49,8 +49,8 @@ impl Goodbyes {
         }
     }
 
-    /// Returns the reason to drop a batch without a holder, if the batch is from before its publisher's goodbye.
-    /// Returns `None` if the batch is to be taken.
+    /// Returns the reason to drop a batch of an unregistered holder: the batch was sent before the holder's goodbye.
+    /// Returns `None` if the batch must be taken.
     pub(in super::super) fn is_over(
         &self,
         holder: &HolderKey,
@@ -63,7 +63,7 @@ impl Goodbyes {
         is_remembered.then(|| known.drop_reason(batch)).flatten()
     }
 
-    /// Forgets the goodbyes of `ranks`.
+    /// Forgets the goodbyes of a range of holders.
     pub(in super::super) fn forget(&self, ranks: RangeInclusive<HolderKey>) {
         let by_holder = &mut self.0.lock().by_holder;
         let found: Vec<HolderKey> = by_holder.range(ranks).map(|(holder, _)| holder.clone()).collect();

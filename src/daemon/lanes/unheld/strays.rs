@@ -27,7 +27,8 @@ pub(crate) struct Stray {
     /// Error text of the last dropped message.
     detail: String,
     messages: u64,
-    /// Times of the first and the last dropped message, in microseconds since the Unix epoch.
+    /// Time of the first dropped message, in microseconds since the Unix epoch. `last_us` is the time of the last
+    /// one.
     since_us: u64,
     last_us: u64,
 }

@@ -17,7 +17,8 @@ const MARKS: usize = 1 << 16;
 #[derive(Debug)]
 pub(in super::super) struct Unreadable {
     hasher: RandomState,
-    /// Time at which each mark of the Bloom filter was last made, in seconds on the clock of `now_us`.
+    /// Marks of the Bloom filter. Each is the time at which it was last set, in seconds on the clock of `now_us`; 0
+    /// if it was never set.
     marks: Box<[AtomicU32]>,
 }
 

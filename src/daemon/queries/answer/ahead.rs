@@ -61,8 +61,8 @@ impl Answerer {
     }
 }
 
-/// Adds to `reply` the holders of `ahead`, the answer about engines that hash each block with the token after it. At
-/// most `limit` holders stay.
+/// Merges `ahead` into `reply`, and keeps at most `limit` holders. `ahead` is the answer about engines that hash each
+/// block together with the token after it.
 fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let place = |holder: &HolderMatch| (holder.worker.clone(), holder.rank);
     let known: HashSet<_> = reply.holders.iter().map(place).collect();

@@ -23,7 +23,7 @@ pub(crate) struct Answer {
     pub(in super::super) reply: Option<AnyReply>,
 }
 
-/// Reply to a request: one answer, or one answer for each of its queries.
+/// Reply to a request: one answer to a single query, or one answer to each query of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AnyReply {
     /// Reply to a single query.
@@ -79,7 +79,7 @@ impl AnyReply {
         self.encode()
     }
 
-    /// Returns the number of blocks found of each prompt that was answered.
+    /// Returns, for each answered prompt, the numbers of blocks asked for and found.
     pub(crate) fn prompts(&self) -> impl Iterator<Item = AnsweredPrompt> {
         let (single, batch) = match self {
             Self::Single(reply) => (Some(reply), None),

@@ -18,8 +18,8 @@ pub(super) struct QueryLength {
 }
 
 impl QueryLength {
-    /// Returns the length of `query`, which has `blocks` blocks. The number of its tokens bounds the number of usable
-    /// blocks.
+    /// Returns the length of a query with this number of `blocks`. The number of tokens limits how many of the blocks
+    /// a request can reuse.
     pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
         let blocks = blocks.try_into().unwrap_or(u32::MAX);
         let usable_max = usable_max(&query.key, query.token_count, indexer);
@@ -37,13 +37,13 @@ impl QueryLength {
 }
 
 impl DoubtFacts<'_, '_> {
-    /// Whether at least one holder of the namespace is in doubt about tiers beyond the device.
+    /// Whether any holder of the namespace is in doubt about its blocks on other tiers than the device.
     fn are_of_tiers(&self) -> bool {
         self.before.partial.up_to(Tier::DEVICE) != self.before.partial
     }
 
-    /// Makes the search for a query. If any holder's blocks beyond the device are in doubt, the search also counts the
-    /// blocks in the nearer tiers.
+    /// Makes the search for a query. The search counts the blocks of each tier separately if the query asks for that,
+    /// or if any holder is in doubt about other tiers than the device.
     pub(super) fn search_of<'o>(&self, query: &'o SingleQuery) -> Search<'o> {
         let tiers = match query.options.tiers || self.are_of_tiers() {
             true => TierDepth::Each,
@@ -57,8 +57,8 @@ impl DoubtFacts<'_, '_> {
     }
 }
 
-/// Holders of an answer that are in doubt about a tier, by their positions in the answer. A holder counts even if its
-/// doubt does not concern the query.
+/// Positions, in an answer, of the holders that are in doubt about a tier beyond the device. A holder is included
+/// even if that doubt does not concern the query.
 #[derive(Debug, Default)]
 pub(super) struct Doubted {
     judged: usize,
@@ -89,7 +89,7 @@ impl Doubted {
         }
     }
 
-    /// Whether a tier of the holder at position `place` of the answer is in doubt.
+    /// Whether the holder at position `place` of the answer is in doubt about a tier beyond the device.
     pub(super) fn has(&self, place: usize) -> bool {
         // The places are in order.
         self.places.binary_search(&place).is_ok()

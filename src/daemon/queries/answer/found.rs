@@ -11,7 +11,8 @@ use kvatlas_telemetry::AnsweredPrompt;
 use super::super::prompts::prompt_of;
 use super::saturating_u32;
 
-/// Tiers up to which [`FoundHolder::near_blocks`] counts.
+/// Tiers that bound the counts of [`FoundHolder::near_blocks`]. The first count has the device's blocks, the second
+/// the blocks on device and host.
 const NEAR_TIERS: [Tier; 2] = [Tier::DEVICE, Tier::HOST];
 
 /// Holder of a prefix, as [`Source::find`](super::super::Source::find) returns it.
@@ -33,16 +34,18 @@ pub(crate) struct FoundHolder {
     pub(crate) address: Option<Address>,
 }
 
-/// Result of [`Source::find`](super::super::Source::find): the holders of a prefix, and what the search may lack.
+/// Result of [`Source::find`](super::super::Source::find): the holders of a prefix, and the numbers of holders that
+/// the search may have missed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Number of tokens in a block of the namespace.
     pub(crate) block_size: u32,
-    /// Numbers of blocks of the prompt that were asked for and found, in the form that metrics count.
+    /// Numbers of the prompt's blocks that were asked for and found, for the metrics.
     pub(crate) prompt: AnsweredPrompt,
     /// Holders that have at least the first block of the prompt.
     pub(crate) holders: Vec<FoundHolder>,
-    /// Number of holders of the namespace that a query of this form cannot find.
+    /// Number of holders of the namespace that the query cannot find, because their engines hash in another way than
+    /// the query.
     pub(crate) foreign_holders: u32,
     /// Number of holders that are not listed although the query asks about them, and whose state is not certain.
     pub(crate) doubtful_holders: u32,
@@ -50,8 +53,8 @@ pub(crate) struct Found {
 
 #[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis", test))]
 impl FoundHolder {
-    /// Returns the holder with its certain blocks only, for protocols without a word for doubt. If a far tier is in
-    /// doubt, the blocks on the nearer tiers stay. `None` if nothing is certain.
+    /// Returns the holder with only those blocks that it certainly has. Some protocols cannot express doubt. If only
+    /// a far tier is in doubt, the blocks on the nearer tiers remain. `None` if nothing is certain.
     pub(crate) fn certain(&self) -> Option<Self> {
         let [device, with_host] = self.near_blocks;
         let (near_blocks, blocks) = match (self.is_exact, self.near_exact) {
@@ -67,8 +70,9 @@ impl FoundHolder {
         })
     }
 
-    /// Returns how much the holder has, for protocols that know no ranks and take one rank for all of an address. The
-    /// rank with the greatest reach has the most blocks, and of equal ones the most on near tiers.
+    /// Returns a value by which the ranks of one address are compared. Some protocols have no ranks, so one rank must
+    /// stand for the address. The greatest value belongs to the rank with the most blocks. Among ranks with equally
+    /// many, the rank with the most blocks on near tiers is greater.
     #[cfg(any(feature = "grpc", feature = "redis"))]
     pub(crate) fn reach(&self) -> [u32; 3] {
         let [device, with_host] = self.near_blocks;
@@ -77,12 +81,13 @@ impl FoundHolder {
 }
 
 impl Found {
-    /// Whether holders that the result does not list may hold more blocks than is known.
+    /// Whether the result may lack blocks, because of holders that it does not list.
     pub(crate) fn lacks_some(&self) -> bool {
         self.foreign_holders > 0 || self.doubtful_holders > 0
     }
 
-    /// Makes the result from the `reply` to a [`dialect_query`]. `depth` is the kind of depth that the holders get.
+    /// Makes the result from the `reply` to a [`dialect_query`]. `depth` says which blocks count: those that a
+    /// request can reuse, or those that full attention has.
     ///
     /// # Errors
     ///
@@ -125,8 +130,8 @@ impl Found {
     }
 }
 
-/// Returns the query of a listener in another protocol: all holders of a prefix of `key`, with their depths in each tier.
-/// With `worker`, only that worker's holders.
+/// Returns the query of a listener in another protocol: all holders of a prefix of `key`, with their depths in each
+/// tier. With `worker`, only that worker's holders.
 pub(crate) fn dialect_query(key: &QueryKey, worker: Option<&WorkerName>) -> SingleQuery {
     SingleQuery {
         // Clients of the dialects subtract a prompt's last token themselves. So the prompt is asked for as one token

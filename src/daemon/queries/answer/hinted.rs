@@ -1,4 +1,4 @@
-//! Hints of routers. They are taken here, and holders that hints predict are added to answers.
+//! Hints of routers: keeping them, and adding the holders that they predict to answers.
 
 use std::time::Instant;
 

@@ -14,8 +14,8 @@ use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 #[cfg(test)]
 mod tests;
 
-/// Approximate number of blocks after which a search looks at each holder again. The search does so where the chains of
-/// the index branch, which is about this often.
+/// Approximate number of blocks after which a search looks at each holder again, for estimates. A search looks at
+/// holders where the chains of the index branch.
 const BLOCKS_PER_LOOK: usize = 64;
 /// Approximate number of ranks of a worker, for estimates.
 const RANKS: usize = 8;
@@ -72,7 +72,7 @@ impl Answerer {
 struct WorkPiece(Instant);
 
 impl WorkPiece {
-    /// Ends the piece if its time is over, that is, lets other tasks run and begins the next piece.
+    /// Ends the piece if it has lasted long enough: lets other tasks run, and then begins the next piece.
     async fn end(&mut self) {
         if self.0.elapsed() >= PIECE {
             tokio::task::yield_now().await;

@@ -5,15 +5,15 @@ use std::borrow::Cow;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 
-/// Returns the key in the hashes that the namespace uses. If these are the hashes of another *scheme* than the
-/// contract's, hashes a key of tokens here.
+/// Returns the key in the hashes that the namespace uses. A namespace can use the hashes of another *scheme* than the
+/// contract's, for example those of an engine. For such a namespace, a key of tokens is hashed here.
 ///
 /// # Errors
 ///
-/// [`ErrorCode::BadRequest`] in two cases:
-/// - The query has block hashes, and the namespace uses a scheme. A scheme's chain has no block hashes, and the
-///   contract's block hashes would find no holder.
-/// - The query has an adapter's tokens, and it is not known how the scheme hashes them.
+/// [`ErrorCode::BadRequest`] in two cases, both in a namespace with another scheme:
+/// - The query has block hashes. Another scheme has no block hashes, and the contract's block hashes would find no
+///   holder.
+/// - The query has the tokens of an adapter, and it is not known how the scheme hashes these.
 pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow<'k, QueryKey>, WireError> {
     let Some(chains) = &namespace.chains else {
         return Ok(Cow::Borrowed(key));

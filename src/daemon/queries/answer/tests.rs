@@ -107,7 +107,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
     }
 }
 
-/// Asserts that answers are not certain while the daemon has not heard of every publisher. An unknown worker may hold
+/// A test that answers are not certain while the daemon has not heard of every publisher. An unknown worker may hold
 /// blocks.
 #[test]
 fn before_everybody_is_known_no_answer_is_certain() {
@@ -154,8 +154,8 @@ fn before_everybody_is_known_no_answer_is_certain() {
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
 }
 
-/// Asserts that holders whose publishers have not told the block size are in doubt for queries by tokens, because such
-/// queries may miss their blocks.
+/// A test of holders whose publishers have not told the block size. A query by tokens may not find their blocks, so
+/// they are in doubt for such a query.
 #[test]
 fn who_cannot_be_found_by_tokens_for_want_of_a_size_is_in_doubt() {
     let answerer = answerer();
@@ -265,8 +265,8 @@ fn the_shortest_holder_is_no_shorter_than_assumed() {
     assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
 }
 
-/// Asserts that the count of doubtful holders in an answer equals a count made holder by holder over those that the
-/// answer does not list.
+/// A test that compares the number of doubtful holders in an answer with a simple count: over all holders that the
+/// answer does not list, one by one.
 #[test]
 fn whoever_may_hold_more_and_is_not_listed_is_counted() {
     let answerer = answerer();

@@ -18,11 +18,12 @@ pub(super) struct Listed<'a> {
     pub(super) is_exact: bool,
 }
 
-/// Returns the number of holders that may hold more than is known and are not `listed`. If `workers` is given, only
-/// their holders count. Holders of three kinds may hold more than is known:
+/// Returns the number of holders that are not `listed`, and that may hold more than is known. If `workers` is given,
+/// only holders of these workers count. Four kinds of holders may hold more than is known:
 ///
-/// - Holders whose state has not been certain since before the search.
+/// - Holders with a doubt that concerns the query, even if it has ended since the search began.
 /// - For a query by tokens, holders whose block size is not known for certain.
+/// - Publishers whose batches are dropped, so that they are not registered.
 /// - Holders of which nothing has been heard yet. All of them together count as one.
 pub(super) fn count_doubtful<'a>(
     trust: &StreamTrust,
@@ -35,7 +36,7 @@ pub(super) fn count_doubtful<'a>(
     unheard.saturating_add(count_known(trust, doubts, seen, workers, listed))
 }
 
-/// Returns the number that [`count_doubtful`] returns, without the one for holders of which nothing has been heard yet.
+/// Returns the same number as [`count_doubtful`], but without holders of which nothing has been heard yet.
 fn count_known<'a>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,
