@@ -47,7 +47,7 @@ pub(super) enum Published {
     Next,
     /// The batch was applied before, with the same bytes.
     Duplicate,
-    /// The batch came by replay so long ago that its digest is no longer remembered.
+    /// A batch of this number came from the replay socket so long ago that its digest is no longer remembered.
     Forgotten,
     /// Batches between the last applied one and this one are missing.
     Gap,
@@ -205,7 +205,8 @@ impl Continuity {
         if is_again { Published::Other } else { found }
     }
 
-    /// Judges a batch a second time, after a replay. [`Self::published`] has judged it before the replay.
+    /// Judges a published batch again, after a replay that has brought missing batches. [`Self::published`] judges it
+    /// the first time.
     pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
         if self.recent.is_empty() && self.is_first(seq) {
             return Published::Next;

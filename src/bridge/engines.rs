@@ -245,7 +245,8 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Makes a bridge that follows no engine yet. Engines that are registered before [`Self::start`] wait for it.
+    /// Makes a bridge that follows no engine yet. If an engine is registered before [`Self::start`], following it
+    /// begins with that call.
     ///
     /// The bridge's tasks run on the current tokio runtime.
     pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {

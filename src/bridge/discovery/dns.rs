@@ -139,8 +139,8 @@ async fn addresses(
     Ok(found.iter().map(server).collect())
 }
 
-/// Returns an engine for each SRV record of `name`. The engine's name is the first label of the record's target: for a pod
-/// with a name in DNS, the pod's name.
+/// Returns an engine for each SRV record of `name`. The engine's name is the first label of the host name in the
+/// record. If that host is a pod, the label is the pod's name.
 async fn records(
     resolver: &TokioResolver,
     name: &str,

@@ -100,7 +100,7 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
 /// change and keep its mark.
 type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
-/// Reads the engines of all files; `None` if no file has changed, that is, if the files' marks are the same as `seen`.
+/// Reads the engines of all files. Returns `None` if no file has changed since the reading with the marks `seen`.
 ///
 /// Returns an error if files change during the reading, or a file has just become empty: a program that rewrites a file
 /// empties it first.

@@ -25,8 +25,7 @@ pub struct SourceState {
     pub last_error: Option<String>,
 }
 
-/// Error because of which the bridge does not believe an engine: the source that found the engine does not confirm the
-/// engine.
+/// Error that keeps the bridge from believing an engine: the source that found the engine does not confirm it.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(
     not(feature = "kubernetes"),
@@ -61,7 +60,8 @@ pub(crate) struct Reports {
 pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
 
 impl Reports {
-    /// Makes the reports of a source, and their receiver, which thus exists before the first report and cannot miss it.
+    /// Makes the reports of a source, and a receiver of the source's engines. The receiver exists before the first
+    /// report, so it misses no report.
     pub(super) fn new(
         source: &str,
         kind: EngineSource,

@@ -8,7 +8,7 @@
 //! - Other workers cannot be asked. For them, a publisher's message count without a hole proves that no message is
 //!   missing.
 //!
-//! Three events put the workers of the second kind in doubt until they clear:
+//! Three events put the workers of the second kind in doubt, until they clear their caches:
 //!
 //! - The count has a hole.
 //! - The count runs backwards, or begins anew. Another process may then have the same publisher number.
@@ -167,7 +167,8 @@ impl PlaneEvents {
         self.courses.trouble()
     }
 
-    /// Applies a message. If the bridge `is_behind`, the message does not show that a worker is alive now.
+    /// Applies a message. `is_behind` says that the message may have waited during a stall. It then does not show that
+    /// a worker is alive now.
     async fn apply(&mut self, payload: &Bytes, is_behind: bool) -> Result<(), PublisherError> {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
@@ -272,9 +273,9 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Puts the holders that `named` lists in doubt, because a publisher that is not followed reports them. If another
-    /// publisher reported such a holder before, a new process has taken over the holder, and the earlier reports are
-    /// outdated.
+    /// Marks the holders in `named` as in doubt, because they are reported by a publisher that is not followed for
+    /// them. If another publisher reported such a holder before, a new process has taken over the holder, and the
+    /// earlier reports are outdated.
     async fn doubt(
         &mut self,
         publisher: u64,
@@ -294,8 +295,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes a holder away from all other publishers. If another publisher has reported the holder before, a new
-    /// process has taken over the holder, so the holder begins anew.
+    /// Makes `publisher` the only publisher that reports a holder. If another publisher has reported the holder before,
+    /// a new process has taken over the holder, so the holder begins anew.
     async fn leave_others(
         &mut self,
         publisher: u64,

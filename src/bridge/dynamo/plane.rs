@@ -174,7 +174,8 @@ fn envelope_of(frames: &[Bytes]) -> Bytes {
         .unwrap_or_default()
 }
 
-/// Makes a NATS connection only for this source, and a channel that tells when it breaks, so that no reconnect goes unseen.
+/// Makes a NATS connection that only this source uses. The channel tells when the connection breaks, so that no
+/// reconnect goes unseen.
 async fn connect(
     url: &str,
     patience: Duration,

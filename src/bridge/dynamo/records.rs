@@ -5,8 +5,8 @@
 //! | `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER` | the worker, its rank, and its `recovery_target` |
 //! | `v1/event_channels/SCOPE/topic/TOPIC/PUBLISHER` | the address on ZeroMQ |
 //!
-//! In etcd, the records have leases. In a folder, each record is a file. Its folder and its percent-encoded name are the two
-//! parts of the key. The process to which a record belongs touches the file every few seconds.
+//! In etcd, the records have leases. In a folder, each record is a file. The path of its folder and its percent-encoded
+//! name together form the record's key. The process to which a record belongs touches the file every few seconds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -89,8 +89,7 @@ pub(in super::super) enum RecordsError {
 /// Key of a record, and the record's value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
-/// Readers of discovery's records: one task for each place. Everything that needs the records of a place shares the
-/// task.
+/// Tasks that read discovery's records: one task for each place. All users of a place's records share the task.
 #[derive(Default)]
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 

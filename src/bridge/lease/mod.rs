@@ -30,7 +30,8 @@ use table::LeaseTable;
 
 pub use table::Times;
 
-/// Pause between two decisions from the beats (short messages of bridges) that were heard.
+/// Pause between two decisions about which holders to report. A decision follows from the beats (short messages) of the
+/// other bridges.
 const LOOK: Duration = Duration::from_millis(25);
 /// Pause before the next attempt to subscribe, after one failed.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
@@ -90,7 +91,8 @@ impl Turns {
         }
     }
 
-    /// Waits until the turn that has begun ends, so that the bridge no longer reports the holder.
+    /// Waits until the present turn ends, so that the bridge no longer reports the holder. A turn that never ends keeps
+    /// this waiting.
     pub(super) async fn end(&mut self) {
         let changed = match &mut self.0 {
             Some(turn) => turn.changed().await.is_ok(),
@@ -194,8 +196,8 @@ impl LeaseTask {
         let _ = self.nats.flush().await;
     }
 
-    /// Exchanges beats with the other bridges, which tell who reports which holder. Ends when the task is stopped or the
-    /// subscription ends.
+    /// Exchanges beats with the other bridges. A beat says which holders its sender reports. Ends when the task is
+    /// stopped or the subscription ends.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

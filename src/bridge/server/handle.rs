@@ -28,7 +28,8 @@ pub(crate) struct ServerProgress {
 pub(super) struct SharedServerState {
     /// Number of questions to the server that tasks have requested so far.
     pub(super) wanted: watch::Sender<u64>,
-    /// Number of the last requested question whose answer was acted on. All questions up to that number are answered.
+    /// Number of the last requested question whose answer the server's task has acted on. Earlier questions count as
+    /// answered, too.
     pub(super) answered: watch::Sender<u64>,
     pub(super) progress: Mutex<ServerProgress>,
     /// Address and labels of the server's engine, which may change while the server is asked.
@@ -54,7 +55,7 @@ pub(crate) struct ServerHandle {
 #[derive(Debug, Clone)]
 pub(crate) struct OriginServer {
     pub(crate) handle: ServerHandle,
-    /// Hint with the flag to set if nobody listens at the publisher's endpoint.
+    /// Hint for an error text if nobody listens at the publisher's endpoint: it names the flag to set.
     pub(crate) refused_hint: Option<&'static str>,
 }
 

@@ -54,7 +54,7 @@ use size::{SizeError, first_size};
 
 /// Maximum time for all answers of a server together: a server that handles requests may be busy.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two checks whether another engine of the model has told the block size.
+/// Pause between two checks whether another engine of the model is followed, whose block size is then used.
 const SIZE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An error that keeps the engine of a server from being followed, for now.

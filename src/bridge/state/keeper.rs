@@ -12,7 +12,8 @@ use kvatlas_telemetry::BridgeMetrics;
 
 use super::{KeptEngine, StateDirectory};
 
-/// Minimum ratio of all time to the time spent on writing: writing takes at most a twentieth of the time.
+/// Minimum ratio of the whole time to the time spent on writing. A value of 20 means that writing takes at most a
+/// twentieth of the time.
 const SHARE: u32 = 20;
 
 /// Right to write a file. One engine of a bridge has it at a time.

@@ -279,8 +279,8 @@ impl<T> KnownObjects<T> {
     }
 }
 
-/// Returns the engines of objects, one for each name. Of several servers with one name, the first counts: an endpoint
-/// with an IPv4 and an IPv6 address has two servers.
+/// Returns the engines of objects, one for each name. If several servers have one name, the first server counts. An
+/// endpoint with an IPv4 and an IPv6 address has two servers, for example.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
     let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
     for server in servers {
