@@ -176,7 +176,7 @@ impl Continuity {
         };
     }
 
-    /// Notes that the replay socket has given the batch `seq`, which was applied.
+    /// Notes that the batch `seq`, which was applied, has come from the replay socket.
     pub(super) fn confirm(&mut self, seq: u64) {
         self.confirmed = self.confirmed.max(Some(seq));
     }

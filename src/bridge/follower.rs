@@ -107,8 +107,8 @@ impl FollowError {
     }
 }
 
-/// Number of consecutive connections that have to fail at the replay socket before the engine is followed without it. An
-/// engine that starts may open one of its sockets before the other.
+/// Number of consecutive connections at which the replay socket has to fail before the bridge follows the engine
+/// without that socket. An engine that starts may open one of its sockets before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
 
 /// Pauses between questions to a replay socket that does not answer.
@@ -136,7 +136,7 @@ pub(super) struct Follower {
     /// Whether batches may have been lost while the replay socket was silent. If so, the lost batches are fetched when
     /// the socket answers again.
     has_missed: bool,
-    /// Verdict on this connection so far: whether its batches continue the applied batches.
+    /// Verdict on this connection so far: whether its batches come from the process whose batches have been applied.
     connection: ConnectionState,
     /// Whether new batches of the replay socket have also come over this connection.
     hearing: Hearing,
@@ -331,8 +331,8 @@ impl Follower {
     }
 
     /// Notices a stall (a time in which this process stood still), and returns whether there was one. Call it whenever
-    /// this task has waited, before it publishes anything. After a stall, the engine is out of sight until a look (a
-    /// check) that begins after this call succeeds.
+    /// this task has waited, before it publishes anything. After a stall, the engine is out of sight. It is in sight
+    /// again once a look (a check), begun after this call, has succeeded.
     pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {

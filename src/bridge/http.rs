@@ -137,7 +137,7 @@ impl ServerConnection {
         self.connection.is_closed()
     }
 
-    /// Asks a question without a body, and returns the status and the body of the answer. After an error the connection
+    /// Sends a request without a body, and returns the status and the body of the answer. After an error the connection
     /// cannot be used again.
     pub(super) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, Bytes), HttpError> {
         let request = self.connection.request(method, path);

@@ -1,4 +1,4 @@
-//! The NATS server's refusals of what a bridge publishes and subscribes to.
+//! Refusals by the NATS server of messages that a bridge publishes, and of subscriptions that it makes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

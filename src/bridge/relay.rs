@@ -41,7 +41,7 @@ const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
 };
-/// Approximate number of payload bytes that are translated before their events are passed to the publisher.
+/// Approximate number of translated payload bytes at which the relay passes their events to the publisher.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
 /// Time for which an engine that was never in sight (known to be alive) is announced to daemons. So daemons that start after the
@@ -67,7 +67,7 @@ pub(super) struct Way {
     pub(super) kin: Kin,
     /// Ended epochs above which a holder's next epoch has to begin.
     pub(super) farewells: Farewells,
-    /// Receiver of the holder's address and labels, which follows their changes.
+    /// Receiver that follows the holder's address and labels.
     pub(super) profiles: watch::Receiver<Profile>,
 }
 
@@ -88,13 +88,13 @@ pub(super) struct Relay {
     untold: Option<UntoldBlocks>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
-    /// Whether a batch with this rank was published on the engine's own connection.
+    /// Whether a batch with the rank in `rank` was published on the engine's own connection.
     has_published_rank: bool,
     /// Reason why the translator doubts the engine's blocks; `None` if it does not doubt them.
     doubt: Option<Reason>,
     /// Doubts that concern some queries only, because the engine's events leave out facts.
     partial: DegradedReasons,
-    /// Whether the translator lacks the facts that show which of the blocks a request can reuse.
+    /// Whether the engine's events leave out the facts that show which of its blocks a request can reuse.
     hides_groups: bool,
     /// Labels that the bridge adds to the engine's given labels.
     added: AddedLabels,
@@ -108,7 +108,7 @@ pub(super) struct Relay {
     told: DegradedReasons,
     /// The holder's entry in the lease, which decides which bridge reports it; `None` if no other bridge follows the holder.
     share: Option<LeaseShare>,
-    /// Tap that passes the engine's events on to routers; `None` if they are not republished to routers.
+    /// Tap that passes the engine's events on to routers; `None` if the engine is not republished.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
@@ -332,8 +332,8 @@ impl Relay {
         }
     }
 
-    /// Returns the lock on the engine's blocks. If the lock is still held for events that are not reported to daemons yet,
-    /// returns that lock.
+    /// Returns the lock on the engine's blocks: the lock that is still held for events that daemons have not been told
+    /// yet, or else a new lock.
     async fn take_untold(&mut self) -> UntoldBlocks {
         match self.untold.take() {
             Some(untold) => untold,
@@ -358,7 +358,7 @@ impl Relay {
     }
 
     /// Applies those events of `batch` for which `is_ours` holds, and reports them to daemons. The caller has decoded
-    /// the batch. If decoding has left events out, the reasons count for this holder, too.
+    /// the batch. If events were left out in decoding, the doubts about them hold for this holder, too.
     pub(super) async fn apply_events(
         &mut self,
         batch: &EngineBatch,
@@ -452,7 +452,7 @@ impl Relay {
         })
     }
 
-    /// Notes that batches of the engine are lost for good, or cannot be used, for this reason.
+    /// Notes that batches of the engine are lost for good, or cannot be used, for `reason`.
     pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         self.note_doubt(reason).await
@@ -465,7 +465,7 @@ impl Relay {
         self.note_doubt(reason).await
     }
 
-    /// Marks the engine's blocks as in doubt for this reason, until the engine clears.
+    /// Marks the engine's blocks as in doubt for `reason`, until the engine clears its cache.
     pub(super) async fn note_doubt(&mut self, reason: Reason) -> Result<(), PublisherError> {
         // The doubt is noted in the translator, where a clear ends it.
         let mut untold = self.take_untold().await;

@@ -49,7 +49,7 @@ impl From<SocketError> for FollowedSourceError {
     }
 }
 
-/// Source of events of one kind, with the state that is needed to follow it.
+/// Source of events, with the state that is needed to follow it. Each kind of source has its own implementation.
 pub(super) trait FollowedSource: Send {
     /// Follows the source over one connection, until the connection breaks. Sets `failures` to 0 once it is connected.
     fn follow(

@@ -111,8 +111,8 @@ impl StallWatch {
         }
     }
 
-    /// Whether the result of `look`, a check of an engine, still counts, that is, whether the task has run without a
-    /// stall since the look began.
+    /// Whether the result of `look` (a check of an engine) still counts. It does if the task has run without a stall
+    /// since the look began.
     pub(super) fn is_news(&self, look: PendingLook) -> bool {
         look == self.look()
     }

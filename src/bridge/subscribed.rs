@@ -72,7 +72,7 @@ impl From<FrameStreamError> for FollowedSourceError {
 struct RankStream {
     /// The number of the last frame.
     last: u64,
-    /// Index of the snapshot's next chunk, and the number of its chunks; `None` outside of a snapshot.
+    /// Index of the snapshot's next chunk, and the number of its chunks; `None` while no snapshot is being received.
     due: Option<(u32, u32)>,
     /// Number of batches that the bridge cannot get: the server itself has missed them, or has sent them before the
     /// bridge subscribed.
@@ -280,7 +280,8 @@ impl SubscribedEvents {
         }
     }
 
-    /// Reports the ranks whose snapshot is whole as alive for `time`, because the server is alive.
+    /// Reports that ranks are alive for `time`, because the server is alive. Leaves out ranks whose snapshot is not
+    /// complete yet.
     async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         for (_, rank, relay) in self.holders.all() {
             if self.ranks.get(&rank).is_some_and(|stream| stream.due.is_none()) {

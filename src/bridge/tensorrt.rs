@@ -81,8 +81,7 @@ struct Poller {
     /// Maximum time to connect.
     patience: Duration,
     connection: Option<ServerConnection>,
-    /// Whether the last question opened a new connection. The server at its other end may be another process than
-    /// before.
+    /// Whether the last question opened a new connection. It may lead to another process than the connection before.
     has_connected: bool,
 }
 

@@ -1,9 +1,9 @@
-//! Engines behind a DNS name, such as the name of a headless Service. Each address of the name is one engine. If SRV records
-//! are asked for, each record is one engine, and also tells its port.
+//! Engines behind a DNS name, such as the name of a headless Service. Each address of the name is one engine. If SRV
+//! records are asked for, each record is one engine, and also tells its port.
 //!
-//! An answer may lack an engine that still runs: name servers leave out pods that are not ready for a moment, and do not always
-//! return all of many records. So an engine counts as gone only after several answers in a row lack it. If no answer comes, or
-//! the name server reports an error, the known engines stay.
+//! An answer may lack an engine that still runs: name servers leave out pods that are briefly not ready, and do not
+//! always return all records of a long list. So an engine counts as gone only after several answers in a row lack it.
+//! If no answer comes, or the name server reports an error, the known engines stay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

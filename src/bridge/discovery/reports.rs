@@ -56,7 +56,7 @@ pub(crate) struct Reports {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// Receiver of the engines that a source knows, which follows their changes; `None` before the source's first report.
+/// Receiver that follows the engines that a source knows. Its value is `None` before the source's first report.
 pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
 
 impl Reports {

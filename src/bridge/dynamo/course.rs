@@ -233,7 +233,7 @@ mod tests {
         })
     }
 
-    /// Makes a batch of clears. Each clear has the next of these event numbers; for `None`, it has no number.
+    /// Makes a batch with one clear for each of these event numbers. For `None`, the clear has no number.
     fn batch(numbers: &[Option<u64>]) -> EngineBatch {
         let event = |id: &Option<u64>| json!({"worker_id": 7, "event": {"event_id": id, "data": "cleared", "dp_rank": 0}});
         let events: Vec<Value> = numbers.iter().map(event).collect();

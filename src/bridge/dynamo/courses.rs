@@ -101,7 +101,7 @@ impl Courses {
         self.all.values_mut().for_each(Course::disconnect);
     }
 
-    /// Returns an error of a question or of discovery, in words; `None` if nothing is wrong.
+    /// Returns the error of a failed question, or of reading discovery's records, in words; `None` if nothing is wrong.
     pub(super) fn trouble(&self) -> Option<String> {
         let failed = self.all.values().find_map(|course| {
             let trouble = course.trouble.as_ref()?;
@@ -113,9 +113,9 @@ impl Courses {
         failed.or_else(|| self.records.trouble.clone())
     }
 
-    /// Returns the records that concern this plane, by publisher: the records of publishers at the plane's address, and
-    /// of publishers that it has heard (`heard`). A worker that two publishers report is left out, because nobody knows
-    /// which publisher is right.
+    /// Returns the records that concern this plane, by publisher. These are the records of publishers at the plane's
+    /// address, and of publishers for which `heard` says that the plane has brought a message. A worker that two
+    /// publishers report is left out, because nobody knows which publisher is right.
     fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
         let records = &self.records;
         let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
@@ -225,7 +225,7 @@ impl PlaneEvents {
         self.holders.forget(&worker, rank).await
     }
 
-    /// Returns the next question to a worker for which the time has come; `None` if there is none.
+    /// Returns the next question that is due; `None` if no worker is to be asked now.
     pub(in super::super) fn question(&mut self, look: PendingLook) -> Option<WorkerQuestion> {
         let number = self.courses.questions.wrapping_add(1);
         let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {
@@ -444,7 +444,8 @@ async fn apply(
     Ok(true)
 }
 
-/// Applies an answer. Returns whether its events continue the known events, up to the last number that the answer names.
+/// Applies a worker's answer. Returns whether all events are known now, without a gap, up to the last number that the
+/// answer names.
 async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
     if let Some(DecodedEvents { batch, last }) = &caught.base {
         // The worker is out of sight until its state is whole.

@@ -20,7 +20,7 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// Event for an event plane's task that does not come over the plane's subscription: changed records, or an answer of a
+/// News for an event plane's task that does not come as a message of the plane: changed records, or an answer of a
 /// worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.

@@ -61,7 +61,7 @@ pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, l
 
 /// Maximum number of publishers that are followed. Workers of other publishers are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
-/// Bytes in front of an envelope on ZeroMQ: a version, and the length of the envelope.
+/// Number of bytes before the envelope in a ZeroMQ message: a version, and the length of the envelope.
 const FRAME_HEAD_BYTES: usize = 5;
 const FRAME_VERSION: u8 = 1;
 
@@ -162,7 +162,8 @@ impl PlaneEvents {
         self.holders.lost().await
     }
 
-    /// Returns the trouble with discovery, or with a question to a worker, in words; `None` if nothing is wrong.
+    /// Returns the error of a failed question to a worker, or of reading discovery's records, in words; `None` if
+    /// nothing is wrong.
     fn trouble(&self) -> Option<String> {
         self.courses.trouble()
     }

@@ -130,7 +130,8 @@ impl PlaneEvents {
         }
     }
 
-    /// Takes in what woke the event plane's task: a message, changed records or a worker's answer, or a tick of the timer.
+    /// Handles the event that woke the task of the event plane: a message, changed records or a worker's answer, or a
+    /// tick of the timer.
     async fn hear(
         &mut self,
         heard: PlaneEvent,

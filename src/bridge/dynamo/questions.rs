@@ -240,7 +240,7 @@ impl AnswerListener {
         json!({"x-endpoint-path": path, "request-id": self.subject}).to_string()
     }
 
-    /// Returns the request with `question`, whose answer is sent to this place.
+    /// Returns the request with `question`, which tells the worker to send its answer to this listener.
     fn request(&self, question: &Value) -> Bytes {
         let info = json!({
             "address": self.address.to_string(), "subject": self.subject, "context": self.subject, "stream_type": "response",

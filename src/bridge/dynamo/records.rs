@@ -94,8 +94,7 @@ pub(in super::super) type Pair = (String, Vec<u8>);
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 
 impl RecordReaders {
-    /// Returns a receiver of the records of a place, which follows their changes. If no task reads the place yet, `spawn`
-    /// runs one.
+    /// Returns a receiver that follows the records of a place. If no task reads the place yet, `spawn` runs one.
     pub(in super::super) fn of(
         &self,
         discovery: &Discovery,
@@ -133,7 +132,7 @@ async fn look_for_ever(discovery: Discovery, known: watch::Sender<Arc<Records>>)
     }
 }
 
-/// Reads the records as they are now. A record that cannot be read stays as it was `before`.
+/// Reads the records as they are now. If a record cannot be read, its value in `before` stays.
 async fn look(discovery: &Discovery, before: &Records) -> Result<Records, RecordsError> {
     let sources = look_at(discovery, SOURCES).await?;
     let channels = look_at(discovery, CHANNELS).await?;

@@ -27,13 +27,13 @@
 
 use std::time::{Duration, Instant};
 
-/// Verdict on the batches of a connection so far: whether they come from the process whose batches are applied, and
-/// continue those batches.
+/// Verdict on the batches of a connection so far: whether they come from the process whose batches have been applied,
+/// and continue them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
     /// The batches may be those of another process, as after each reconnect.
     Unverified,
-    /// The batches come from the process whose batches are applied, and continue those batches.
+    /// The batches come from the process whose batches have been applied, and continue them.
     Verified,
     /// As in `Verified`. In addition, the replay socket and the connection have given the same bytes under the same
     /// number, so both belong to one process.
@@ -71,7 +71,7 @@ impl ConnectionState {
         }
     }
 
-    /// Whether the batches of the connection are known to continue the applied batches.
+    /// Whether the connection's batches are known to come from the process whose batches have been applied.
     pub(super) fn is_verified(self) -> bool {
         self != Self::Unverified
     }
@@ -137,7 +137,7 @@ impl ReplayState {
         matches!(self, Self::Silent(useless) if useless.ask_at <= now)
     }
 
-    /// Whether it is time, at `now`, to compare a contradicting socket with the next published batch.
+    /// Whether it is time, at `now`, to ask a contradicting socket for the next published batch.
     pub(super) fn is_contradiction_due(&self, now: Instant) -> bool {
         matches!(self, Self::Contradicting(useless) if useless.ask_at <= now)
     }

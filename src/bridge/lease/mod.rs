@@ -91,8 +91,8 @@ impl Turns {
         }
     }
 
-    /// Waits until the present turn ends, so that the bridge no longer reports the holder. A turn that never ends keeps
-    /// this waiting.
+    /// Waits until the present turn ends, so that the bridge no longer reports the holder. Waits for ever if the turn
+    /// never ends.
     pub(super) async fn end(&mut self) {
         let changed = match &mut self.0 {
             Some(turn) => turn.changed().await.is_ok(),
@@ -135,7 +135,7 @@ impl Lease {
         }
     }
 
-    /// Adds the holder to the lease. Returns its entry, and the [`Voice`], by which the holder's publisher learns when it is its turn to
+    /// Adds the holder to the lease. Returns its entry, and the [`Voice`] that tells the holder's publisher when to
     /// publish. `None` if the lease has too many holders.
     pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(LeaseShare, Voice)> {
         let PublishedHolder {

@@ -29,7 +29,7 @@ use super::beat::{FollowedHolder, HOLDERS_MAX, LeaseBeat};
 
 /// Maximum number of other bridges of a group that the table holds.
 const PEERS_MAX: usize = 64;
-/// Maximum number of own beats (messages to the group) whose return over NATS is awaited.
+/// Maximum number of own beats (messages to the group) that the bridge remembers until they come back over NATS.
 const SENT_MAX: usize = 64;
 
 /// Times of a lease.
@@ -74,7 +74,7 @@ struct Own {
     epoch: Arc<AtomicU64>,
     sight: Arc<AtomicU8>,
     added: Instant,
-    /// Highest epoch that another bridge's beats have told for the holder.
+    /// Highest epoch in which another bridge has reported the holder, according to that bridge's beats.
     heard_epoch: u64,
     /// Whether this bridge, as far as it knows, was the last bridge that reported the holder to daemons.
     spoke_last: bool,

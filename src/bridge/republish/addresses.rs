@@ -148,8 +148,8 @@ pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
     Ok(())
 }
 
-/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The ranks of
-/// a named engine have consecutive pairs.
+/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The
+/// ranks of a named engine have consecutive pairs of ports.
 #[derive(Debug)]
 pub(super) struct Addresses {
     named: BTreeMap<String, SocketPair>,

@@ -190,7 +190,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), ConnectionEnd
     }
 }
 
-/// Returns whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
+/// Returns whether a peer subscribes to all topics, either by a message, or by the command of ZMTP 3.1.
 fn is_subscription(received: &MessageOrCommand) -> bool {
     match received {
         MessageOrCommand::Message(frames) => frames.as_slice() == [&[1][..]],

@@ -77,7 +77,7 @@ impl Ports {
         }
     }
 
-    /// Makes the claim of an engine, and notes that the engine is followed.
+    /// Notes that an engine is followed. Returns its claim to a pair of ports from the range.
     pub(super) fn user(self: &Arc<Self>, engine: String) -> PortUser {
         self.known.lock().entry(engine.clone()).or_default().taps += 1;
         PortUser {

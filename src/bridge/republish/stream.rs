@@ -64,7 +64,7 @@ impl Subscriber {
     }
 }
 
-/// All blocks of the engine, as they are after the batch with one number.
+/// All blocks of the engine, as they are after the batch with the number `number`.
 pub(super) struct StreamState {
     /// Last batch number whose changes the state includes.
     pub(super) number: u64,
@@ -139,8 +139,8 @@ impl Stream {
         bytes.into()
     }
 
-    /// Makes the two messages that a new subscriber gets first: a restart, and then a gap, which makes the subscriber ask for a
-    /// replay.
+    /// Makes the first two messages for a new subscriber. The first looks like a restart of the engine, and the second
+    /// like a gap, which makes the subscriber ask for a replay.
     fn beginning(&self, number: u64) -> [Bytes; 2] {
         [
             self.message(0, &EventList::cleared()),

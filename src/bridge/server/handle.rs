@@ -23,7 +23,7 @@ pub(crate) struct ServerProgress {
     pub(crate) trouble: Option<String>,
 }
 
-/// State that the task of a server shares with the tasks of its publishers.
+/// State that the task of a server shares with the tasks that follow the server's publishers.
 #[derive(Debug)]
 pub(super) struct SharedServerState {
     /// Number of questions to the server that tasks have requested so far.
@@ -34,7 +34,7 @@ pub(super) struct SharedServerState {
     pub(super) progress: Mutex<ServerProgress>,
     /// Address and labels of the server's engine, which may change while the server is asked.
     pub(super) profile: Mutex<Profile>,
-    /// Labels that the source found with the server. They may change, too.
+    /// Labels that the source found with the server. They may change while the server is asked.
     pub(super) found_labels: Mutex<BTreeMap<String, String>>,
     /// Name of the engine's process, as the server last reported it; `None` if the server reports none.
     pub(super) process: Mutex<Option<String>>,

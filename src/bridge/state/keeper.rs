@@ -82,7 +82,7 @@ impl Keeper {
         permit.ok().map(|permit| WriteTurn { _permit: permit })
     }
 
-    /// Writes `kept`, which contains this number of `changes`, on a thread that may block.
+    /// Writes `kept` on a thread that may block. `changes` is the number of changes that `kept` contains.
     pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
         let begun = Instant::now();
         self.due_at = begun + self.directory.inner.interval;

@@ -187,8 +187,9 @@ impl StateDirectory {
         })
     }
 
-    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files; a bridge without a lease has a set of
-    /// its own. Nothing is asked of JetStream before [`super::Bridge::start`]. Needs the current tokio runtime.
+    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files; a bridge without a lease has
+    /// a set of its own. Nothing is asked of JetStream before [`super::Bridge::start`]. Has to be called in a tokio
+    /// runtime.
     ///
     /// # Errors
     ///

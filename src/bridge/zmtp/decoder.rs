@@ -215,7 +215,8 @@ pub(super) fn check_ready(command: &[u8], role: Role) -> Result<(), Mismatch> {
     Err(Mismatch::Protocol)
 }
 
-/// Splits the first property off: its name and value, and the rest.
+/// Returns the name and the value of the first property in `bytes`, and the bytes after this property; `None` if it is
+/// not complete.
 fn property(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (length, rest) = bytes.split_first()?;
     let (name, rest) = rest.split_at_checked(usize::from(*length))?;

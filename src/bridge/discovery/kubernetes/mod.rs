@@ -229,10 +229,10 @@ async fn watch<K, T: Clone>(
     }
 }
 
-/// Known objects by their names: for each, its UID and the value read from it.
+/// Known objects by their names. An entry has the object's UID, and the value that was read from the object.
 struct KnownObjects<T> {
     known: BTreeMap<String, (Option<String>, T)>,
-    /// Objects of a list that the API is sending and that is not complete yet; `None` if it sends no list.
+    /// Objects so far of the list that the API is sending; `None` if it is not sending a list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
     /// Whether the API has sent a complete list of the objects.
     is_complete: bool,
