@@ -23,8 +23,8 @@ use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_ma
 use super::subscribed::SubscribedEvents;
 use super::tensorrt::ServerEvents;
 
-/// Sampling interval, in blocks, for sources that use the contract's hashes. Of so many blocks, the bridge checks one:
-/// whether its hash fits its tokens.
+/// Sampling interval, in blocks, for sources that use the contract's hashes. For one block in each interval, the bridge
+/// checks whether the hash fits the tokens.
 const TRUSTED_SAMPLE: u32 = 64;
 
 /// Parts with which the bridge begins to follow an engine.
@@ -81,8 +81,8 @@ impl Inner {
         })
     }
 
-    /// Returns the holder that stands for `engine` as a whole: a pool for Mooncake, or else a worker's rank. An error in words if
-    /// a name is not valid.
+    /// Returns the holder that represents `engine` as a whole: a pool for Mooncake, and a worker's rank for any other
+    /// engine. Returns an error in words if a name is not valid.
     pub(super) fn own_holder(&self, engine: &NewEngine) -> Result<PublishedHolder, String> {
         let instance = &engine.key.instance;
         let worker = match engine.format {
@@ -235,7 +235,7 @@ fn name_of(holder: &PublishedHolder) -> String {
     format!("{}/{}", instance_of_worker(&holder.worker), holder.rank)
 }
 
-/// Saved state of an engine, converted for the relay and the follower that continue from it.
+/// State of an engine that an earlier bridge has saved, in the form in which the relay and the follower take it over.
 struct TakenUp {
     blocks: Translator,
     /// The rank that the engine's batches named.
@@ -247,8 +247,8 @@ struct TakenUp {
     republished: Option<SavedMirror>,
 }
 
-/// Converts an engine's saved state for the relay and the follower that continue from it. Returns an error text if the saved
-/// state contradicts itself.
+/// Converts an engine's saved state to the form in which the relay and the follower take it over. Returns an error text
+/// if the saved state contradicts itself.
 fn taken_up(kept: KeptEngine, settings: TranslatorSettings, first_max: u64) -> Result<TakenUp, String> {
     let continuity = kept
         .continuity

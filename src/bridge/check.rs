@@ -43,7 +43,7 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
 
 /// Refuses an engine whose block size differs from the namespace's block size, because queries by tokens would not find
 /// the engine's blocks. A namespace that is not configured has the block size of its present holders. Holders of the
-/// same engine do not count: they belong to a process of the engine that has ended.
+/// same engine do not count, because they belong to an earlier process, which has ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());

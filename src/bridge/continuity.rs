@@ -47,7 +47,7 @@ pub(super) enum Published {
     Next,
     /// The batch was applied before, with the same bytes.
     Duplicate,
-    /// The batch came by replay so long ago that its digest is no longer remembered.
+    /// A batch of this number came from the replay socket so long ago that its digest is no longer remembered.
     Forgotten,
     /// Batches between the last applied one and this one are missing.
     Gap,
@@ -176,7 +176,7 @@ impl Continuity {
         };
     }
 
-    /// Notes that the replay socket has given the batch `seq`, which was applied.
+    /// Notes that the batch `seq`, which was applied, has come from the replay socket.
     pub(super) fn confirm(&mut self, seq: u64) {
         self.confirmed = self.confirmed.max(Some(seq));
     }
@@ -205,7 +205,8 @@ impl Continuity {
         if is_again { Published::Other } else { found }
     }
 
-    /// Judges a batch a second time, after a replay. [`Self::published`] has judged it before the replay.
+    /// Judges a published batch again, after a replay that has brought missing batches. [`Self::published`] judges it
+    /// the first time.
     pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
         if self.recent.is_empty() && self.is_first(seq) {
             return Published::Next;

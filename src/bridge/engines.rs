@@ -56,7 +56,7 @@ use servers::AskedServer;
 pub struct BridgeOptions {
     /// Settings for following engines.
     pub follow: FollowOptions,
-    /// Settings of the publishers to daemons. The settings of a namespace come from its engine.
+    /// Settings of the publishers that report to daemons. A namespace's own settings come from its engine instead.
     pub publisher: PublisherOptions,
     /// Namespaces of the daemon in this process; `None` if there is no daemon. If they are given, the bridge refuses an
     /// engine whose block size differs from the block size of its namespace. Otherwise the bridge follows the engine,
@@ -245,7 +245,8 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Makes a bridge that follows no engine yet. Engines that are registered before [`Self::start`] wait for it.
+    /// Makes a bridge that follows no engine yet. If an engine is registered before [`Self::start`], following it
+    /// begins with that call.
     ///
     /// The bridge's tasks run on the current tokio runtime.
     pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {
@@ -468,8 +469,8 @@ impl Bridge {
         &self.inner.subjects
     }
 
-    /// Whether the bridge may connect to an engine on `host`. It may if an engine from flags, files or discovery is there, or the
-    /// operator allows the host.
+    /// Whether the bridge may connect to an engine on `host`. It may if flags, files or discovery give an engine on
+    /// this host, or if the operator allows the host.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }
@@ -485,7 +486,7 @@ impl Bridge {
             .collect()
     }
 
-    /// Counts the engines that are known to the sources for which `is_meant` holds.
+    /// Returns how many engines the sources for which `is_meant` holds know together.
     pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
         let state = self.inner.state.lock();
         let sources = state.sources.iter().filter(|reports| is_meant(reports));
@@ -564,7 +565,7 @@ impl Inner {
         self.tasks.spawn_on(task, &self.runtime);
     }
 
-    /// Returns a receiver of the address and labels of an engine, which follows their changes.
+    /// Returns a receiver that follows the address and the labels of an engine.
     pub(super) fn profiles_of(&self, engine: &NewEngine) -> watch::Receiver<Profile> {
         let state = self.state.lock();
         let followed = state.engines.get(&engine.key);

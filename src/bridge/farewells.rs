@@ -1,8 +1,9 @@
-//! Remembers the epochs that the bridge has ended, most often with a goodbye, if these epochs are ahead of the clock.
+//! Remembers the epochs of holders that the bridge has ended, most often with a goodbye, if they are ahead of the
+//! clock.
 //!
 //! After a goodbye, daemons drop batches of the holder's lower epochs for a minute. An epoch's number is usually the
 //! time of its start. If the clock was ahead at that time, and has been set back since, the holder's next epoch would
-//! be lower. So the next epoch begins above the remembered one.
+//! be lower. So the bridge begins that next epoch above the remembered epoch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,11 +19,11 @@ const HOLDERS_MAX: usize = 4096;
 
 type FarewellKey = (NamespaceName, WorkerName, Rank);
 
-/// Epochs that ended with a goodbye, by holder, if they are ahead of the clock. Clones share them.
+/// Ended epochs that are ahead of the clock, by holder. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Farewells(Arc<Mutex<HashMap<FarewellKey, u64>>>);
 
-/// Place where the goodbye of one holder is noted.
+/// Entry of one holder in [`Farewells`], which notes the holder's ended epoch.
 #[derive(Debug)]
 pub(super) struct Farewell {
     farewells: Farewells,
@@ -30,7 +31,7 @@ pub(super) struct Farewell {
 }
 
 impl Farewells {
-    /// Returns the place where the goodbye of `holder` is noted.
+    /// Returns the entry of `holder`.
     pub(super) fn of(&self, holder: &PublishedHolder) -> Farewell {
         let PublishedHolder {
             namespace,
@@ -45,8 +46,8 @@ impl Farewells {
 }
 
 impl Farewell {
-    /// Notes that the holder's `epoch` ended with a goodbye. Does nothing if `epoch` is not ahead of the clock, or
-    /// [`HOLDERS_MAX`] holders have a note.
+    /// Notes that the holder's `epoch` has ended. Does nothing if `epoch` is not ahead of the clock, or if the epochs
+    /// of [`HOLDERS_MAX`] holders are noted already.
     pub(super) fn note(&self, epoch: u64) {
         self.note_at(epoch, unix_time_us());
     }
@@ -59,8 +60,8 @@ impl Farewell {
         }
     }
 
-    /// Returns the epoch that the holder's last goodbye ended; `None` if no such epoch was noted, because it was not
-    /// ahead of the clock.
+    /// Returns the holder's noted epoch, above which its next epoch has to begin. `None` if no ended epoch was ahead of
+    /// the clock.
     pub(super) fn epoch(&self) -> Option<u64> {
         self.farewells.0.lock().get(&self.holder).copied()
     }

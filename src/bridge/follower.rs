@@ -80,9 +80,9 @@ impl FollowOptions {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the minimum pause of this process that counts as a stall. Daemons consider a holder stale after three
-    /// seconds without a heartbeat. A stall is noticed before that, even if the bridge missed one heartbeat before its
-    /// pause. After a stall, the engine is out of sight until a check of the engine (a look) succeeds.
+    /// Returns how long a pause of this process has to be to count as a stall. Daemons consider a holder stale after
+    /// three seconds without a heartbeat. The bridge notices a stall before that, even if it had missed one heartbeat
+    /// before the pause. After a stall, the engine is out of sight until a check of the engine (a look) succeeds.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
@@ -107,8 +107,8 @@ impl FollowError {
     }
 }
 
-/// Number of consecutive connections that have to fail at the replay socket before the engine is followed without it. An
-/// engine that starts may open one of its sockets before the other.
+/// Number of consecutive connections at which the replay socket has to fail before the bridge follows the engine
+/// without that socket. An engine that starts may open one of its sockets before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
 
 /// Pauses between questions to a replay socket that does not answer.
@@ -128,17 +128,17 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// State of the replay socket, which says whether the socket is believed.
     replay_state: ReplayState,
-    /// Number of consecutive failures of the replay socket. While the socket is believed, only failures at a new
-    /// connection count. Once it is no longer believed, each failed question counts.
+    /// Number of consecutive failures of the replay socket. For a believed socket, only a missing answer at a new
+    /// connection counts as a failure. For a socket that is not believed, each question without a useful answer counts.
     replay_failures: u32,
     /// Number of consecutive answers of the replay socket that had no batch, although batches have been applied.
     empty_answers: u32,
     /// Whether batches may have been lost while the replay socket was silent. If so, the lost batches are fetched when
     /// the socket answers again.
     has_missed: bool,
-    /// Verdict on this connection so far: whether its batches continue the applied batches.
+    /// Verdict on this connection so far: whether its batches come from the process whose batches have been applied.
     connection: ConnectionState,
-    /// Whether batches that the replay socket has are also published on this connection.
+    /// Whether new batches of the replay socket have also come over this connection.
     hearing: Hearing,
     /// Latest time at which it was certain that no batch is missing.
     known_at: Instant,
@@ -146,7 +146,8 @@ pub(super) struct Follower {
     /// Text that says that a replay began after the first missing batch; `None` if no replay did.
     short_replay: Option<String>,
     identity: Identity,
-    /// Text about a process that answers, but does not count as the engine; `None` if no such process has answered.
+    /// Text that says that another process answers, which does not count as the engine; `None` if there was no such
+    /// process.
     stranger: Option<String>,
 }
 
@@ -195,8 +196,8 @@ impl Follower {
         self.continuity.changes()
     }
 
-    /// Returns all that is known of the engine, to be saved on disk. `cache` names the settings with which the engine's
-    /// blocks are translated.
+    /// Returns all that is known of the engine, to be saved on disk. `cache` is a text that identifies the settings
+    /// with which the engine's blocks are translated.
     pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
         let (continuity, topic) = (self.continuity.clone(), self.topics.own());
         Ok(self.relay.save(cache, continuity, topic).await?)
@@ -230,11 +231,11 @@ impl Follower {
         self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
-    /// Whether the engine is to be checked (a look) immediately, even while it publishes. It is in three cases:
+    /// Whether the engine is to be checked (a look) immediately, even while it publishes. That is so in three cases:
     ///
-    /// - a replay socket that was silent is to be asked again;
-    /// - the socket has answered again, after batches may have been lost;
-    /// - nothing shows yet that the socket belongs to the engine that publishes on this connection.
+    /// - A replay socket that was silent is to be asked again.
+    /// - The socket has answered again, after batches may have been lost.
+    /// - Nothing shows yet that the socket belongs to the engine that publishes on this connection.
     pub(super) fn wants_look(&self) -> bool {
         let is_unproven = self.connection != ConnectionState::Proven && self.continuity.is_heard();
         match self.can_ask() {
@@ -263,8 +264,9 @@ impl Follower {
         Ok(self.relay.explain(trouble).await?)
     }
 
-    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards: it lives,
-    /// and no batch is missing. An engine without a replay socket comes in sight with its next batch.
+    /// Begins to follow the engine over a new connection. The engine is in sight (alive, with no batch missing) once
+    /// the replay socket has given the missed batches. An engine without a replay socket comes in sight with its next
+    /// batch.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
         self.note_connection(ConnectionChange::Reconnected);
@@ -284,9 +286,9 @@ impl Follower {
         }
     }
 
-    /// Asks the replay socket. After [`REPLAY_ATTEMPTS`] consecutive questions without an answer, the engine is followed by
-    /// its published batches only. The socket is then asked only now and then, since a question keeps this task from reading
-    /// the connection.
+    /// Asks the replay socket. After [`REPLAY_ATTEMPTS`] consecutive questions without an answer, the engine is
+    /// followed by its published batches only. The bridge then asks the socket at growing intervals, because this task
+    /// cannot read the connection while it waits for an answer.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
         self.note_replay(ReplayChange::Asked);
         let error = match self.verify().await {
@@ -328,9 +330,9 @@ impl Follower {
         self.replay_state = before.after(change);
     }
 
-    /// Notices a stall (a time in which this process stood still), and returns whether there was one. Call it whenever this task
-    /// has waited, before it publishes anything. After a stall the engine is out of sight, until a check of it that begins after
-    /// this call.
+    /// Notices a stall (a time in which this process stood still), and returns whether there was one. Call it whenever
+    /// this task has waited, before it publishes anything. After a stall, the engine is out of sight. It is in sight
+    /// again once a look (a check), begun after this call, has succeeded.
     pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {
@@ -500,8 +502,8 @@ impl Follower {
         self.seen_unless_behind().await
     }
 
-    /// Puts the engine in sight (alive, with no batch missing), unless batches that came while this process stood still may be
-    /// unread.
+    /// Puts the engine in sight (alive, with no batch missing). Does nothing if batches that came during a stall of
+    /// this process may still be unread.
     async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
         match self.stalls.is_behind() {
             true => Ok(()),

@@ -18,7 +18,7 @@ use tonic_prost::ProstCodec;
 const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Maximum size of an engine's description, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// Number of a batch that no server has seen. A server refuses a subscription that begins after that batch, before it sends
+/// Batch number that no batch reaches. A server refuses a subscription that begins after this number, before it sends
 /// anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
 /// Time without traffic on a connection for questions, after which the client sends a ping.

@@ -54,7 +54,7 @@ impl Holders {
         }
     }
 
-    /// Returns all relays (reporters of one holder each), with worker and rank.
+    /// Returns all relays, each with the worker and the rank of the holder that it reports.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (&WorkerName, Rank, &mut Relay)> {
         self.relays
             .iter_mut()

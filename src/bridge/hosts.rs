@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllowedHosts {
     is_any: bool,
-    /// Names in lower case. A name that begins with a dot is a suffix.
+    /// Allowed names, in lower case. A name that begins with a dot allows every host whose name ends with it.
     names: Vec<String>,
     networks: Vec<(IpAddr, u8)>,
 }

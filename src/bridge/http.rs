@@ -63,7 +63,8 @@ impl ServerAddress {
         })
     }
 
-    /// Parses the URL of an engine's server. Besides HTTP, it may be `grpc://HOST:PORT` or `grpcs://HOST:PORT`.
+    /// Parses the URL of an engine's server: an HTTP or HTTPS URL, `grpc://HOST:PORT` or `grpcs://HOST:PORT`. `None` if
+    /// the URL has another form.
     pub(super) fn of_server(url: &str) -> Option<Self> {
         match url.strip_prefix("grpc") {
             Some(rest) => Self::parse(&format!("http{rest}")),
@@ -78,8 +79,8 @@ impl ServerAddress {
 }
 
 /// Returns the address to which requests for an engine go, from the `url` of the engine's server: `HOST:PORT`, or with
-/// TLS a URL. `None` if the URL names this machine by a loopback or unspecified address, which on a router's machine
-/// would mean that machine.
+/// TLS a URL. `None` if the URL has a loopback or unspecified address: a router on another machine would take that
+/// address for its own machine.
 pub(super) fn address_of(url: &str) -> Option<Address> {
     let server = ServerAddress::of_server(url)?;
     let is_unspecified = |address: IpAddr| address.to_canonical().is_unspecified();
@@ -136,7 +137,7 @@ impl ServerConnection {
         self.connection.is_closed()
     }
 
-    /// Asks a question without a body, and returns the status and the body of the answer. After an error the connection
+    /// Sends a request without a body, and returns the status and the body of the answer. After an error the connection
     /// cannot be used again.
     pub(super) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, Bytes), HttpError> {
         let request = self.connection.request(method, path);

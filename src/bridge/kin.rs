@@ -16,7 +16,8 @@ use kvatlas_engines::NamedBlocks;
 
 use super::relay::SharedBlocks;
 
-/// Key of a clan, that is, of engines whose blocks have the same contract hashes: their namespace and block size.
+/// Key of a clan: a namespace and a block size. The engines of one clan have the same contract hashes for the same
+/// blocks.
 pub(super) type Clan = (NamespaceName, BlockSize);
 
 /// All engines of a bridge, grouped by [`Clan`]. Clones share them.

@@ -4,7 +4,7 @@
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use kvatlas_engines::Translator;
 
-/// Returns an engine's partial doubts so far, as the degraded reasons that daemons are told.
+/// Returns an engine's doubts that concern some queries only, as the degraded reasons that daemons are told.
 pub(super) fn partial_doubts(blocks: &Translator) -> DegradedReasons {
     let untold = blocks.untold();
     let of_tiers = blocks

@@ -1,4 +1,4 @@
-//! The NATS server's refusals of what a bridge publishes and subscribes to.
+//! Refusals by the NATS server of messages that a bridge publishes, and of subscriptions that it makes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use kvatlas_client::publish::Refusals;
 use kvatlas_client::{Refusal, Refused};
 use kvatlas_core::wire::{AdminCommand, Subjects};
 
-/// Time for which a refusal counts. With each heartbeat, publishers try again what was refused. So a refusal that does
-/// not come again is over: the bridge has got the right.
+/// Time for which a refusal counts. Publishers repeat a refused message or subscription with each heartbeat. If the
+/// server does not refuse it again within this time, the bridge has got the right.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 /// Maximum number of refused subjects that are remembered.
@@ -24,13 +24,14 @@ const ALL_SUBSCRIPTIONS: &str = "";
 pub(super) struct RefusedSubjects {
     /// The text of the server's error and the time of the last refusal, by subject.
     last: Mutex<BTreeMap<String, (String, Instant)>>,
-    /// Refusals that the publishers read, to repeat a subscription that was refused.
+    /// Refusals as the publishers read them. A publisher repeats a subscription that was refused.
     pub(super) heard: Refusals,
 }
 
 impl RefusedSubjects {
     /// Records a refusal at the time `now`. Returns `false` if the bridge does not need the refused subject for its
-    /// reports about engines. A refused answer to a question never counts, because the asker has chosen its subject.
+    /// reports about engines. An answer that was refused never counts, because the client that asked has chosen its
+    /// subject.
     pub(super) fn note(&self, subjects: &Subjects, refusal: &Refusal, now: Instant) -> bool {
         self.heard.note(refusal);
         let subject = match &refusal.refused {
@@ -54,7 +55,7 @@ impl RefusedSubjects {
         self.last.lock().clear();
     }
 
-    /// Returns the texts of the server's errors that count at the time `now`.
+    /// Returns the server's error texts for the refusals that still count at the time `now`.
     pub(super) fn words(&self, now: Instant) -> Vec<String> {
         self.find(now, |_| true)
     }

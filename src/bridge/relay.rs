@@ -41,15 +41,15 @@ const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
 };
-/// Approximate number of payload bytes that are translated before their events are passed to the publisher.
+/// Approximate number of translated payload bytes at which the relay passes their events to the publisher.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
 /// Time for which an engine that was never in sight (known to be alive) is announced to daemons. So daemons that start after the
 /// bridge learn of the engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
-/// Lock on the engine's blocks. It is held while events have been translated that the publisher does not have yet, so
-/// that other tasks cannot see the blocks ahead of these events.
+/// Lock on the engine's blocks, held from the translation of events until the publisher has these events. So other
+/// tasks never see blocks of which the publisher has not heard yet.
 struct UntoldBlocks {
     blocks: OwnedMutexGuard<Blocks>,
     payload_bytes: usize,
@@ -65,9 +65,9 @@ pub(super) struct Way {
     pub(super) lease: Option<Lease>,
     /// Other engines of the bridge. They are asked for the meaning of block names that this engine has lost.
     pub(super) kin: Kin,
-    /// Epochs in which the bridge has said goodbye.
+    /// Ended epochs above which a holder's next epoch has to begin.
     pub(super) farewells: Farewells,
-    /// Receiver of the holder's address and labels, which follows their changes.
+    /// Receiver that follows the holder's address and labels.
     pub(super) profiles: watch::Receiver<Profile>,
 }
 
@@ -83,18 +83,18 @@ pub(super) struct Relay {
     blocks: Arc<SharedBlocks>,
     kin: Member,
     translation: Translation,
-    /// Applied events that are not reported to daemons yet; `None` if all are reported. They must be reported before this
-    /// task waits for an engine.
+    /// Applied events that are not reported to daemons yet; `None` if all are reported. This task has to report them
+    /// before it waits for a message, because the lock on the blocks stops other tasks.
     untold: Option<UntoldBlocks>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
-    /// Whether a batch with this rank was published on the engine's own connection.
+    /// Whether a batch with the rank in `rank` was published on the engine's own connection.
     has_published_rank: bool,
     /// Reason why the translator doubts the engine's blocks; `None` if it does not doubt them.
     doubt: Option<Reason>,
-    /// Doubts for some queries only, because of facts that the engine's events leave out.
+    /// Doubts that concern some queries only, because the engine's events leave out facts.
     partial: DegradedReasons,
-    /// Whether the translator lacks the facts that show which of the blocks a request can reuse.
+    /// Whether the engine's events leave out the facts that show which of its blocks a request can reuse.
     hides_groups: bool,
     /// Labels that the bridge adds to the engine's given labels.
     added: AddedLabels,
@@ -108,15 +108,15 @@ pub(super) struct Relay {
     told: DegradedReasons,
     /// The holder's entry in the lease, which decides which bridge reports it; `None` if no other bridge follows the holder.
     share: Option<LeaseShare>,
-    /// Tap that passes the engine's events on to routers; `None` if they are not republished to routers.
+    /// Tap that passes the engine's events on to routers; `None` if the engine is not republished.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
 }
 
 impl Relay {
-    /// Begins to report an engine to daemons, which are given all of its known blocks. `rank` is the one that its batches
-    /// have named so far.
+    /// Begins to report an engine to daemons, and gives them all of its known blocks. `rank` is the rank that the
+    /// engine's batches have named so far.
     pub(super) async fn start(
         format: Format,
         name: &str,
@@ -217,8 +217,8 @@ impl Relay {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Returns the reason why the engine's blocks are in doubt; `None` if there is none. Silence of the engine, or
-    /// missing batches, are no such reason: they put the engine out of sight.
+    /// Returns the reason why the engine's blocks are in doubt; `None` if there is none. That the engine is out of
+    /// sight (silent, or with batches missing for now) does not count as a reason here.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }
@@ -263,7 +263,7 @@ impl Relay {
         &self.metrics
     }
 
-    /// Applies one payload. Its events are reported to daemons by the next [`Self::tell`] at the latest. Call [`Self::tell`]
+    /// Applies one payload. Its events may stay unreported until the next [`Self::tell`], which the caller has to call
     /// before this task waits.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
@@ -332,8 +332,8 @@ impl Relay {
         }
     }
 
-    /// Returns the lock on the engine's blocks. If the lock is still held for events that are not reported to daemons yet,
-    /// returns that lock.
+    /// Returns the lock on the engine's blocks: the lock that is still held for events that daemons have not been told
+    /// yet, or else a new lock.
     async fn take_untold(&mut self) -> UntoldBlocks {
         match self.untold.take() {
             Some(untold) => untold,
@@ -357,9 +357,8 @@ impl Relay {
         self.untold.is_some()
     }
 
-    /// Applies the events of `batch` for which `is_ours` holds, and reports them to daemons. The batch was decoded
-    /// elsewhere. If the decoder has left events out of the batch, the doubts about those events count for this holder,
-    /// too.
+    /// Applies those events of `batch` for which `is_ours` holds, and reports them to daemons. The caller has decoded
+    /// the batch. If events were left out in decoding, the doubts about them hold for this holder, too.
     pub(super) async fn apply_events(
         &mut self,
         batch: &EngineBatch,
@@ -433,8 +432,8 @@ impl Relay {
         self.share.as_ref().is_none_or(LeaseShare::speaks)
     }
 
-    /// Returns the state from which a later bridge can continue to report the engine. `cache` names the settings with which the
-    /// engine's blocks are translated.
+    /// Returns the state from which a later bridge can continue to report the engine. `cache` is a text that identifies
+    /// the settings with which the engine's blocks are translated.
     pub(super) async fn save(
         &mut self,
         cache: &str,
@@ -453,19 +452,20 @@ impl Relay {
         })
     }
 
-    /// Notes that batches of the engine are lost for good, or cannot be used, for this reason.
+    /// Notes that batches of the engine are lost for good, or cannot be used, for `reason`.
     pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         self.note_doubt(reason).await
     }
 
-    /// Notes that a batch which cannot be of this engine is left out, so that the engine's blocks are in doubt.
+    /// Notes that the bridge has left out a batch that cannot come from this engine. The engine's blocks are in doubt
+    /// from now on.
     pub(super) async fn refuse(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.translation.reasons.count(reason);
         self.note_doubt(reason).await
     }
 
-    /// Marks the engine's blocks as in doubt for this reason, until the engine clears.
+    /// Marks the engine's blocks as in doubt for `reason`, until the engine clears its cache.
     pub(super) async fn note_doubt(&mut self, reason: Reason) -> Result<(), PublisherError> {
         // The doubt is noted in the translator, where a clear ends it.
         let mut untold = self.take_untold().await;
@@ -497,7 +497,7 @@ impl Relay {
     }
 
     /// Puts the engine in sight: it is alive, and no batch is known to be missing. Heartbeats are sent for `time` from
-    /// now on. The next call sets a new end.
+    /// now on. Each call replaces the end that an earlier call has set.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Daemons first get the events that were applied while the engine was out of sight. Only then does the doubt
         // about the engine end.
@@ -521,8 +521,8 @@ impl Relay {
         self.begin_anew(doubt, Translator::reset).await
     }
 
-    /// Begins a new epoch in which no block is known, because batches of the engine are out of reach. The meanings of block
-    /// names are kept, because the engine may be the same process.
+    /// Begins a new epoch in which no block is known, because batches of the engine are missing and cannot be fetched
+    /// any more. The meanings of block names are kept, because the engine may be the same process.
     pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
         self.doubt_tap();
         self.begin_anew(None, Translator::reset_but_names).await
@@ -552,9 +552,9 @@ impl Relay {
     }
 }
 
-/// Whether a batch names another rank than the batches before it. `own` keeps the first rank that a batch named. A
-/// publisher reports one rank only, which may differ from the rank with which the engine was registered. So a clear of
-/// another rank does not concern this engine.
+/// Whether a batch names another rank than the first rank that a batch named, which is kept in `own`. A publisher
+/// reports one rank only, which may differ from the rank with which the engine was registered. So a batch of another
+/// rank, such as a clear, does not concern this engine.
 fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
     batch.rank.is_some_and(|rank| *own.get_or_insert(rank) != rank)
 }

@@ -98,7 +98,8 @@ impl EngineSocket {
     }
 }
 
-/// Converts the error after which nothing more can be read. If the engine has broken a bound, counts that in `metrics`.
+/// Converts an error after which nothing more can be read to a [`SocketError`]. If the engine has broken a bound,
+/// counts that in `metrics`.
 fn explain(error: ReadError, endpoint: &str, metrics: &BridgeMetrics) -> SocketError {
     match error {
         ReadError::Network(error) => SocketError::Network(error),
@@ -115,7 +116,8 @@ fn explain(error: ReadError, endpoint: &str, metrics: &BridgeMetrics) -> SocketE
 pub(super) struct Subscription(EngineSocket);
 
 impl Subscription {
-    /// Connects and subscribes to the topics that begin with `topic`, each within `patience`.
+    /// Connects, and subscribes to the topics that begin with `topic`. Each of these two steps takes at most
+    /// `patience`.
     pub(super) async fn connect(
         endpoint: &str,
         topic: &str,

@@ -49,7 +49,7 @@ impl From<SocketError> for FollowedSourceError {
     }
 }
 
-/// Source of events of one kind, with the state that is needed to follow it.
+/// Source of events, with the state that is needed to follow it. Each kind of source has its own implementation.
 pub(super) trait FollowedSource: Send {
     /// Follows the source over one connection, until the connection breaks. Sets `failures` to 0 once it is connected.
     fn follow(
@@ -127,14 +127,15 @@ impl SourceTask {
         StallWatch::new(self.clock.clone(), &self.options)
     }
 
-    /// Notes whether all holders are exact, and what the trouble is, in words.
+    /// Notes that the source is followed, and whether all of its holders are exact. `trouble` says what is wrong;
+    /// `None` if nothing is wrong.
     pub(super) fn note_followed(&self, is_exact: bool, trouble: Option<&str>) {
         self.progress.followed(&self.engine, is_exact, trouble);
     }
 }
 
-/// Detects stalls (times in which this process stood still) for sources that cannot be asked for missed messages. A
-/// tick of the timer at which no message waits shows that all messages were read.
+/// Detects stalls (times in which this process stood still) for sources that cannot be asked for missed messages. The
+/// task takes waiting messages before a tick of the timer. So a tick shows that all messages were read.
 pub(super) struct Quiet {
     pub(super) stalls: StallWatch,
     ticks: Interval,

@@ -98,7 +98,7 @@ impl Default for EngineDefaults {
 }
 
 impl EngineDefaults {
-    /// Makes a server that has only these settings, without a name or an address yet.
+    /// Makes a server that has only these default settings. It has no name and no address yet.
     pub(super) fn server(&self) -> NewServer {
         NewServer {
             instance: String::new(),
@@ -120,7 +120,7 @@ impl EngineDefaults {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EngineText {
-    /// Name of the engine; empty to name a server by its host and port.
+    /// Name of the engine; empty if a server is to be named by its host and port.
     #[serde(default)]
     name: String,
     endpoint: String,

@@ -43,7 +43,7 @@ impl fmt::Debug for BridgeClock {
     }
 }
 
-/// Look (a check of an engine) that has begun: a question whose answer has not come yet.
+/// A look (a check of an engine) that has begun and has not ended yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PendingLook {
     stalls_before: u64,
@@ -58,8 +58,8 @@ pub(super) struct StallWatch {
     /// Time at which the task was last seen to run.
     awake_at: Instant,
     stalls: u64,
-    /// Whether messages that waited during a stall may still be unread. Only sources that cannot be asked for missed
-    /// messages use it.
+    /// Whether messages that waited during a stall may still be unread. Used only for sources that cannot be asked for
+    /// missed messages.
     is_behind: bool,
 }
 
@@ -74,8 +74,8 @@ impl StallWatch {
         }
     }
 
-    /// Returns whether the task's last wait was so long that it counts as a stall. Call it after each wait, before the
-    /// task tells daemons anything. After a stall, the caller puts the source out of sight first.
+    /// Returns whether the task's last wait was so long that it counts as a stall. The task calls it after each wait,
+    /// before it tells daemons anything. After a stall, the task first has to put the source out of sight.
     pub(super) fn has_stalled(&mut self) -> bool {
         let now = self.clock.now();
         let paused = now.saturating_duration_since(self.awake_at);
@@ -93,13 +93,13 @@ impl StallWatch {
         self.is_behind = false;
     }
 
-    /// Whether messages that waited during a stall may still be unread. Only sources that cannot be asked for missed messages
-    /// need this.
+    /// Whether messages that waited during a stall may still be unread. Used only for sources that cannot be asked for
+    /// missed messages.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Notes that no message waits to be read, a whole interval after the last stall.
+    /// Notes that a whole interval has passed since the last stall, and that no message waits to be read.
     pub(super) fn caught_up(&mut self) {
         self.is_behind = false;
     }
@@ -111,8 +111,8 @@ impl StallWatch {
         }
     }
 
-    /// Whether the result of `look`, a check of an engine, still counts, that is, whether the task has run without a
-    /// stall since the look began.
+    /// Whether the result of `look` (a check of an engine) still counts. It does if the task has run without a stall
+    /// since the look began.
     pub(super) fn is_news(&self, look: PendingLook) -> bool {
         look == self.look()
     }

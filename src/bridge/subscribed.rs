@@ -34,9 +34,9 @@ enum FrameStreamError {
     Gap {
         /// Rank of the frames.
         rank: Rank,
-        /// Number that was expected.
+        /// Number of the frame that was expected.
         due: u64,
-        /// Number that the frame had.
+        /// Number of the frame that came.
         got: u64,
     },
     /// A chunk of a snapshot is not the chunk that was expected next.
@@ -72,9 +72,10 @@ impl From<FrameStreamError> for FollowedSourceError {
 struct RankStream {
     /// The number of the last frame.
     last: u64,
-    /// Index of the snapshot's next chunk, and the number of its chunks; `None` outside of a snapshot.
+    /// Index of the snapshot's next chunk, and the number of its chunks; `None` while no snapshot is being received.
     due: Option<(u32, u32)>,
-    /// Number of missing batches: the server has missed them, or has sent them before the bridge subscribed.
+    /// Number of batches that the bridge cannot get: the server itself has missed them, or has sent them before the
+    /// bridge subscribed.
     missed: u64,
 }
 
@@ -171,8 +172,8 @@ impl SubscribedEvents {
         ))
     }
 
-    /// Returns a text that says that some of the engine's `count` ranks have not sent a frame yet; `None` if all have.
-    /// An idle rank sends nothing, so its silence does not put the other ranks in doubt.
+    /// Returns a text that says that some of the engine's `count` ranks have not sent a frame yet; `None` if all ranks
+    /// have. A rank may be idle and send nothing, so a missing rank does not put the other ranks in doubt.
     fn unheard(&self, count: u32) -> Option<String> {
         let heard = self.ranks.len();
         (heard < count as usize).then(|| {
@@ -279,7 +280,8 @@ impl SubscribedEvents {
         }
     }
 
-    /// Reports the ranks whose snapshot is whole as alive for `time`, because the server is alive.
+    /// Reports that ranks are alive for `time`, because the server is alive. Leaves out ranks whose snapshot is not
+    /// complete yet.
     async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         for (_, rank, relay) in self.holders.all() {
             if self.ranks.get(&rank).is_some_and(|stream| stream.due.is_none()) {

@@ -90,8 +90,8 @@ impl EngineTask {
         }
     }
 
-    /// Ends the reports about the engine. Tells daemons to forget the holder, or that the engine is no longer watched
-    /// (out of sight). Saves the known state.
+    /// Ends the reports about the engine, and saves its known state. With a goodbye, daemons forget the holder. Without
+    /// it, they are told that the holder is out of sight, because nobody watches the engine any more.
     async fn end(mut self) -> Result<(), FollowError> {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if !says_goodbye {

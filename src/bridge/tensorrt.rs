@@ -81,8 +81,7 @@ struct Poller {
     /// Maximum time to connect.
     patience: Duration,
     connection: Option<ServerConnection>,
-    /// Whether the last question opened a new connection. The server at its other end may be another process than
-    /// before.
+    /// Whether the last question opened a new connection. It may lead to another process than the connection before.
     has_connected: bool,
 }
 
@@ -264,8 +263,8 @@ impl ServerEvents {
         }
     }
 
-    /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does
-    /// not show that.
+    /// Applies an answer. `seen_for` is the time for which daemons may count the engine as alive. `None` if this
+    /// process has stalled before the answer came, so that the answer no longer shows that the engine is alive.
     async fn apply(&mut self, answer: &[u8], seen_for: Option<Duration>) -> Result<(), PublisherError> {
         // Before the first answer, the rank has no holder yet.
         self.holders.get(&self.worker, self.rank).await;
@@ -295,8 +294,8 @@ impl ServerEvents {
         applied
     }
 
-    /// Judges the numbers of the batch, by rank. All ranks of a server belong to one process. So if the numbers of one
-    /// rank begin again, those of all ranks do.
+    /// Judges the event numbers in the batch, for each rank. All ranks of a server belong to one process. So if the
+    /// numbers of one rank begin again, those of all ranks do.
     fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
         let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::new();
         for EventNumber { rank, id } in &self.batch.numbers {

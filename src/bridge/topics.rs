@@ -12,7 +12,7 @@ pub(super) struct Topics {
     /// Whether a batch with the engine's topic was published on the engine's own connection. A batch from the replay
     /// socket does not count, because the socket may belong to another engine.
     is_published: bool,
-    /// Whether the last published batch that had a topic had the topic of another engine.
+    /// Whether the last published batch with a topic came from another engine.
     hears_other: bool,
 }
 
@@ -54,9 +54,9 @@ impl Topics {
         is_other
     }
 
-    /// Whether the last published batch that had a topic came from another engine. In that case the replay socket
-    /// cannot be trusted either: it may belong to the same process, and replayed batches may have no topic that shows
-    /// this.
+    /// Whether the last published batch with a topic came from another engine. In that case the bridge does not trust
+    /// the replay socket either. The socket may belong to the other engine, too, and its batches may have no topic that
+    /// shows this.
     pub(super) fn hears_other(&self) -> bool {
         self.hears_other
     }

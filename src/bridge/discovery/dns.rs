@@ -1,9 +1,9 @@
-//! Engines behind a DNS name, such as the name of a headless Service. Each address of the name is one engine. If SRV records
-//! are asked for, each record is one engine, and also tells its port.
+//! Engines behind a DNS name, such as the name of a headless Service. Each address of the name is one engine. If SRV
+//! records are asked for, each record is one engine, and also tells its port.
 //!
-//! An answer may lack an engine that still runs: name servers leave out pods that are not ready for a moment, and do not always
-//! return all of many records. So an engine counts as gone only after several answers in a row lack it. If no answer comes, or
-//! the name server reports an error, the known engines stay.
+//! An answer may lack an engine that still runs: name servers leave out pods that are briefly not ready, and do not
+//! always return all records of a long list. So an engine counts as gone only after several answers in a row lack it.
+//! If no answer comes, or the name server reports an error, the known engines stay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -139,8 +139,8 @@ async fn addresses(
     Ok(found.iter().map(server).collect())
 }
 
-/// Returns an engine for each SRV record of `name`. The engine's name is the first label of the record's target: for a pod
-/// with a name in DNS, the pod's name.
+/// Returns an engine for each SRV record of `name`. The engine's name is the first label of the host name in the
+/// record. If that host is a pod, the label is the pod's name.
 async fn records(
     resolver: &TokioResolver,
     name: &str,

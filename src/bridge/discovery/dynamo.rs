@@ -94,7 +94,8 @@ async fn look(
     Ok(cards.iter().filter_map(|(_, value)| read_card(value)).collect())
 }
 
-/// Returns the engines of these publishers, and a text that says why some publishers are not followed.
+/// Returns the engines of the publishers in `channels`, and texts that say why some of these publishers are not
+/// followed.
 fn engines<'a>(
     place: &DynamoPlace,
     channels: impl Iterator<Item = &'a Channel>,
@@ -147,7 +148,8 @@ fn engines<'a>(
     (engines.into_values().collect(), troubles.into_iter().collect())
 }
 
-/// Returns the name of an event plane, its endpoint and its topic; `None` if it is on NATS and its NATS server is not given.
+/// Returns the name, the endpoint and the topic of the event plane over which a publisher sends its events. `None` if
+/// the plane is on NATS and the address of its NATS server is not given.
 fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, String)> {
     match &channel.transport {
         PublisherTransport::Zmq(endpoint) => {

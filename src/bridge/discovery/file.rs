@@ -61,7 +61,8 @@ impl FileMark {
         })
     }
 
-    /// Whether the file was changed more than [`SETTLED_AFTER`] before `now_s`, in seconds since the Unix epoch.
+    /// Whether the file was changed more than [`SETTLED_AFTER`] before the time `now_s`, which counts seconds since the
+    /// Unix epoch.
     fn is_settled(&self, now_s: i64) -> bool {
         let settled_after = i64::try_from(SETTLED_AFTER.as_secs()).unwrap_or(i64::MAX);
         now_s.saturating_sub(self.changed.0) > settled_after
@@ -100,7 +101,7 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
 /// change and keep its mark.
 type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
-/// Reads the engines of all files; `None` if no file has changed, that is, if the files' marks are the same as `seen`.
+/// Reads the engines of all files. Returns `None` if no file has changed since the reading with the marks `seen`.
 ///
 /// Returns an error if files change during the reading, or a file has just become empty: a program that rewrites a file
 /// empties it first.
@@ -219,7 +220,8 @@ mod tests {
         }
     }
 
-    /// Repeats how the kubelet changes a ConfigMap: the link to the folder is replaced, and the files' own links stay.
+    /// A test that changes files as the kubelet changes a ConfigMap: it replaces the link to the folder, and leaves the
+    /// files' own links as they are.
     #[test]
     fn files_behind_links_that_are_replaced_have_changed() {
         let folder = tempfile::tempdir().unwrap();

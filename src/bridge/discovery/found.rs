@@ -10,7 +10,7 @@ use super::super::spec::EngineDefaults;
 /// Default port of an engine's server: the usual port of vLLM.
 pub(super) const SERVER_PORT: u16 = 8000;
 
-/// Port of an engine's server, at which the bridge asks the server which events its engine publishes.
+/// Port of an engine's server. At this port, the bridge asks the server for its publishers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ServerPort {
     pub(super) number: u16,

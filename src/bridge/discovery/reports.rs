@@ -25,8 +25,7 @@ pub struct SourceState {
     pub last_error: Option<String>,
 }
 
-/// Error because of which the bridge does not believe an engine: the source that found the engine does not confirm the
-/// engine.
+/// Error that keeps the bridge from believing an engine: the source that found the engine does not confirm it.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(
     not(feature = "kubernetes"),
@@ -57,11 +56,12 @@ pub(crate) struct Reports {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// Receiver of the engines that a source knows, which follows their changes; `None` before the source's first report.
+/// Receiver that follows the engines that a source knows. Its value is `None` before the source's first report.
 pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
 
 impl Reports {
-    /// Makes the reports of a source, and their receiver, which thus exists before the first report and cannot miss it.
+    /// Makes the reports of a source, and a receiver of the source's engines. The receiver exists before the first
+    /// report, so it misses no report.
     pub(super) fn new(
         source: &str,
         kind: EngineSource,

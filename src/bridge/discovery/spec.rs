@@ -170,7 +170,8 @@ impl FromStr for Discover {
 }
 
 impl DynamoPlace {
-    /// Parses a place of records, followed by `nats=URL` and `component=NAMESPACE.NAME` if they are given.
+    /// Parses the place of Dynamo's records. After the place, `nats=URL` and `component=NAMESPACE.NAME` may follow,
+    /// joined by commas.
     pub(super) fn parse(rest: &str) -> Result<Self, String> {
         let mut parts = rest.split(',');
         let records = parts.next().unwrap_or_default();
@@ -206,7 +207,8 @@ impl DynamoPlace {
         Ok(place)
     }
 
-    /// Returns whether publishers of a scope are looked for. A scope is a text such as `namespace/n/component/c/endpoint/e`.
+    /// Returns whether the publishers with this scope are to be followed. A scope is a text such as
+    /// `namespace/n/component/c/endpoint/e`.
     pub(super) fn is_meant(&self, scope: &str) -> bool {
         self.component
             .as_ref()

@@ -15,8 +15,8 @@ use super::holder_of;
 use super::questions::{ANSWER_BYTES_MAX, Asker, QuestionError, Room};
 use super::records::SourceRecord;
 
-/// Maximum number of questions for one state. If a worker stores blocks faster than it can be asked, its state cannot be
-/// read.
+/// Maximum number of questions for one whole state. If a worker stores blocks faster than the bridge can ask it, its
+/// state cannot be read.
 const ROUNDS_MAX: usize = 4;
 
 /// Error that keeps a worker's state from being read.
@@ -39,10 +39,10 @@ pub(in super::super) enum AnswerError {
     Backwards {
         /// Number of the newest event, according to the last answer.
         newest: u64,
-        /// Number of the last event in the answer before.
+        /// Number of the last event in the worker's previous answer.
         known: u64,
     },
-    /// Each answer with the worker's whole state was outdated before the next question was answered.
+    /// The worker stored further blocks between any two questions, so the bridge never got its whole state.
     #[error("the worker stores faster than it can be asked")]
     TooFast,
 }
@@ -61,7 +61,8 @@ pub(in super::super) struct Caught {
     _room: Room,
     /// Full state of the worker; `None` if `tail` continues the events that were known before.
     pub(super) base: Option<DecodedEvents>,
-    /// Events after the full state, or after the known events; `None` if there are none.
+    /// Events that follow the full state in `base`; without `base`, events that follow the known events. `None` if
+    /// there are none.
     pub(super) tail: Option<DecodedEvents>,
     /// Number of the worker's last event.
     pub(super) newest: u64,

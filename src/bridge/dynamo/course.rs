@@ -23,8 +23,8 @@ use super::records::SourceRecord;
 /// Number of intervals ([`Pace`]) between two questions to a worker that is silent. Each question makes the worker write two
 /// lines to its log.
 const QUIET_INTERVALS: u32 = 5;
-/// Maximum number of intervals ([`Pace`]) between two questions for everything. The pause grows while the answers leave
-/// a doubt.
+/// Maximum number of intervals ([`Pace`]) between two questions for the whole state. The pause grows while the answers
+/// leave the worker in doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
 /// Intervals at which the bridge asks workers for their events.
@@ -36,7 +36,7 @@ pub(super) struct Pace {
     pub(super) silent_after: Duration,
     /// Backoff between questions, for as long as no useful answer comes.
     backoff: Backoff,
-    /// Backoff between questions for everything, for as long as the answers leave a doubt.
+    /// Backoff between questions for the whole state, for as long as the answers leave the worker in doubt.
     dump_backoff: Backoff,
 }
 
@@ -58,8 +58,8 @@ impl Pace {
         self.interval * (QUIET_INTERVALS + 1) + self.silent_after
     }
 
-    /// Returns the time from which a connection that is made now is assumed to bring the workers' messages (to be
-    /// *heard*), even if it has not brought any yet.
+    /// Returns the time from which a connection that is made now counts as *heard*: the bridge then assumes that it
+    /// brings the workers' messages, even if it has not brought any yet.
     pub(super) fn settled_at(&self) -> Instant {
         Instant::now() + self.interval
     }
@@ -76,8 +76,8 @@ pub(super) struct Course {
     heard: Option<u64>,
     /// Whether all known events of the worker are applied, without a gap.
     pub(super) is_whole: bool,
-    /// Whether a message has come since the connection was made. Only then does the connection count as *heard*, that is, as
-    /// one that brings the worker's messages.
+    /// Whether a message has come since the connection was made. The message shows that the connection brings the
+    /// worker's messages: it is *heard*.
     pub(super) is_heard: bool,
     /// Messages that wait until the events before them have come.
     pub(super) waiting: Vec<Bytes>,
@@ -116,8 +116,8 @@ impl Course {
         self.heard = numbers.fold(self.heard, Option::max);
     }
 
-    /// Notes that events are missing or in doubt, so that the worker is asked immediately. With `counts_anew`, the worker's
-    /// numbers begin again.
+    /// Notes that events are missing or in doubt. The bridge then asks the worker immediately. `counts_anew` says that
+    /// the worker has begun to number its events from the beginning.
     pub(super) fn break_off(&mut self, counts_anew: bool) {
         if counts_anew {
             (self.due, self.heard) = (None, None);
@@ -128,15 +128,16 @@ impl Course {
         }
     }
 
-    /// Notes that the connection broke. An answer to an earlier question says nothing of the next connection.
+    /// Notes that the connection broke. The open question is given up, because its answer does not show which messages
+    /// the next connection brings.
     pub(super) fn disconnect(&mut self) {
         (self.is_heard, self.asked) = (false, None);
         self.ask_at = Instant::now();
     }
 
-    /// Begins the question with the number `name`. Returns `None` if the worker is not to be asked yet. Otherwise
-    /// returns the number of the first event to ask for: the last event that the bridge knows, so that the worker has
-    /// it. An inner `None` asks for everything.
+    /// Begins the question with the number `name`. Returns `None` if the worker is not to be asked yet, and
+    /// `Some(None)` if it is to be asked for everything. Otherwise returns the number of the first event to ask for. It
+    /// is the last event that the bridge knows, because the worker surely has that event.
     pub(super) fn question(&mut self, name: u64) -> Option<Option<u64>> {
         if self.asked.is_some() || self.ask_at > Instant::now() {
             return None;
@@ -145,9 +146,9 @@ impl Course {
         Some(self.due.map(|due| due.saturating_sub(1)))
     }
 
-    /// Returns the number of the event that has to follow the events of `batch`, if these continue from the number
-    /// `due`; `None` if an event is missing or has no number. With `clears_all`, events may be missing before a clear
-    /// at the beginning of the batch.
+    /// Returns the number of the next event after `batch`. `due` is the number of the next event before it. `None` if
+    /// an event in between is missing, or if an event has no number. With `clears_all`, a clear at the beginning of the
+    /// batch makes up for missing events before it.
     pub(super) fn next_due(&self, due: u64, batch: &EngineBatch, clears_all: bool) -> Option<u64> {
         if batch.events().iter().any(|event| event.id.is_none()) {
             return None;
@@ -180,7 +181,8 @@ impl Course {
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))
     }
 
-    /// Notes that, after the answer to the last question, all events that the bridge knows of are applied.
+    /// Notes that the answer to the last question has closed every gap: all events that the bridge has heard of are
+    /// applied.
     pub(super) fn is_healed(&mut self, pace: &Pace) {
         (self.is_whole, self.failures, self.trouble) = (true, 0, None);
         self.alive_at = Instant::now();
@@ -192,7 +194,8 @@ impl Course {
         self.fail(trouble, pace.backoff);
     }
 
-    /// Notes that the answer to the last question leaves a doubt, so that the next question asks for everything.
+    /// Notes that the worker's blocks are in doubt even after the answer to the last question. So the next question
+    /// asks for the whole state.
     pub(super) fn is_doubtful(&mut self, doubt: Reason, pace: &Pace) {
         (self.is_whole, self.due) = (false, None);
         self.fail(doubt.as_str().to_owned(), pace.dump_backoff);
@@ -204,8 +207,8 @@ impl Course {
         self.trouble = Some(trouble);
     }
 
-    /// Notes a message that continues the known events. If no other message follows, a question will show whether the worker has
-    /// sent more.
+    /// Notes that a message has come which continues the known events. After one interval without another message, the
+    /// bridge asks the worker whether it has sent more.
     pub(super) fn is_alive(&mut self, pace: &Pace) {
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval;
@@ -230,7 +233,7 @@ mod tests {
         })
     }
 
-    /// Makes a batch of clears with these numbers, in this order. A `None` gives a clear without a number.
+    /// Makes a batch with one clear for each of these event numbers. For `None`, the clear has no number.
     fn batch(numbers: &[Option<u64>]) -> EngineBatch {
         let event = |id: &Option<u64>| json!({"worker_id": 7, "event": {"event_id": id, "data": "cleared", "dp_rank": 0}});
         let events: Vec<Value> = numbers.iter().map(event).collect();

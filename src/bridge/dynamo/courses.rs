@@ -1,14 +1,15 @@
-//! Courses of the workers of an event plane that the bridge can ask for events. A *course* says how far the bridge knows the
-//! events of one worker (see `course`). This module updates the courses from the plane's messages and from the workers'
-//! answers.
+//! Courses of the workers of an event plane that the bridge can ask for events. A *course* says how far the bridge
+//! knows the events of one worker (see `course`). This module updates the courses from the plane's messages and from
+//! the workers' answers.
 //!
-//! The bridge asks a worker for events if some are missing, if the known ones are in doubt, or if it began to listen late.
+//! The bridge asks a worker for events if some are missing, if the known ones are in doubt, or if the bridge began to
+//! listen after the worker's first event.
 //!
 //! - A worker is exact while its event numbers continue without a gap.
-//! - After a gap, the worker is out of sight, and its messages wait. It is in sight again once all events up to the highest
-//!   number that the bridge has heard of are applied, from an answer and from the waiting messages.
-//! - A silent worker is asked from time to time. Its answer shows that it lives, and brings the newest events if they were
-//!   lost.
+//! - After a gap, the worker is out of sight, and its messages wait. It is in sight again once all events up to the
+//!   highest number that the bridge has heard of are applied, from an answer and from the waiting messages.
+//! - A silent worker is asked from time to time. Its answer shows that it lives, and brings the newest events if they
+//!   were lost.
 //! - A worker whose record is removed from Dynamo's discovery is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +34,7 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of publishers that are remembered as gone. Messages that still come from them are left out.
 const GONE_MAX: usize = 4096;
 
-/// Address of an event plane (a source of events), by which the records of its publishers are recognized.
+/// Address of an event plane (a source of events). It shows which records belong to publishers of this plane.
 #[derive(Debug, Clone)]
 pub(in super::super) struct PlaneAddress {
     pub(in super::super) endpoint: String,
@@ -41,7 +42,7 @@ pub(in super::super) struct PlaneAddress {
 }
 
 impl PlaneAddress {
-    /// Returns whether a publisher publishes at this address.
+    /// Returns whether `publisher`, whose record is `record`, publishes at this address.
     fn has(&self, records: &Records, publisher: u64, record: &SourceRecord) -> bool {
         match self.endpoint.starts_with("nats://") {
             true => record.subject == self.topic,
@@ -72,7 +73,7 @@ pub(super) struct Courses {
     gone: BTreeSet<u64>,
     questions: u64,
     waiting_bytes: usize,
-    /// Time from which the connection counts as heard (as one that brings messages), even if no message has come over it.
+    /// Time from which the bridge assumes that the connection brings messages, even if no message has come over it.
     settled_at: Instant,
 }
 
@@ -100,7 +101,7 @@ impl Courses {
         self.all.values_mut().for_each(Course::disconnect);
     }
 
-    /// Returns an error of a question or of discovery, in words; `None` if nothing is wrong.
+    /// Returns the error of a failed question, or of reading discovery's records, in words; `None` if nothing is wrong.
     pub(super) fn trouble(&self) -> Option<String> {
         let failed = self.all.values().find_map(|course| {
             let trouble = course.trouble.as_ref()?;
@@ -112,8 +113,9 @@ impl Courses {
         failed.or_else(|| self.records.trouble.clone())
     }
 
-    /// Returns the records that concern this plane: the records of its own publishers, and of the publishers for which
-    /// `heard` holds. A worker that two publishers report is left out, because nobody knows which publisher is right.
+    /// Returns the records that concern this plane, by publisher. These are the records of publishers at the plane's
+    /// address, and of publishers for which `heard` says that the plane has brought a message. A worker that two
+    /// publishers report is left out, because nobody knows which publisher is right.
     fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
         let records = &self.records;
         let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
@@ -156,13 +158,14 @@ impl Courses {
 }
 
 impl PlaneEvents {
-    /// Notes that the subscription is made. Even without a message, the connection counts as heard (as one that brings messages)
-    /// from `settled_at` on.
+    /// Notes that the subscription is made. From `settled_at` on, the bridge assumes that the connection brings
+    /// messages, even if none has come.
     pub(in super::super) fn connected(&mut self, settled_at: Option<Instant>) {
         self.courses.settled_at = settled_at.unwrap_or_else(|| self.courses.pace.settled_at());
     }
 
-    /// Takes over the records of discovery, and applies them once they have been read without an error.
+    /// Replaces the records of discovery by `records`, and applies them. Records that have never been read without an
+    /// error are not applied.
     pub(in super::super) async fn take_records(
         &mut self,
         records: Arc<Records>,
@@ -200,8 +203,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Ends the course of a worker, which says how far its events are known. The bridge then no longer asks the worker.
-    /// Either the worker is gone with its record, or nobody knows any more which publisher reports it.
+    /// Stops tracking which events of a worker are known, and asking the worker. Either the worker's record is gone, so
+    /// the worker is, too. Or nobody knows any more which publisher reports the worker, and its holder is in doubt.
     async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
         drop(self.courses.take_waiting(publisher));
         let Some(course) = self.courses.all.remove(&publisher) else {
@@ -222,7 +225,7 @@ impl PlaneEvents {
         self.holders.forget(&worker, rank).await
     }
 
-    /// Returns the next question to a worker for which the time has come; `None` if there is none.
+    /// Returns the next question that is due; `None` if no worker is to be asked now.
     pub(in super::super) fn question(&mut self, look: PendingLook) -> Option<WorkerQuestion> {
         let number = self.courses.questions.wrapping_add(1);
         let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {
@@ -241,7 +244,8 @@ impl PlaneEvents {
         })
     }
 
-    /// Takes in a message of a publisher whose worker can be asked.
+    /// Applies a message of a publisher whose worker can be asked. If the message does not continue the known events,
+    /// it waits, and the worker goes out of sight.
     pub(super) async fn follow_course(
         &mut self,
         publisher: u64,
@@ -300,8 +304,8 @@ impl PlaneEvents {
         Ok(true)
     }
 
-    /// Puts all workers out of sight (their events may be missing) until they are asked, because an unreadable message may have
-    /// been about any of them.
+    /// Puts all workers out of sight (their events may be missing), because an unreadable message may have been about
+    /// any of them. The bridge then asks each worker.
     pub(super) async fn doubt_courses(&mut self) -> Result<(), PublisherError> {
         for course in self.courses.all.values_mut() {
             course.break_off(false);
@@ -381,9 +385,9 @@ impl PlaneEvents {
     /// Decides after an answer whether a worker is in sight again.
     ///
     /// - `goes_on` says whether the answer continued the known events without a gap.
-    /// - `proves` says whether a complete answer puts the worker in sight. This needs two things: no stall of this
-    ///   process since the question, and a connection that is heard. It is heard once it has brought a message of the
-    ///   worker, or if the question was asked after `settled_at`.
+    /// - `proves` says whether a complete answer is enough to put the worker in sight. It is if two conditions hold.
+    ///   This process has not stalled since the question. And the connection surely brings the worker's messages: it
+    ///   has brought one, or the question was asked after `settled_at`.
     async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
         let pace = &self.courses.pace;
         let Some(course) = self.courses.all.get_mut(&publisher) else {
@@ -440,7 +444,8 @@ async fn apply(
     Ok(true)
 }
 
-/// Applies an answer. Returns whether its events continue the known events, up to the last number that the answer names.
+/// Applies a worker's answer. Returns whether all events are known now, without a gap, up to the last number that the
+/// answer names.
 async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
     if let Some(DecodedEvents { batch, last }) = &caught.base {
         // The worker is out of sight until its state is whole.

@@ -20,7 +20,7 @@ use super::records::Records;
 /// Maximum number of questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// Event for an event plane's task that does not come over the plane's subscription: changed records, or an answer of a
+/// News for an event plane's task that does not come as a message of the plane: changed records, or an answer of a
 /// worker.
 pub(in super::super) enum News {
     /// Discovery's records have changed.
@@ -35,7 +35,8 @@ pub(in super::super) struct Answered {
     answer: Result<Caught, AnswerError>,
 }
 
-/// Open questions to the workers of one event plane, for one connection. Dropping this value gives up the questions.
+/// Questions to the workers of one event plane that are not answered yet. The value belongs to one connection to the
+/// plane. Dropping it gives up the questions.
 pub(in super::super) struct Healing {
     /// Records of discovery; `None` if no discovery is given, so that no worker can be asked.
     records: Option<watch::Receiver<Arc<Records>>>,
@@ -78,7 +79,7 @@ impl Healing {
         }
     }
 
-    /// Applies changed records or a worker's answer to the `events` of the event plane.
+    /// Applies `news` to the event plane: changed records, or a worker's answer.
     pub(in super::super) async fn take(
         &self,
         news: News,

@@ -8,7 +8,7 @@
 //! - Other workers cannot be asked. For them, a publisher's message count without a hole proves that no message is
 //!   missing.
 //!
-//! Three events put the workers of the second kind in doubt until they clear:
+//! Three events put the workers of the second kind in doubt, until they clear their caches:
 //!
 //! - The count has a hole.
 //! - The count runs backwards, or begins anew. Another process may then have the same publisher number.
@@ -61,7 +61,7 @@ pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, l
 
 /// Maximum number of publishers that are followed. Workers of other publishers are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
-/// Bytes in front of an envelope on ZeroMQ: a version, and the length of the envelope.
+/// Number of bytes before the envelope in a ZeroMQ message: a version, and the length of the envelope.
 const FRAME_HEAD_BYTES: usize = 5;
 const FRAME_VERSION: u8 = 1;
 
@@ -162,12 +162,14 @@ impl PlaneEvents {
         self.holders.lost().await
     }
 
-    /// Returns the trouble with discovery, or with a question to a worker, in words; `None` if nothing is wrong.
+    /// Returns the error of a failed question to a worker, or of reading discovery's records, in words; `None` if
+    /// nothing is wrong.
     fn trouble(&self) -> Option<String> {
         self.courses.trouble()
     }
 
-    /// Applies a message. If the bridge `is_behind`, the message does not show that a worker is alive now.
+    /// Applies a message. `is_behind` says that the message may have waited during a stall. It then does not show that
+    /// a worker is alive now.
     async fn apply(&mut self, payload: &Bytes, is_behind: bool) -> Result<(), PublisherError> {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
@@ -272,9 +274,9 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Puts the holders that `named` lists in doubt, because a publisher that is not followed reports them. If another
-    /// publisher reported such a holder before, a new process has taken over the holder, and the earlier reports are
-    /// outdated.
+    /// Marks the holders in `named` as in doubt, because they are reported by a publisher that is not followed for
+    /// them. If another publisher reported such a holder before, a new process has taken over the holder, and the
+    /// earlier reports are outdated.
     async fn doubt(
         &mut self,
         publisher: u64,
@@ -294,8 +296,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes a holder away from all other publishers. If another publisher has reported the holder before, a new
-    /// process has taken over the holder, so the holder begins anew.
+    /// Makes `publisher` the only publisher that reports a holder. If another publisher has reported the holder before,
+    /// a new process has taken over the holder, so the holder begins anew.
     async fn leave_others(
         &mut self,
         publisher: u64,

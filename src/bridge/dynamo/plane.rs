@@ -130,7 +130,8 @@ impl PlaneEvents {
         }
     }
 
-    /// Takes in what woke the event plane's task: a message, changed records or a worker's answer, or a tick of the timer.
+    /// Handles the event that woke the task of the event plane: a message, changed records or a worker's answer, or a
+    /// tick of the timer.
     async fn hear(
         &mut self,
         heard: PlaneEvent,
@@ -174,7 +175,8 @@ fn envelope_of(frames: &[Bytes]) -> Bytes {
         .unwrap_or_default()
 }
 
-/// Makes a NATS connection only for this source, and a channel that tells when it breaks, so that no reconnect goes unseen.
+/// Makes a NATS connection that only this source uses. The channel tells when the connection breaks, so that no
+/// reconnect goes unseen.
 async fn connect(
     url: &str,
     patience: Duration,

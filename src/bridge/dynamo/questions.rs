@@ -6,9 +6,10 @@
 //!    └──── answer: the worker connects ┘
 //! ```
 //!
-//! Each question has a listener of its own, at the address by which the worker was reached, and a subject that nobody can
-//! guess. A peer that connects without naming the subject is turned away. The listener's port is any free one, or one of the
-//! given ports. At most one large answer is in memory at a time; others wait for it.
+//! For each question, the bridge listens for the answer at its own address in the connection to the worker, or to NATS.
+//! The question names a subject that nobody can guess. A peer that connects without naming this subject is turned away.
+//! The listener's port is any free one, or one of the given ports. At most one large answer is in memory at a time;
+//! others wait for it.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -71,7 +72,7 @@ pub(in super::super) enum QuestionError {
     Refused(String),
 }
 
-/// Permit to receive a large answer, which one question has at a time. Dropping the value gives the permit back.
+/// Permit to receive a large answer. One question at a time has it. Dropping the value gives the permit back.
 #[derive(Debug, Default)]
 pub(super) struct Room(Option<OwnedSemaphorePermit>);
 
@@ -96,8 +97,8 @@ impl Asker {
         }
     }
 
-    /// Asks a worker for its events from event `start` on, and returns the answer as JSON. Without `start`, asks for everything.
-    /// A large answer needs the permit `room`.
+    /// Asks a worker for its events from event `start` on, or for everything without `start`. Returns the answer as
+    /// JSON. For a large answer, first waits for the permit, and stores it in `room`.
     pub(super) async fn ask(
         &self,
         record: &SourceRecord,
@@ -166,8 +167,8 @@ impl Asker {
         self.read_answer(stream, room).await
     }
 
-    /// Reads the messages after the greeting: the prologue, the answer, and the end message. An error in the prologue is a
-    /// refusal.
+    /// Reads the messages after the greeting: the prologue, the answer, and the end message. If the prologue has an
+    /// error, the worker has refused the question.
     async fn read_answer(&self, mut stream: TcpStream, room: &mut Room) -> Result<Bytes, QuestionError> {
         let (prologue, _) = read_message(&mut stream, HEADER_BYTES_MAX).await?;
         let prologue: Prologue = serde_json::from_slice(&prologue).map_err(|_| QuestionError::Form)?;
@@ -205,7 +206,7 @@ impl Asker {
 struct AnswerListener {
     listener: TcpListener,
     address: SocketAddr,
-    /// Name of the answer, which nobody can guess.
+    /// Subject of the answer: a random name that nobody can guess.
     subject: String,
     _port: Port,
 }
@@ -239,7 +240,7 @@ impl AnswerListener {
         json!({"x-endpoint-path": path, "request-id": self.subject}).to_string()
     }
 
-    /// Returns the request with `question`, whose answer is sent to this place.
+    /// Returns the request with `question`, which tells the worker to send its answer to this listener.
     fn request(&self, question: &Value) -> Bytes {
         let info = json!({
             "address": self.address.to_string(), "subject": self.subject, "context": self.subject, "stream_type": "response",
@@ -251,8 +252,8 @@ impl AnswerListener {
         two_parts(control.to_string().as_bytes(), question.to_string().as_bytes())
     }
 
-    /// Waits for the connection over which the answer comes, and returns it. A peer that connects has `patience` to name the
-    /// subject.
+    /// Waits until the worker connects to send its answer, and returns the connection. Turns away a peer that does not
+    /// name the subject within `patience`.
     async fn greeted(self, patience: Duration) -> io::Result<TcpStream> {
         loop {
             let (mut stream, _) = self.listener.accept().await?;

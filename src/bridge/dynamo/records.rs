@@ -5,8 +5,8 @@
 //! | `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER` | the worker, its rank, and its `recovery_target` |
 //! | `v1/event_channels/SCOPE/topic/TOPIC/PUBLISHER` | the address on ZeroMQ |
 //!
-//! In etcd, the records have leases. In a folder, each record is a file. Its folder and its percent-encoded name are the two
-//! parts of the key. The process to which a record belongs touches the file every few seconds.
+//! In etcd, the records have leases. In a folder, each record is a file. The path of its folder and its percent-encoded
+//! name together form the record's key. The process to which a record belongs touches the file every few seconds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -89,14 +89,12 @@ pub(in super::super) enum RecordsError {
 /// Key of a record, and the record's value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
-/// Readers of discovery's records: one task for each place. Everything that needs the records of a place shares the
-/// task.
+/// Tasks that read discovery's records: one task for each place. All users of a place's records share the task.
 #[derive(Default)]
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 
 impl RecordReaders {
-    /// Returns a receiver of the records of a place, which follows their changes. If no task reads the place yet, `spawn`
-    /// runs one.
+    /// Returns a receiver that follows the records of a place. If no task reads the place yet, `spawn` runs one.
     pub(in super::super) fn of(
         &self,
         discovery: &Discovery,
@@ -134,7 +132,7 @@ async fn look_for_ever(discovery: Discovery, known: watch::Sender<Arc<Records>>)
     }
 }
 
-/// Reads the records as they are now. A record that cannot be read stays as it was `before`.
+/// Reads the records as they are now. If a record cannot be read, its value in `before` stays.
 async fn look(discovery: &Discovery, before: &Records) -> Result<Records, RecordsError> {
     let sources = look_at(discovery, SOURCES).await?;
     let channels = look_at(discovery, CHANNELS).await?;

@@ -1,5 +1,6 @@
-//! Engines whose servers have not told how to follow them. What such an engine has is not known, so daemons are told of it as
-//! out of sight. Without that, their answers would be certain, and would leave the engine out.
+//! Engines whose servers have not told yet how to follow them. Nobody knows which blocks such an engine has. So the
+//! bridge announces the engine to daemons as out of sight. Without the announcement, daemons would give exact answers
+//! that leave the engine out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,18 +17,19 @@ use super::super::server::ServerHandle;
 use super::servers::AskedServer;
 use super::{Bridge, BridgeState, Inner};
 
-/// Report to daemons that an engine is out of sight, until its server tells how to follow it.
+/// Report to daemons that an engine is out of sight. It lasts until the engine's server tells how to follow the engine.
 #[derive(Debug)]
 pub(super) struct Announcement {
     key: EngineKey,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
-    /// Token that is cancelled when nothing more is told of the engine.
+    /// Token that is cancelled once the task of this report has ended.
     ended: CancellationToken,
 }
 
 impl Announcement {
-    /// Ends the report. With `says_goodbye`, daemons forget the engine. Returns the token that is cancelled at the end.
+    /// Ends the report. With `says_goodbye`, daemons forget the engine. Returns the token that is cancelled once the
+    /// report's task has ended.
     pub(super) fn end(self, says_goodbye: bool) -> CancellationToken {
         self.says_goodbye.store(says_goodbye, Ordering::Release);
         self.stop.cancel();
@@ -36,7 +38,7 @@ impl Announcement {
 }
 
 impl Bridge {
-    /// Tells daemons of the engine of a server, as out of sight. Does nothing if they are told already, or if the engine's
+    /// Reports the engine of a server to daemons as out of sight. Does nothing if it is reported already, or if its
     /// model or block size is not given.
     pub(crate) fn announce(&self, handle: &ServerHandle) {
         let mut state = self.inner.state.lock();
@@ -85,8 +87,8 @@ impl Bridge {
         self.inner.tasks.spawn_on(task, &self.inner.runtime);
     }
 
-    /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless it is among the
-    /// `told` ones.
+    /// Ends the announcement of a server's engine, and waits for its end. Daemons forget the engine, unless its key is
+    /// among those in `told`, which the server has told and which are followed next.
     pub(crate) async fn end_announcement(&self, handle: &ServerHandle, told: &[EngineKey]) {
         let ended = {
             let mut state = self.inner.state.lock();
@@ -105,7 +107,8 @@ impl Bridge {
 }
 
 impl BridgeState {
-    /// Ends the announcement of an engine that is followed from now on, by whatever means.
+    /// Ends the announcement of an engine that is followed from now on, whether its server or another source has told
+    /// how.
     pub(super) fn end_announcement_of(&mut self, key: &EngineKey) {
         for asked in self.servers.values_mut() {
             let is_it = |announcement: &mut Announcement| announcement.key == *key;

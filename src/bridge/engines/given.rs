@@ -52,7 +52,7 @@ impl Given {
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
     }
 
-    /// Returns whether a source gives an engine of this name.
+    /// Returns whether flags, files or discovery give an engine with the name of `engine`.
     pub(super) fn has(&self, engine: &GivenEngine) -> bool {
         self.0.values().any(|set| match engine {
             GivenEngine::Publisher(engine) => set.publishers.contains_key(&engine.key),
@@ -60,7 +60,7 @@ impl Given {
         })
     }
 
-    /// Whether `source` gives this server, to be asked in the same way as `server` says.
+    /// Whether `source` gives this server, with the same settings for asking it as in `server`.
     fn is_of(&self, source: &str, server: &NewServer) -> bool {
         let known = self.0.get(source).and_then(|set| set.servers.get(&server.key()));
         known.is_some_and(|known| known.is_asked_like(server))

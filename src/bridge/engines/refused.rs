@@ -44,8 +44,8 @@ impl Inner {
         }
     }
 
-    /// Returns the text of the server's refusal of the engine's events, or of the questions about it; `None` if nothing is
-    /// refused.
+    /// Returns the text of the server's error if it refuses messages with the engine's events, or the subscription to
+    /// questions about the engine; `None` if it refuses neither.
     fn refusal_of(&self, followed: &FollowedEngine) -> Option<String> {
         let holder = self.own_holder(&followed.engine).ok()?;
         let events = self.subjects.events(&holder.namespace, &holder.worker);

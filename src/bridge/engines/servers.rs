@@ -16,7 +16,8 @@ use super::{Bridge, BridgeState};
 pub(super) struct AskedServer {
     pub(super) handle: ServerHandle,
     pub(super) stop: CancellationToken,
-    /// Report that the engine is out of sight; `None` if the engine is followed, or not enough of it is given.
+    /// Report that the engine is out of sight; `None` if the engine is followed, or cannot be announced, for example
+    /// because its block size is not given.
     pub(super) announcement: Option<Announcement>,
 }
 
@@ -34,8 +35,9 @@ impl AskedServer {
         GivenEngine::Server(self.handle.given())
     }
 
-    /// Returns the engine that is to be announced: what is given of it, without sockets. `None` if the engine is announced
-    /// or followed, or if its model or block size is not given.
+    /// Returns the engine to announce, with the settings that are given for it. The server's URL takes the place of the
+    /// sockets, which are not known yet. `None` if the engine is announced already or followed, or if its model or
+    /// block size is not given.
     pub(super) fn awaited(&self) -> Option<NewEngine> {
         let is_known = self.announcement.is_some() || !self.handle.progress().engines.is_empty();
         let server = &self.handle.server;
@@ -122,8 +124,8 @@ impl Bridge {
         }
     }
 
-    /// Stops following all engines of each server with at least one engine for which `is_meant` holds. Returns the keys of those
-    /// engines.
+    /// Ends each server that has an engine for which `is_meant` holds, and stops following all engines of that server.
+    /// Returns the keys of these engines.
     pub(super) fn remove_servers(
         &self,
         state: &mut BridgeState,
@@ -211,8 +213,8 @@ impl BridgeState {
         }
     }
 
-    /// Stops asking a server and following its publishers. Returns the keys of these publishers, or the assumed key of the
-    /// engine if there are none.
+    /// Stops asking a server and following its publishers. Returns the keys of these publishers. If the server has
+    /// none, returns the key that its engine is assumed to have.
     pub(super) fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
         let Some(mut asked) = self.servers.remove(key) else {
             return RemovedEngines::new();

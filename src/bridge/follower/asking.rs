@@ -21,7 +21,8 @@ pub(super) enum Verified {
     Stranger,
     /// The answer has a hole. The batches before the hole have been applied.
     Torn,
-    /// The answer begins after the last applied batch. An unbroken connection still brings all published batches.
+    /// The answer begins after the last applied batch, so it does not show whether the process is the same. On an
+    /// unbroken connection, the batches that the socket no longer has still arrive as published batches.
     Beyond,
     /// The socket has no batch, and has never given one, although batches have been applied.
     Empty,
@@ -31,8 +32,8 @@ pub(super) enum Verified {
 const ASK_ATTEMPTS: u32 = 3;
 
 impl Follower {
-    /// Asks for all batches, when none has been applied. Returns `true` once all batches of the socket are applied. Returns
-    /// `false` if another process answers, or the answer begins too late.
+    /// Asks the socket for all of its batches. Called only while no batch is applied. Returns `true` once all of them
+    /// are applied. Returns `false` if another process answers, or if the answer begins too late.
     pub(super) async fn ask_all(&mut self) -> Result<bool, FollowError> {
         Ok(!matches!(
             self.ask().await?,
@@ -102,8 +103,8 @@ impl Follower {
         }
     }
 
-    /// Logs that an answer begins at `begins`, after the first batch that is needed. Does nothing on a verified connection,
-    /// which may still bring the missing batches.
+    /// Logs that an answer begins with the batch `begins`, although an earlier batch is needed. Does nothing on a
+    /// verified connection, which may still bring the missing batches.
     fn note_short_replay(&mut self, begins: u64) {
         let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
         if self.connection.is_verified() || is_told {
@@ -118,7 +119,8 @@ impl Follower {
         self.short_replay = Some(text);
     }
 
-    /// Judges a replay socket that has no batch from the number `from` on, although the batch `from` was applied.
+    /// Decides why the replay socket has no batch from the number `from` on, although the batch `from` was applied.
+    /// Either another process answers ([`Verified::Stranger`]), or the socket keeps no batches ([`Verified::Empty`]).
     async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
         // A publisher with a replay socket keeps the batches that it has published last. So the engine's own socket
         // would have the batch `from`.

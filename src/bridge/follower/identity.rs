@@ -1,11 +1,12 @@
 //! Identity: decides whether another process at an engine's sockets still counts as that engine.
 //!
-//! If an engine has been out of sight for long, its address may belong to another engine. Daemons have removed the old engine's
-//! holder by then.
+//! If an engine has been out of sight for long, its address may belong to another engine. Daemons have removed the old
+//! engine's holder by then.
 //!
 //! - A process that gives the same bytes under the same numbers as before is the same process.
-//! - Any other process is followed, but in doubt until it clears. In two cases it is not in doubt: the source that
-//!   found the engine by an identity confirms that identity, or the engine's name is nothing but its address.
+//! - Any other process is followed, but its blocks are in doubt until it clears its cache. In two cases they are not in
+//!   doubt: the source that found the engine confirms the engine's identity, or the engine's name is nothing but its
+//!   address.
 
 use std::time::Duration;
 
@@ -20,15 +21,15 @@ use super::{FollowError, Follower};
 pub(super) enum Identity {
     /// The engine itself, or another process that counts as the engine.
     Known,
-    /// The engine was out of sight for this time. That is so long that another process would not count as the engine.
+    /// The engine was out of sight for this long. If another process answers now, it does not count as the engine.
     LongSilent(Duration),
-    /// Another process answers, after a silence of this length.
+    /// Another process answers, after the engine was out of sight for this long.
     Stranger(Duration),
 }
 
 impl Follower {
-    /// Notes that the engine has been out of sight (silent, or with batches missing) for `silence`. That is too long for another
-    /// process to count as the engine.
+    /// Notes that the engine has been out of sight (silent, or with batches missing) for `silence`. After such a long
+    /// time, another process does not count as the engine.
     pub(crate) fn was_long_silent(&mut self, silence: Duration) {
         if self.continuity.last().is_some() {
             self.identity = Identity::LongSilent(silence);
@@ -43,8 +44,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Starts over for another process, whose blocks are not known yet. They are in doubt for the reason `doubt`, or
-    /// for [`Reason::OtherEngine`] after a long silence.
+    /// Starts over for another process, whose blocks are not known yet. `doubt` is the reason why its blocks are in
+    /// doubt. After a long silence, the reason is [`Reason::OtherEngine`] instead.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {
             Identity::Known => doubt,
@@ -56,8 +57,9 @@ impl Follower {
         Ok(self.relay.restart(doubt).await?)
     }
 
-    /// Settles which process answers at the sockets, once the process has told its content. A process that does not count as the
-    /// engine (a stranger) is in doubt, even if it has cleared before.
+    /// Settles which process answers at the sockets. Called once the process's batches have been applied. If the
+    /// process does not count as the engine (a stranger), its blocks are in doubt from now on, even if one of those
+    /// batches was a clear.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
         let settled = std::mem::replace(&mut self.identity, Identity::Known);
         let Identity::Stranger(silence) = settled else {

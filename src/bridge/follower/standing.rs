@@ -27,14 +27,16 @@
 
 use std::time::{Duration, Instant};
 
-/// Verdict on the batches of a connection so far: whether they continue the applied batches.
+/// Verdict on the batches of a connection so far: whether they come from the process whose batches have been applied,
+/// and continue them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
     /// The batches may be those of another process, as after each reconnect.
     Unverified,
-    /// The connection's batches continue the applied batches.
+    /// The batches come from the process whose batches have been applied, and continue them.
     Verified,
-    /// Verified, and the replay socket has given the same bytes as the connection for the same number.
+    /// As in `Verified`. In addition, the replay socket and the connection have given the same bytes under the same
+    /// number, so both belong to one process.
     Proven,
 }
 
@@ -45,7 +47,8 @@ pub(super) enum ConnectionChange {
     Reconnected,
     /// The replay socket and the connection have given different bytes under the same number.
     Contradicted,
-    /// A batch of the connection was taken, so that later batches continue the applied batches.
+    /// The bridge has taken a batch of the connection as the next one to apply. Later batches of the connection
+    /// continue from there.
     Continued,
     /// The replay socket has given all batches that were missing.
     Checked,
@@ -68,7 +71,7 @@ impl ConnectionState {
         }
     }
 
-    /// Whether the batches of the connection continue the applied batches.
+    /// Whether the connection's batches are known to come from the process whose batches have been applied.
     pub(super) fn is_verified(self) -> bool {
         self != Self::Unverified
     }
@@ -90,19 +93,22 @@ pub(super) enum ReplayState {
     Believed,
     /// The socket does not answer.
     Silent(Useless),
-    /// The socket contradicts the published batches, or keeps no batches. It has to agree with a published batch before it is
-    /// believed again. Exception: if no batch is applied at the next connection, the socket is asked for everything.
+    /// The socket contradicts the published batches, or keeps no batches. The bridge believes the socket again once the
+    /// socket agrees with a published batch. If no batch has been applied when the next connection is made, the bridge
+    /// asks the socket for everything instead.
     Contradicting(Useless),
 }
 
 /// Change that decides the next state of a replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReplayChange {
-    /// The socket is about to be asked for everything. The answer decides the next state.
+    /// The bridge is about to ask the socket for batches. It believes the socket until the answer decides the next
+    /// state.
     Asked,
     /// The socket has left too many consecutive questions unanswered.
     Unanswered(Useless),
-    /// The socket has given other batches than the engine has published on the connection, or keeps no batches.
+    /// The socket has given batches that differ from those that the engine has published on the connection, or keeps no
+    /// batches.
     Contradicted(Useless),
     /// The socket has given a batch with the same number and bytes as a batch that the engine has published.
     Agreed,
@@ -131,7 +137,7 @@ impl ReplayState {
         matches!(self, Self::Silent(useless) if useless.ask_at <= now)
     }
 
-    /// Whether it is time, at `now`, to compare a contradicting socket with the next published batch.
+    /// Whether it is time, at `now`, to ask a contradicting socket for the next published batch.
     pub(super) fn is_contradiction_due(&self, now: Instant) -> bool {
         matches!(self, Self::Contradicting(useless) if useless.ask_at <= now)
     }
@@ -153,20 +159,22 @@ impl ReplayState {
     }
 }
 
-/// Whether the batches that the replay socket has are also published on this connection.
+/// Whether new batches of the replay socket have also come over this connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hearing {
-    /// The last batch was published on the connection.
+    /// The last new batch came over the connection, or the connection is new.
     Heard,
-    /// Since this time, checks (looks) have found batches at the replay socket that were not published on the connection.
+    /// Time since which looks (checks) have found batches at the replay socket that did not come over the connection.
     Since(Instant),
-    /// For too long, checks (looks) have found batches at the replay socket that were not published on the connection.
+    /// Looks (checks) have found batches at the replay socket that did not come over the connection, for longer than
+    /// allowed.
     Unheard,
 }
 
 impl Hearing {
-    /// Returns the state after a look that found a batch which is not published on the connection. The look began at `begun`
-    /// and ended at `now`. `max` is the maximum time for which such looks may continue.
+    /// Returns the state after a look that found a batch at the replay socket that did not come over the connection.
+    /// The look began at `begun` and ended at `now`. After looks with this finding over a time of `max`, the state is
+    /// `Unheard`.
     #[must_use]
     pub(super) fn after_unpublished(self, begun: Instant, now: Instant, max: Duration) -> Self {
         let since = match self {
@@ -193,7 +201,8 @@ mod tests {
         text.split('(').next().unwrap().to_owned()
     }
 
-    /// Asserts that `after` leads from each of the `states`, by each of the `changes`, to the state that the table `number` says.
+    /// Asserts that the table `number` in this file's documentation is right: from each of the `states`, each of the
+    /// `changes` leads to the state in the table's cell. `after` computes the next state.
     fn assert_table<S: std::fmt::Debug, C>(
         number: usize,
         states: &[S],

@@ -7,9 +7,9 @@
 //! | a published batch | asks the socket for that batch |
 //! | a socket without any batch | asks again, as a batch may be on its way; later the socket counts as useless |
 //!
-//! If the socket has that batch, with the same bytes, then the socket and the connection belong to the same process,
-//! which is a new one. The bridge then takes all batches from the socket. Otherwise the engine is followed without the
-//! socket. The socket is asked again after later batches, with growing pauses.
+//! If the socket has the published batch, with the same bytes, then the socket and the connection belong to one
+//! process, which is a new one. The bridge then takes all batches from the socket. Otherwise the engine is followed
+//! without the socket. The bridge asks the socket again after later published batches, with growing pauses.
 
 use std::time::Instant;
 
@@ -28,9 +28,9 @@ const EMPTY_ANSWERS_MAX: u32 = 3;
 
 impl Follower {
     /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken.
-    /// Either a new process is behind both the socket and the connection, or the socket belongs to another engine. The
-    /// bridge asks the socket for the batch that was published last. If the socket lacks that batch, the next published
-    /// batch decides.
+    /// Either the socket and the connection both belong to a new process now, or the socket belongs to another engine.
+    /// To find out, the bridge asks the socket for the batch that was published last. If the socket lacks that batch,
+    /// the bridge stops believing the socket, and asks it for the next published batch.
     pub(super) async fn settle_contradiction(&mut self) -> Result<(), FollowError> {
         self.relay.lost().await?;
         let Some(heard) = self.continuity.heard().filter(|_| !self.topics.hears_other()) else {
@@ -44,9 +44,9 @@ impl Follower {
     }
 
     /// Stops believing the replay socket, which contradicts the batches published on the connection. Drops all blocks,
-    /// whether they came from the socket or from the connection. Then the connection is followed from the published
-    /// batch `heard` on, or else from the next published batch. The bridge believes the socket again once the socket
-    /// has the same bytes as a published batch.
+    /// whether they came from the socket or from the connection. Then follows the connection, from its batch `heard`
+    /// on; without `heard`, from the next published batch on. The bridge believes the socket again once the socket has
+    /// the same bytes as a published batch.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
         // The content is certain only if the connection brings the batches from a process's first batch on.
@@ -69,8 +69,8 @@ impl Follower {
         }
     }
 
-    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps nothing shows neither
-    /// what is missing, nor whether a new connection is to the same process.
+    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps no batches
+    /// cannot show which batches are missing. Nor can it show whether a new connection leads to the same process.
     pub(super) async fn note_empty_answer(&mut self) -> Result<(), FollowError> {
         self.empty_answers = self.empty_answers.saturating_add(1);
         let is_verified = self.connection.is_verified();
@@ -99,8 +99,8 @@ impl Follower {
         self.note_replay(ReplayChange::Contradicted(useless));
     }
 
-    /// Asks a replay socket that is not believed for the batch `heard`, which was just published. If the socket has the same
-    /// bytes, it belongs to the same process, and all batches are taken from it.
+    /// Asks a replay socket that is not believed for the batch `heard`, which was just published. If the socket has the
+    /// same bytes, it belongs to the process that publishes, and the bridge takes all batches from the socket.
     pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
         if self.topics.hears_other() {
             return self.ask_later().await;

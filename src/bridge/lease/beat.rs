@@ -20,7 +20,7 @@ pub(super) struct FollowedHolder {
     pub(super) epoch: Option<u64>,
 }
 
-/// A beat: message by which a bridge tells others for which holders it speaks, and how well it sees them.
+/// Beat: a message by which a bridge tells other bridges for which holders it speaks, and how well it sees each holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LeaseBeat {
     version: u8,

@@ -30,7 +30,8 @@ use table::LeaseTable;
 
 pub use table::Times;
 
-/// Pause between two decisions from the beats (short messages of bridges) that were heard.
+/// Pause between two decisions about which holders to report. A decision follows from the beats (short messages) of the
+/// other bridges.
 const LOOK: Duration = Duration::from_millis(25);
 /// Pause before the next attempt to subscribe, after one failed.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
@@ -90,7 +91,8 @@ impl Turns {
         }
     }
 
-    /// Waits until the turn that has begun ends, so that the bridge no longer reports the holder.
+    /// Waits until the present turn ends, so that the bridge no longer reports the holder. Waits for ever if the turn
+    /// never ends.
     pub(super) async fn end(&mut self) {
         let changed = match &mut self.0 {
             Some(turn) => turn.changed().await.is_ok(),
@@ -133,7 +135,7 @@ impl Lease {
         }
     }
 
-    /// Adds the holder to the lease. Returns its entry, and the [`Voice`], by which the holder's publisher learns when it is its turn to
+    /// Adds the holder to the lease. Returns its entry, and the [`Voice`] that tells the holder's publisher when to
     /// publish. `None` if the lease has too many holders.
     pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(LeaseShare, Voice)> {
         let PublishedHolder {
@@ -194,8 +196,8 @@ impl LeaseTask {
         let _ = self.nats.flush().await;
     }
 
-    /// Exchanges beats with the other bridges, which tell who reports which holder. Ends when the task is stopped or the
-    /// subscription ends.
+    /// Exchanges beats with the other bridges. A beat says which holders its sender reports. Ends when the task is
+    /// stopped or the subscription ends.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

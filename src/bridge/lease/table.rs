@@ -1,13 +1,15 @@
-//! Table of the lease, as one bridge knows it. It says which bridge speaks for which holder, that is, reports the holder to
-//! daemons. It does no I/O, and callers pass the time.
+//! Table of the lease, as one bridge knows it. It says which bridge speaks for which holder, that is, reports the
+//! holder to daemons. It does no I/O, and callers pass the time.
+//!
+//! A bridge also hears its own beats, which come back to it over NATS.
 //!
 //! | event or state | time |
 //! |---|---|
 //! | a bridge sends a beat | every [`Times::beat`], and immediately when it begins or ends to speak |
-//! | a bridge's term, for which it may speak | [`Times::term`] from the sending of the last own beat that it has heard |
-//! | other bridges count a bridge as alive | [`Times::silence`] from its last beat that they have heard |
-//! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
-//! | the same bridge, if it was the last to speak, only listens | [`Times::listen`] from the first own beat that it has heard |
+//! | a bridge's term, for which it may speak | [`Times::term`] from the sending of its last beat that came back |
+//! | other bridges count a bridge as alive | [`Times::silence`] from the last beat that they have heard of it |
+//! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from its first beat that comes back |
+//! | the same bridge, if it spoke last, only listens | [`Times::listen`] from its first beat that comes back |
 //!
 //! A bridge's term is shorter than the [`Times::silence`] for which other bridges wait, and begins earlier. So a bridge
 //! that is cut off from NATS, or stands still, stops speaking before another begins. This order is not certain, because
@@ -27,7 +29,7 @@ use super::beat::{FollowedHolder, HOLDERS_MAX, LeaseBeat};
 
 /// Maximum number of other bridges of a group that the table holds.
 const PEERS_MAX: usize = 64;
-/// Maximum number of own beats (messages to the group) whose return over NATS is awaited.
+/// Maximum number of own beats (messages to the group) that the bridge remembers until they come back over NATS.
 const SENT_MAX: usize = 64;
 
 /// Times of a lease.
@@ -39,11 +41,12 @@ pub struct Times {
     pub term: Duration,
     /// Time for which a beat of a bridge that speaks (reports a holder) keeps other bridges from speaking.
     pub silence: Duration,
-    /// Time for which a bridge that was cut off listens before it speaks again, if it spoke last. In that time it hears
-    /// two beats of any bridge that speaks now. Other bridges listen longer, so that bridges which come back together
-    /// do not begin together.
+    /// Time for which a bridge that was cut off, and spoke last, only listens before it speaks again. In that time it
+    /// hears two beats of any bridge that speaks now. Other bridges listen longer, so that bridges which come back
+    /// together do not begin together.
     pub listen: Duration,
-    /// Extra time that a bridge waits for each bridge that comes before it in the order in which bridges may take over a holder.
+    /// Extra time that a bridge waits, before it takes over a holder, for each bridge that comes before it in the order
+    /// of taking over.
     pub step: Duration,
     /// Minimum time for which another bridge must see a holder better, before the bridge that speaks for the holder
     /// gives way to that bridge.
@@ -71,14 +74,15 @@ struct Own {
     epoch: Arc<AtomicU64>,
     sight: Arc<AtomicU8>,
     added: Instant,
-    /// Highest epoch that another bridge's beats have told for the holder.
+    /// Highest epoch in which another bridge has reported the holder, according to that bridge's beats.
     heard_epoch: u64,
-    /// Whether this bridge was the last that is known to have spoken for the holder.
+    /// Whether this bridge, as far as it knows, was the last bridge that reported the holder to daemons.
     spoke_last: bool,
-    /// Start of the time in which no bridge is known to report the holder to daemons; `None` if one does.
+    /// Time since which this bridge knows of no bridge that reports the holder to daemons; `None` if one reports it, or
+    /// if this bridge does not hear the others.
     free_since: Option<Instant>,
-    /// Start of the time in which another bridge has seen the holder better than this bridge, which speaks for the holder.
-    /// `None` if no other bridge sees the holder better.
+    /// Time since which another bridge has seen the holder better than this bridge, while this bridge speaks for the
+    /// holder. `None` if no other bridge sees it better.
     worse_since: Option<Instant>,
 }
 
@@ -95,7 +99,7 @@ impl Own {
     }
 }
 
-/// Last beat (message about its holders) of another bridge, reduced to the holders that this bridge follows.
+/// Another bridge, with the part of its last beat that concerns holders that this bridge follows.
 struct PeerBridge {
     heard: Instant,
     holders: HashMap<u64, FollowedHolder>,
@@ -123,7 +127,7 @@ pub(super) struct LeaseTable {
     sent: VecDeque<(u64, Instant)>,
     beats: u64,
     shares: u64,
-    /// Start of the time in which the bridge's own messages (beats) come back over NATS without a break; `None` if they do not
+    /// Time since which the bridge's own messages (beats) come back over NATS without a break; `None` if they do not
     /// come back.
     listening_since: Option<Instant>,
     /// Whether a change has to be sent to the other bridges immediately.
@@ -146,8 +150,9 @@ impl LeaseTable {
         }
     }
 
-    /// Begins to follow a holder. Returns the number of its entry, the voice that tells its publisher when to speak, and the cell
-    /// that notes how well the holder is seen; `None` if the table has too many holders.
+    /// Begins to follow a holder. Returns three things: the number of the holder's entry, the [`Voice`] by which the
+    /// holder's publisher learns when to speak, and the cell that stores how well this bridge sees the holder. `None`
+    /// if the table has too many holders.
     pub(super) fn add(&mut self, holder: u64, now: Instant) -> Option<(u64, Voice, Arc<AtomicU8>)> {
         if self.own.len() >= HOLDERS_MAX && !self.own.contains_key(&holder) {
             return None;
@@ -175,7 +180,8 @@ impl LeaseTable {
         Some((self.shares, voice, sight))
     }
 
-    /// Stops following a holder, so that another bridge may report it to daemons immediately.
+    /// Removes the entry `number` of a holder that the bridge no longer follows, so that another bridge may report the
+    /// holder immediately. Does nothing if the holder has a newer entry.
     pub(super) fn remove(&mut self, holder: u64, number: u64) {
         if self.own.get(&holder).is_some_and(|own| own.number == number) {
             // The publisher may end later than this call. Until then it sends nothing to daemons.
@@ -300,7 +306,7 @@ struct Others {
     claim: Option<(u64, u64)>,
     /// How well the holder is seen by the bridge that sees it best.
     sight_max: u8,
-    /// Number of bridges that come before this one in the order in which bridges may take over the holder.
+    /// Number of other bridges that come before this bridge in the order in which bridges take over the holder.
     before: u32,
 }
 

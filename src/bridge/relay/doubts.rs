@@ -7,8 +7,8 @@ use super::Relay;
 use crate::lease::Sight;
 
 impl Relay {
-    /// Inserts `doubts` after the last clear of each part of the translation. A clear ends every doubt, so the doubts that remain
-    /// have to be told in the same batch.
+    /// Inserts `doubts` after the last clear of each part of the translation (the events of one tier). For daemons, a
+    /// clear ends every doubt. So the doubts that remain have to follow the clear in the same batch.
     pub(super) fn doubt_what_was_cleared(&mut self, doubts: DegradedReasons) {
         for part in &mut self.translation.parts {
             let clears = part.events.iter().rposition(|event| *event == Event::Cleared);

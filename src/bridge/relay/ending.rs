@@ -23,8 +23,8 @@ impl Relay {
         of_publisher_alone(self.publisher.say_goodbye().await)
     }
 
-    /// Ends the reports about the engine without a word, and waits until those so far have been sent. Whoever reports the
-    /// engine next begins an epoch above this one.
+    /// Ends the reports about the engine without a goodbye, and waits until the earlier messages have been sent. If
+    /// this bridge reports the engine again, it begins a higher epoch.
     pub(in super::super) async fn fall_silent(mut self) -> Result<(), PublisherError> {
         self.tell().await?;
         self.publisher.set_heartbeats(false).await?;
@@ -33,8 +33,8 @@ impl Relay {
     }
 }
 
-/// Returns the error of the publisher; `Ok` if the error only says that the NATS server has refused a message or not
-/// answered.
+/// Returns the result of the publisher. An error that only says that the NATS server has refused a message, or not
+/// answered, becomes `Ok`.
 fn of_publisher_alone(sent: Result<(), PublisherError>) -> Result<(), PublisherError> {
     match sent {
         Err(PublisherError::Refused { .. } | PublisherError::Unanswered { .. }) => Ok(()),

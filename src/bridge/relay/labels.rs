@@ -5,10 +5,10 @@ use kvatlas_core::wire::{LAYERS_LABEL, Profile, TROUBLE_LABEL};
 /// Labels that the bridge adds to a holder's given labels.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct AddedLabels {
-    /// Label value that names the kinds of layers other than full attention in the engine's events; `None` without the
-    /// label.
+    /// Label value that names the engine's layers other than full attention, such as `windows`; `None` if the label is
+    /// not added.
     pub(super) layers: Option<&'static str>,
-    /// Label value that says what is wrong with the engine; `None` without the label.
+    /// Label value that says what is wrong with the engine; `None` if the label is not added.
     pub(super) trouble: Option<String>,
 }
 

@@ -140,7 +140,8 @@ async fn the_layers_that_an_engine_tells_of_are_a_label() {
     assert_eq!(labels, [None, layers("windows"), layers("windows+states")]);
 }
 
-/// Daemons that start after the bridge are told of an engine that is not there yet.
+/// For an engine that was never in sight, the bridge sends heartbeats, so that daemons that start later learn of the
+/// engine. For an engine that was in sight and is lost, it sends none.
 #[tokio::test]
 async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
     let (_broker, mut relay, mut batches) = heard_relay().await;
@@ -259,8 +260,8 @@ async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
     assert!(!relay.is_exact());
 }
 
-/// An old form of events has no room for some fields. Daemons are told of the missing fields before the first block.
-/// The holder as a whole is not in doubt.
+/// An event in an old form has no fields for salts and adapters. Daemons are told of the missing fields before the
+/// first block. The holder as a whole is not in doubt.
 #[tokio::test]
 async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
     let (_broker, mut relay, mut batches) = heard_relay().await;

@@ -7,7 +7,7 @@ use kvatlas_core::wire::Rank;
 
 use super::places::PLACES_MAX;
 
-/// Maximum number of engines that get addresses by their order.
+/// Maximum number of engines that get addresses by their order in flags and file.
 const ASSIGNED_MAX: usize = 4096;
 
 /// Hint in error texts that shows the form of an address.
@@ -148,8 +148,8 @@ pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
     Ok(())
 }
 
-/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The ranks of
-/// a named engine have consecutive pairs.
+/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The
+/// ranks of a named engine have consecutive pairs of ports.
 #[derive(Debug)]
 pub(super) struct Addresses {
     named: BTreeMap<String, SocketPair>,
@@ -177,7 +177,7 @@ impl Addresses {
         }
     }
 
-    /// Returns whether engines without an address of their own get one by their order.
+    /// Returns whether engines without an address of their own get one by their order in flags and file.
     pub(super) fn is_by_order(&self) -> bool {
         self.base.is_some()
     }
@@ -196,7 +196,7 @@ impl Addresses {
         }
     }
 
-    /// Returns the sockets that an engine has by its name or its order; `None` if it has none.
+    /// Returns the sockets that the engine's name, or its order among the engines, gives it; `None` if it has none.
     pub(super) fn of(&self, instance: &str, rank: Rank) -> Option<SocketPair> {
         if let Some(first) = self.named.get(instance) {
             return first.behind(usize::try_from(rank).ok()?);

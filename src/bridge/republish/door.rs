@@ -50,7 +50,7 @@ enum ConnectionEnd {
     Read(#[from] ReadError),
     #[error(transparent)]
     Network(#[from] io::Error),
-    /// For too long, the client took no bytes, or fewer than were published.
+    /// The client took too long: for a handshake, for a piece, or for a whole answer.
     #[error("it is too slow")]
     Slow,
     /// No message came for too long.
@@ -59,7 +59,7 @@ enum ConnectionEnd {
 }
 
 impl ConnectionEnd {
-    /// Returns the fault of the client, for the counter of ended connections; `None` if the client has no fault.
+    /// Returns the fault of the client, by which the ended connection is counted; `None` if the client is not at fault.
     fn cut(&self) -> Option<RepublishCut> {
         match self {
             Self::Read(ReadError::Mismatch(_)) => Some(RepublishCut::Protocol),
@@ -190,7 +190,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), ConnectionEnd
     }
 }
 
-/// Returns whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
+/// Returns whether a peer subscribes to all topics, either by a message, or by the command of ZMTP 3.1.
 fn is_subscription(received: &MessageOrCommand) -> bool {
     match received {
         MessageOrCommand::Message(frames) => frames.as_slice() == [&[1][..]],
@@ -248,9 +248,9 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     send(client, &bytes).await
 }
 
-/// Returns a state for an answer whose first number is `start`. Each event list of the state takes one number in the
-/// answer. If there are more lists than numbers from `start` on, the stream's last number is raised first. If `start`
-/// is above the last number, it is not raised.
+/// Returns the state that answers a question for the batches from number `start` on. In the answer, the state's event
+/// lists take the numbers from `start` on, one number for each list. If the stream's last number is too low for all
+/// lists, it is raised first. It is not raised if `start` is above it.
 async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     let state = stream.state().await;
     let last = last_number(start, &state);
@@ -263,8 +263,8 @@ async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     stream.state().await
 }
 
-/// Returns the number of the last event list in a state whose first list has the number `start`. Every state has at least
-/// one list, which clears.
+/// Returns the number that the last event list of a state gets in an answer, if the first list gets the number `start`.
+/// Every state has at least one list, which clears.
 fn last_number(start: u64, state: &StreamState) -> u64 {
     let lists = state.lists.len().max(1) as u64;
     start.saturating_add(lists - 1)

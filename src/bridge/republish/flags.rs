@@ -12,7 +12,7 @@ use super::addresses::SocketPair;
 const FORM: &str =
     "write ?host=NAME, the name by which routers reach this bridge, and &model=NAME for engines of one model";
 
-/// A question for the flags of vLLM's router, from the query string of a request.
+/// Request for the flags of vLLM's router, read from the query string of an HTTP request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouterQuestion {
@@ -23,7 +23,7 @@ pub struct RouterQuestion {
 }
 
 impl RouterQuestion {
-    /// Reads a question from a query string.
+    /// Reads the request from a query string.
     ///
     /// # Errors
     ///

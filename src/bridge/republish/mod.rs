@@ -6,9 +6,12 @@
 //!                                  └──▶ ROUTER ◀──▶ (replay)
 //! ```
 //!
-//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on
-//! always gives one whole state. Batch N clears and then stores all blocks. The later numbers, up to the last that was
-//! published, are empty batches. So no history is kept, and every answer is whole. The promises:
+//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number
+//! N on always gives one whole state. Its first batches, from number N on, clear and then store all blocks. Its other
+//! batches, up to the last number that was published, are empty. So the bridge keeps no history, and every answer is
+//! whole.
+//!
+//! The bridge promises routers:
 //!
 //! 1. A router that connects is first sent batch 0, which clears, and then a batch with the last number. The router treats
 //!    batch 0 as a restart and the next batch as a gap, so it asks for a replay. So it keeps no block that an earlier bridge
@@ -25,8 +28,8 @@
 //!    does not listen yet. A router may take the stream of one bridge and the replays of another, but only while both
 //!    believe that they speak. Test: `republish_lease::the_bridge_that_speaks_publishes`.
 //!
-//! An engine gets its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`,
-//! `places`).
+//! An engine gets its ports in one of three ways. An address names the engine (`addresses`). Or its order in flags and
+//! file gives it an address (`addresses`). Or it gets a pair of ports from a range (`ports`, `places`).
 
 mod addresses;
 mod door;
@@ -59,7 +62,8 @@ pub(super) use flags::router_flags;
 pub(super) use places::PortPlaces;
 pub(super) use stream::Tap;
 
-/// Maximum number of batches before their numbers begin anew. At most this many empty batches follow the state of a replay.
+/// Number of batches after which their numbers begin anew. It bounds the empty batches that follow the state in a
+/// replay.
 const NUMBERS_MAX: u64 = 1 << 15;
 /// Usual pause between empty batches.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -117,7 +121,7 @@ impl Republisher {
         }
     }
 
-    /// Takes in the table of ports as another bridge has written it.
+    /// Takes over the table of ports that another bridge has written, if its revision is newer.
     pub(super) fn heard_places(&self, revision: u64, places: PortPlaces) {
         if let Some(ports) = &self.ports {
             ports.heard(revision, places);
@@ -153,7 +157,7 @@ impl Republisher {
         }
     }
 
-    /// Returns the sockets that an engine has by its name or its order.
+    /// Returns the sockets that the engine's name, or its order among the engines, gives it; `None` if it has none.
     fn own_sockets_of(&self, engine: &NewEngine) -> Option<SocketPair> {
         let addresses = self.addresses.lock();
         addresses.of(&engine.key.instance, engine.key.rank)
@@ -215,7 +219,7 @@ impl Republisher {
 
 /// Place at which an engine listens for routers.
 enum DoorPlace {
-    /// The engine's own sockets.
+    /// Sockets that the engine's name, or its order among the engines, gives it.
     Own(SocketPair),
     /// Sockets on ports from a range.
     Range(PortUser),
@@ -237,8 +241,8 @@ async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: 
     }
 }
 
-/// Returns the mirror of the `kept` blocks; an empty mirror if there are no usable blocks. Restores on a thread that
-/// may block: 1.2 million blocks take half a second.
+/// Returns the mirror of the `kept` blocks; an empty mirror if there are no usable blocks. The blocks are restored on a
+/// thread that may block, because 1.2 million blocks take half a second.
 async fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<SavedMirror>) -> Mirror {
     let Some(kept) = kept else {
         return Mirror::new(settings);

@@ -1,15 +1,16 @@
 //! Places of engines in a range of ports. Each place is a pair of ports, counted from the beginning of the range.
 //!
-//! An engine keeps its place as long as the table is kept. A new engine gets an unused place. If there is none, it takes over
-//! the place of an engine that is no longer followed; of several, the place that was given longest ago. A router may still
-//! connect to the ports of an engine that is gone. If the range is wide enough, no other engine appears at those ports.
+//! An engine keeps its place as long as the table is kept. A new engine gets an unused place. If every place is taken,
+//! the new engine takes over a place of an engine that is no longer followed: the one that was given longest ago. Until
+//! then, the ports of an engine that is gone stay unused, so a router that still connects to them meets no other
+//! engine.
 
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of places (pairs of ports) in a table, so that the table fits into one message.
 pub(super) const PLACES_MAX: usize = 1024;
 
-/// A place, that is, a pair of ports from the range, that was given to an engine.
+/// Place that was given to an engine: a pair of ports from the range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct PortPlace {
     engine: String,
@@ -37,8 +38,8 @@ impl PortPlaces {
         self.places.get(place).is_some_and(|place| place.engine == engine)
     }
 
-    /// Returns the number of an engine's place (pair of ports), and gives it one of `count` places if it has none. `None` if all
-    /// places belong to engines for which `is_known` holds.
+    /// Returns the number of an engine's place (pair of ports). If the engine has none, gives it one of `count` places:
+    /// an unused one, or one of an engine for which `is_known` does not hold. `None` if there is no such place.
     pub(in super::super) fn give(
         &mut self,
         engine: &str,

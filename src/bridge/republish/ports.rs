@@ -17,11 +17,11 @@ use crate::state::{KeptPlaces, PlacesError};
 /// Pause before the bridge asks again for the table of ports, if it could not be read or written.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// An engine that is followed and has its ports from the range.
+/// State of an engine that is followed and gets its ports from the range.
 #[derive(Debug, Default)]
 struct PortUserState {
-    /// Number of the engine's taps, which pass its events to routers. An engine that begins anew may have two taps for
-    /// a moment.
+    /// Number of the engine's taps, each of which passes the engine's events to routers. While the bridge begins to
+    /// follow an engine anew, the engine may have two taps.
     taps: usize,
     /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
     trouble: Option<String>,
@@ -42,7 +42,7 @@ pub(super) struct Ports {
     metrics: Arc<BridgeMetrics>,
 }
 
-/// Claim of an engine that is followed to a pair of ports from the range. Dropping the value ends this claim.
+/// Claim to a pair of ports from the range, for an engine that is followed. Dropping the value ends the claim.
 pub(super) struct PortUser {
     ports: Arc<Ports>,
     engine: String,
@@ -77,7 +77,7 @@ impl Ports {
         }
     }
 
-    /// Notes that an engine is followed.
+    /// Notes that an engine is followed. Returns its claim to a pair of ports from the range.
     pub(super) fn user(self: &Arc<Self>, engine: String) -> PortUser {
         self.known.lock().entry(engine.clone()).or_default().taps += 1;
         PortUser {
@@ -99,7 +99,7 @@ impl Ports {
         }
     }
 
-    /// Takes in the table of ports as another bridge has written it.
+    /// Takes over the table of ports that another bridge has written, if its revision is newer.
     pub(super) fn heard(&self, revision: u64, places: PortPlaces) {
         self.places.send_if_modified(|known| {
             let is_news = revision > known.0;

@@ -31,7 +31,7 @@ const STATE_INTERVAL: Duration = Duration::from_millis(50);
 /// Time after which an engine's blocks are in doubt, if the engine is not known to live or its events may be missing.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
 
-/// Messages that wait for a subscriber.
+/// Messages that the stream has queued for one subscriber.
 pub(super) struct QueuedMessages {
     messages: mpsc::UnboundedReceiver<Bytes>,
     bytes: Arc<AtomicUsize>,
@@ -64,7 +64,7 @@ impl Subscriber {
     }
 }
 
-/// All blocks of the engine, as of one batch number.
+/// All blocks of the engine, as they are after the batch with the number `number`.
 pub(super) struct StreamState {
     /// Last batch number whose changes the state includes.
     pub(super) number: u64,
@@ -75,7 +75,7 @@ struct SubscribedMirror {
     mirror: Mirror,
     number: u64,
     subscribers: Vec<Subscriber>,
-    /// Last state that was written. It is available only while it is being sent to a client.
+    /// State that was written last. It is available only as long as an answer to a client uses it.
     state: Weak<StreamState>,
     written_at: Option<Instant>,
     /// Number of states that have been written.
@@ -139,8 +139,8 @@ impl Stream {
         bytes.into()
     }
 
-    /// Makes the two messages that a new subscriber gets first: a restart, and then a gap, which makes the subscriber ask for a
-    /// replay.
+    /// Makes the first two messages for a new subscriber. The first looks like a restart of the engine, and the second
+    /// like a gap, which makes the subscriber ask for a replay.
     fn beginning(&self, number: u64) -> [Bytes; 2] {
         [
             self.message(0, &EventList::cleared()),
@@ -201,8 +201,8 @@ impl Stream {
         }
     }
 
-    /// Sends an empty batch, by which subscribers see that nothing is missing. Puts the engine in doubt if it has been out of
-    /// sight for [`UNSEEN_MAX`].
+    /// Sends an empty batch. From its number, subscribers see whether they have missed a batch. If the engine has been
+    /// out of sight for [`UNSEEN_MAX`], its blocks are in doubt until it is in sight again.
     pub(super) fn beat(&self) {
         let mut inner = self.inner.lock();
         if inner
@@ -221,7 +221,8 @@ impl Stream {
         }
     }
 
-    /// Adds a subscriber, which may have no blocks or outdated ones, and returns its queue of messages.
+    /// Adds a subscriber, and returns its queue of messages. The first messages make the subscriber drop any blocks
+    /// that it has, and ask for all blocks.
     pub(super) fn subscribe(&self) -> QueuedMessages {
         let (sender, messages) = mpsc::unbounded_channel();
         let bytes = Arc::new(AtomicUsize::new(0));
@@ -243,8 +244,8 @@ impl Stream {
         QueuedMessages { messages, bytes }
     }
 
-    /// Returns all blocks as of one batch number. That number is at least as high as any number that was sent before this
-    /// call.
+    /// Returns all blocks, as they are after the last batch. The state has that batch's number. It includes every batch
+    /// that was sent before this call.
     pub(super) async fn state(&self) -> Arc<StreamState> {
         let written = self.inner.lock().written;
         let _turn = self.turn.lock().await;
@@ -277,7 +278,7 @@ impl Stream {
         state
     }
 
-    /// Raises the last number to at least `number`, by sending empty batches. The number never exceeds [`NUMBERS_MAX`].
+    /// Sends empty batches until the last number is at least `number`. Stops at [`NUMBERS_MAX`].
     pub(super) fn reach(&self, number: u64) {
         let mut inner = self.inner.lock();
         while inner.number < number.min(NUMBERS_MAX) {

@@ -75,7 +75,7 @@ pub(super) struct Sockets {
     pub(super) endpoint: String,
     pub(super) replay: Option<String>,
     pub(super) topic: String,
-    /// Hint with the flag to set, for an error text if nobody listens at the endpoint. In that case the publisher
+    /// Hint for an error text if nobody listens at the endpoint: it names the flag to set. In that case the publisher
     /// probably connects to the endpoint instead of listening. `None` if the publisher surely listens.
     pub(super) refused_hint: Option<&'static str>,
 }
@@ -150,9 +150,9 @@ pub(super) fn vllm_publishers(
     }
 }
 
-/// Returns the sockets of one publisher of vLLM. vLLM's publisher listens at addresses with `*` or `::`, and connects to all
-/// others. There is one exception: for `tcp://*:0`, vLLM tells an address that it has chosen itself. The answer then does not
-/// show whether the publisher listens or connects.
+/// Returns the sockets of one publisher of vLLM. vLLM's publisher listens at addresses with `*` or `::`, and connects
+/// to all others. There is one exception: instead of `tcp://*:0`, vLLM's answer has the address at which the publisher
+/// listens. So an answer without `*` or `::` does not show whether the publisher listens or connects.
 fn vllm_sockets(
     rank: Rank,
     endpoint: &str,
@@ -187,7 +187,7 @@ fn vllm_sockets(
     })
 }
 
-/// Whether vLLM certainly connects to this host, because it never chooses such a host itself.
+/// Whether vLLM's publisher surely connects to this host. When the publisher listens, vLLM never names such a host.
 fn is_never_bound(host: &str) -> bool {
     let is_local = |address: std::net::IpAddr| address.is_unspecified() || address.is_loopback();
     host.parse().is_ok_and(is_local) || host.eq_ignore_ascii_case("localhost")

@@ -19,7 +19,7 @@ const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
 const MODELS_PATH: &str = "/v1/models";
 
-/// Reason why the bridge has no description of an engine from its server.
+/// Error that keeps the bridge from getting an engine's description from its server.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The connection, or HTTP on it, failed.
@@ -147,7 +147,8 @@ impl ServerQuestions<'_> {
         Err(AskError::Unknown)
     }
 
-    /// Returns the model. If a model is `given`, a server that shows its list only with a key need not tell it.
+    /// Returns the engine's model. If the server shows its list of models only to clients with a key, returns the
+    /// `given` model, or an error without it.
     async fn model(&mut self, given: Option<&str>) -> Result<String, AskError> {
         let (status, body) = self.get(MODELS_PATH).await?;
         match (status, given) {

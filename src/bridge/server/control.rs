@@ -3,7 +3,7 @@
 //!
 //! | server | question | answer |
 //! |---|---|---|
-//! | a server that sends events | `SubscribeKvEvents` from beyond the last batch | a refusal: the method exists |
+//! | a server that sends events | `SubscribeKvEvents`, after an unused number | a refusal, so the method exists |
 //! | the same | `GetModelInfo`; for vLLM also `GetServerInfo` | the model; the block size |
 //! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, the publisher's sockets and topic; none if off |
 //! | the same | `GetModelInfo`, `GetServerInfo` | the model; the block size, and a name of the process |
@@ -84,8 +84,8 @@ fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, G
     }
 }
 
-/// Returns the publisher of a server that sends events itself: its one stream over gRPC. Also returns the number of ranks, if
-/// the server tells it.
+/// Returns the one publisher of a server that sends events itself, that is, its stream over gRPC. Also returns the
+/// number of ranks, if the server tells it.
 async fn serviced(
     channel: &Channel,
     format: Format,

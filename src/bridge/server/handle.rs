@@ -23,17 +23,18 @@ pub(crate) struct ServerProgress {
     pub(crate) trouble: Option<String>,
 }
 
-/// State that the task of a server shares with the tasks of its publishers.
+/// State that the task of a server shares with the tasks that follow the server's publishers.
 #[derive(Debug)]
 pub(super) struct SharedServerState {
     /// Number of questions to the server that tasks have requested so far.
     pub(super) wanted: watch::Sender<u64>,
-    /// Number of the last requested question whose answer was acted on. All questions up to that number are answered.
+    /// Number of the last requested question whose answer the server's task has acted on. Earlier questions count as
+    /// answered, too.
     pub(super) answered: watch::Sender<u64>,
     pub(super) progress: Mutex<ServerProgress>,
     /// Address and labels of the server's engine, which may change while the server is asked.
     pub(super) profile: Mutex<Profile>,
-    /// Labels that the source found with the server. They may change, too.
+    /// Labels that the source found with the server. They may change while the server is asked.
     pub(super) found_labels: Mutex<BTreeMap<String, String>>,
     /// Name of the engine's process, as the server last reported it; `None` if the server reports none.
     pub(super) process: Mutex<Option<String>>,
@@ -54,7 +55,7 @@ pub(crate) struct ServerHandle {
 #[derive(Debug, Clone)]
 pub(crate) struct OriginServer {
     pub(crate) handle: ServerHandle,
-    /// Hint with the flag to set if nobody listens at the publisher's endpoint.
+    /// Hint for an error text if nobody listens at the publisher's endpoint: it names the flag to set.
     pub(crate) refused_hint: Option<&'static str>,
 }
 

@@ -54,7 +54,7 @@ use size::{SizeError, first_size};
 
 /// Maximum time for all answers of a server together: a server that handles requests may be busy.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two checks whether another engine of the model has told the block size.
+/// Pause between two checks whether another engine of the model is followed, whose block size is then used.
 const SIZE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An error that keeps the engine of a server from being followed, for now.
@@ -179,8 +179,8 @@ impl ServerTask {
         Ok(())
     }
 
-    /// Returns the size of the engine's blocks. Sources in this order: the given size, the server's answer, other engines of
-    /// the model, the engine's first block.
+    /// Returns the size of the engine's blocks, from the first of these sources that knows it: the given size, the
+    /// server's answer, other engines of the model, the engine's first block.
     async fn block_size(&self, described: &Described, model: &ModelKey) -> Result<u32, ServerError> {
         let told = self.handle.server.block_size.or(described.publishers.block_size);
         if let Some(size) = told.or_else(|| self.bridge.size_of(model)) {

@@ -20,7 +20,7 @@ use super::super::grpc::{Frames, GrpcError};
 use super::super::sockets::{ReplaySocket, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
 
-/// An error that keeps the first block from being seen.
+/// Error that keeps the bridge from seeing the engine's first block.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SizeError {
     #[error(transparent)]
@@ -121,7 +121,8 @@ impl BlockSizeListener {
     }
 
     /// Returns the block size that the batch shows: the largest size among its blocks of main attention, because a
-    /// smaller one is a part of a block. `None` if the batch has no such block, or each of them may be a part.
+    /// smaller block is only a part of one. `None` if the batch has no block of main attention, or if each of these
+    /// blocks may be a part.
     fn size_told(&mut self) -> Option<u32> {
         let stored = || {
             self.batch
@@ -180,7 +181,8 @@ mod tests {
         assert_eq!(listener.told(b"\xc1"), None);
     }
 
-    /// Batches of Qwen3-Next in vLLM 0.33, with decode context parallelism: main attention has blocks of 128 tokens.
+    /// A test with batches of Qwen3-Next in vLLM 0.33, with decode context parallelism. There, main attention has
+    /// blocks of 128 tokens.
     #[test]
     fn a_block_that_may_be_a_part_does_not_tell_the_size() {
         let state = || stored(64, 1, "mamba");

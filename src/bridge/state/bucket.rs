@@ -9,8 +9,8 @@
 //!
 //! The objects are in an object store, and the keys in a key-value bucket of the same name. Bridges of one lease share
 //! a set. Among other bridges, a set belongs to the bridge that opened it last, and writes of all others are refused
-//! (fenced). If a refused bridge's write comes through nevertheless, it does no harm, because no file makes a holder
-//! exact.
+//! (fenced). A write of such a bridge may come through nevertheless. It does no harm, because a bridge does not trust a
+//! file until the engine's replay socket has confirmed it.
 //!
 //! While JetStream cannot be reached, reading waits until [`OPEN_PATIENCE`] after the start, and then fails. Writing
 //! fails immediately.
@@ -221,8 +221,8 @@ impl Bucket {
     }
 }
 
-/// Returns the settings of the stream that stores a key-value bucket. The client's own call for making a bucket is not used,
-/// because it cannot read an answer of servers before 2.10.
+/// Returns the settings of the stream that stores a key-value bucket. The bridge makes this stream itself. The client's
+/// own call for making a bucket cannot read the answers of NATS servers before 2.10.
 fn keys_config(name: &str) -> stream::Config {
     stream::Config {
         name: format!("KV_{name}"),
@@ -239,7 +239,8 @@ fn keys_config(name: &str) -> stream::Config {
     }
 }
 
-/// Returns the I/O kind of a JetStream error about one object: not found if the object `is_missing`.
+/// Returns the kind of the I/O error for a JetStream error about one object. `is_missing` says that there is no such
+/// object.
 fn kind_of(is_missing: bool) -> io::ErrorKind {
     match is_missing {
         true => io::ErrorKind::NotFound,
@@ -318,7 +319,8 @@ impl Storage for Bucket {
         })
     }
 
-    /// Returns an empty list, because a crash leaves no files, and JetStream removes old objects itself.
+    /// Returns an empty list, because no file has to be cleaned up: a crash leaves none, and JetStream removes old
+    /// objects itself.
     fn list(&self, _directory: &Path) -> io::Result<Vec<PathBuf>> {
         Ok(Vec::new())
     }

@@ -12,7 +12,8 @@ use kvatlas_telemetry::BridgeMetrics;
 
 use super::{KeptEngine, StateDirectory};
 
-/// Minimum ratio of all time to the time spent on writing: writing takes at most a twentieth of the time.
+/// Minimum ratio of the whole time to the time spent on writing. A value of 20 means that writing takes at most a
+/// twentieth of the time.
 const SHARE: u32 = 20;
 
 /// Right to write a file. One engine of a bridge has it at a time.
@@ -81,7 +82,7 @@ impl Keeper {
         permit.ok().map(|permit| WriteTurn { _permit: permit })
     }
 
-    /// Writes `kept`, which contains this number of `changes`, on a thread that may block.
+    /// Writes `kept` on a thread that may block. `changes` is the number of changes that `kept` contains.
     pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
         let begun = Instant::now();
         self.due_at = begun + self.directory.inner.interval;

@@ -89,7 +89,7 @@ pub enum StateError {
 /// The saved state of one engine.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KeptEngine {
-    /// Settings that the engine's blocks were translated with; see [`cache_of`].
+    /// Text of the settings with which the engine's blocks were translated; see [`cache_of`].
     pub(super) cache: String,
     /// The holder's last epoch.
     pub(super) epoch: u64,
@@ -104,8 +104,8 @@ pub(super) struct KeptEngine {
     pub(super) republished: Option<SavedMirror>,
 }
 
-/// Returns the settings that an engine's blocks are translated with. Saved state with other settings is not used. The
-/// address is not one of the settings, because the same process may have another address.
+/// Returns a text of the settings with which an engine's blocks are translated. Saved state is used only if its text is
+/// the same. The address is not one of the settings, because the same process may have another address.
 pub(super) fn cache_of(engine: &NewEngine) -> String {
     let NewEngine {
         key,
@@ -139,9 +139,10 @@ struct OpenDirectory {
     storage: Arc<dyn Storage>,
     /// Minimum time between two writes of one engine's file.
     interval: Duration,
-    /// Permit to write a file, for one write at a time, because a write needs the file's table in memory a second time.
+    /// Permit to write a file. Only one file is written at a time, because its content is in memory twice during the
+    /// write.
     writing: Arc<Semaphore>,
-    /// Lock of the directory; `None` in JetStream, which has an owner's name instead.
+    /// Lock of the directory; `None` in JetStream, where the name of an owner takes its place.
     _lock: Option<DirectoryLock>,
     /// Registrations in JetStream; `None` for a directory.
     shared: Option<SharedRegistrations>,
@@ -186,8 +187,9 @@ impl StateDirectory {
         })
     }
 
-    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files; a bridge without a lease has a set of
-    /// its own. Nothing is asked of JetStream before [`super::Bridge::start`]. Needs the current tokio runtime.
+    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files; a bridge without a lease has
+    /// a set of its own. Nothing is asked of JetStream before [`super::Bridge::start`]. Has to be called in a tokio
+    /// runtime.
     ///
     /// # Errors
     ///
@@ -225,8 +227,8 @@ impl StateDirectory {
         self.inner.shared.as_ref()
     }
 
-    /// Returns the saved state of an engine whose blocks are translated with `cache`; `None` if there is none. Unusable
-    /// state also gives `None`, and is logged.
+    /// Returns the saved state of an engine; `None` if there is none. State is also `None`, and logged, if it is
+    /// unusable or was saved with other settings than in the text `cache` (see [`cache_of`]).
     pub(super) fn engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
         let path = self.inner.path.join(engine_file(holder));
         let storage = self.inner.storage.as_ref();

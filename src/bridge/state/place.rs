@@ -15,7 +15,7 @@ pub enum StatePlace {
     Bucket {
         /// Name of the buckets.
         bucket: String,
-        /// Name of the set of files in the buckets; `None` for the name of the lease.
+        /// Name of the set of files in the buckets; `None` if the set has the name of the lease.
         set: Option<String>,
     },
 }

@@ -1,9 +1,9 @@
-//! Table of the ports that engines have, kept for later bridges and shared with others.
+//! Table of the ports that engines have. The table is kept for later bridges, and shared with other bridges.
 //!
-//! | state | place of the table |
+//! | place of the bridge's state | place of the table |
 //! |---|---|
 //! | a directory | the file `ports` |
-//! | JetStream | the key `SET.ports`. A bridge names the revision that it changes, so two engines never get one place |
+//! | JetStream | the key `SET.ports`. A write names the revision that it replaces, so two engines never get one place |
 //! | none | memory |
 
 use std::io;
@@ -47,7 +47,8 @@ enum PlacesStorage {
 }
 
 impl KeptPlaces {
-    /// Returns the storage of the table of ports, for a bridge with this state.
+    /// Returns the storage for the table of ports. `state` is the place of the bridge's state; without it, the table is
+    /// in memory only.
     pub(in super::super) fn of(state: Option<&StateDirectory>) -> Self {
         Self(match state {
             None => PlacesStorage::Memory,

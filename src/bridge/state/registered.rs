@@ -16,12 +16,13 @@ const BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug)]
 pub(in super::super) struct Registered {
     directory: StateDirectory,
-    /// The list as it was written last.
+    /// List of registered engines that was written last.
     written: Mutex<Vec<GivenEngine>>,
 }
 
 impl Registered {
-    /// Returns the list in `directory`, and its keeper. The list is empty if the file is missing or cannot be used.
+    /// Returns the registered engines that are saved in `directory`, and the keeper of their file. The list is empty if
+    /// the file is missing or cannot be used.
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let path = directory.inner.path.join(NAME);
         let storage = directory.inner.storage.as_ref();
@@ -35,9 +36,9 @@ impl Registered {
         (engines, Self { directory, written })
     }
 
-    /// Writes the list that `current` gives, if it has changed. The list is in the file before a client is told that
-    /// its engine is registered. A failed write is logged and counted. The registration then holds until the bridge
-    /// ends, and the next change writes the whole list.
+    /// Writes the list of registered engines that `current` returns, if it has changed. A client is told that its
+    /// engine is registered only after this. A failed write is logged and counted. The new registration is then lost
+    /// when the bridge ends, unless a later change writes the whole list.
     pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>, metrics: &BridgeMetrics) {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();

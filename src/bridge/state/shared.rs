@@ -79,9 +79,10 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
-    /// Opens the set of files in JetStream, and writes the noted registrations and the `registered` engines that the set lacks.
-    /// Calls `apply` with the registrations of all bridges, and `ports` with each revision of the table of ports. Returns when
-    /// another owner has the set.
+    /// Opens the set of files in JetStream, and exchanges registrations with the other bridges. Writes the noted
+    /// registrations, and those of the `registered` engines that are missing in JetStream. Calls `apply` with the
+    /// registrations of all bridges, and `ports` with each revision of the table of ports. Returns when another owner
+    /// takes the set of files.
     pub(in super::super) async fn run(
         self,
         nats: Client,
@@ -180,7 +181,8 @@ impl SharedRegistrations {
         Ok(())
     }
 
-    /// Returns whether an entry is older than what this bridge has written, or is about to write.
+    /// Returns whether an entry is older than this bridge's own entry for the same engine, which is written or waits to
+    /// be written.
     fn is_outdated(&self, entry: &Entry, written: &mut BTreeMap<String, u64>) -> bool {
         if self.noted.lock().contains_key(&entry.key) {
             return true;

@@ -43,8 +43,8 @@ impl PeerConnection {
         })
     }
 
-    /// Sends whole messages, or the next piece of one message. If the future is dropped, the connection cannot be used any
-    /// more.
+    /// Sends one or several whole messages, or the next piece of a long message. If the future is dropped, the
+    /// connection cannot be used any more.
     pub(in super::super) async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         // A part of an answer may have been sent already.
         self.writer.write_all_buf(&mut self.unsent).await?;

@@ -31,7 +31,8 @@ impl MessageLimits {
         chunk_bytes: 64 << 10,
     };
 
-    /// The bounds of a router: subscriptions, questions and commands are short.
+    /// The bounds of messages from a router that connects to the bridge: subscriptions, questions and commands are
+    /// short.
     pub(super) const ROUTER: Self = Self {
         frame_bytes_max: 1024,
         message_bytes_max: 4096,
@@ -70,7 +71,7 @@ pub(in super::super) enum Mismatch {
         "it ends the connection at once, as a ZeroMQ socket of another type does, behind the port for something else"
     )]
     Ended,
-    /// The peer refuses the connection, as its own rules say.
+    /// The peer has sent the command `ERROR`, by which it refuses the connection.
     #[error("it refuses the connection")]
     Refused,
     /// The peer is a socket of another type, for example because the port is wrong.
@@ -170,7 +171,7 @@ impl ZmtpDecoder {
         Some(FrameHeader { flags, bytes, body })
     }
 
-    /// Checks that the message or command stays within the bounds if it gets the next frame.
+    /// Checks that the next frame, which begins with `head`, keeps the message or command within the bounds.
     fn admit(&self, head: FrameHeader) -> Result<(), FrameFault> {
         let limits = &self.limits;
         if head.flags & COMMAND != 0 {
@@ -214,7 +215,8 @@ pub(super) fn check_ready(command: &[u8], role: Role) -> Result<(), Mismatch> {
     Err(Mismatch::Protocol)
 }
 
-/// Splits the first property off: its name and value, and the rest.
+/// Returns the name and the value of the first property in `bytes`, and the bytes after this property; `None` if it is
+/// not complete.
 fn property(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (length, rest) = bytes.split_first()?;
     let (name, rest) = rest.split_at_checked(usize::from(*length))?;
@@ -248,7 +250,8 @@ mod tests {
         bytes
     }
 
-    /// Outcome: lengths of the frames that are received (commands negative), and the bound that is broken in the end.
+    /// Outcome of decoding: the lengths of each message's frames, and the bound that was broken in the end. A command
+    /// of n bytes counts as −1 − n.
     type Seen = (Vec<Vec<i64>>, Option<FrameFault>);
 
     fn seen<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Seen {
@@ -269,8 +272,8 @@ mod tests {
         (all, None)
     }
 
-    /// Returns the outcome for these bytes. Asserts that it is the same for the bytes whole, cut in two at every place, and
-    /// byte by byte.
+    /// Decodes the bytes, and returns the outcome. Asserts that the outcome is the same if the bytes come in one piece,
+    /// in two pieces with any cut, or byte by byte.
     fn decoded(bytes: &[u8]) -> Seen {
         let whole = seen([bytes].into_iter());
         for cut in 0..=bytes.len() {

@@ -33,13 +33,13 @@ const SOCKET_TYPE: &[u8] = b"\x0bSocket-Type";
 /// The kind of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// PUB, which binds.
+    /// A PUB socket, which listens for connections.
     Publisher,
-    /// ROUTER, which binds.
+    /// A ROUTER socket, which listens for connections.
     Replay,
-    /// SUB, which connects.
+    /// A SUB socket, which makes the connection.
     Subscriber,
-    /// DEALER, which connects.
+    /// A DEALER socket, which makes the connection.
     Asker,
 }
 

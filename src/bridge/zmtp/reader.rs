@@ -18,10 +18,10 @@ pub(in super::super) enum ReadError {
     /// The peer ended the connection.
     #[error("the connection has ended")]
     Closed,
-    /// Nothing can be exchanged with the peer.
+    /// No messages can be exchanged with the peer, for example because it speaks another protocol.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
-    /// The peer sends a frame or a message beyond the bounds of its kind of socket.
+    /// The peer has sent a frame, a message or a command that exceeds a bound of this connection.
     #[error("it sends too much: {0}")]
     TooMuch(FrameFault),
 }

@@ -229,10 +229,10 @@ async fn watch<K, T: Clone>(
     }
 }
 
-/// Known objects by their names: for each, its UID and the value read from it.
+/// Known objects by their names. An entry has the object's UID, and the value that was read from the object.
 struct KnownObjects<T> {
     known: BTreeMap<String, (Option<String>, T)>,
-    /// Objects of a list that the API is sending and that is not complete yet; `None` if it sends no list.
+    /// Objects so far of the list that the API is sending; `None` if it is not sending a list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
     /// Whether the API has sent a complete list of the objects.
     is_complete: bool,
@@ -279,8 +279,8 @@ impl<T> KnownObjects<T> {
     }
 }
 
-/// Returns the engines of objects, one for each name. Of several servers with one name, the first counts: an endpoint
-/// with an IPv4 and an IPv6 address has two servers.
+/// Returns the engines of objects, one for each name. If several servers have one name, the first server counts. An
+/// endpoint with an IPv4 and an IPv6 address has two servers, for example.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
     let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
     for server in servers {

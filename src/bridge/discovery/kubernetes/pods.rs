@@ -123,7 +123,8 @@ fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<Ne
     ports_of(pod, place).into_iter().map(server).collect()
 }
 
-/// Returns the ports of a pod at which its engines are asked, each with its index among the ports of `place`.
+/// Returns the ports of a pod at which the bridge asks the servers of the pod's engines. Each port comes with its index
+/// among the ports of `place`.
 fn ports_of(pod: &Pod, place: &PodsPlace) -> Vec<(usize, ServerPort)> {
     let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
     let containers = containers.unwrap_or_default();

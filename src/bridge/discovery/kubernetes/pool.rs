@@ -1,5 +1,5 @@
-//! Engines as the pods of an InferencePool, of the Gateway API's extension for inference. The pool's selector and ports are
-//! watched, and changes of them are followed.
+//! Engines that are the pods of an InferencePool, a kind of object of the Gateway API's extension for inference. The
+//! bridge watches the pool's selector and ports, and follows their changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -27,12 +27,13 @@ pub(super) fn ranked(pod: &str, index: usize) -> String {
     format!("{pod}{RANK}{index}")
 }
 
-/// Returns the pod's name in the name of an engine that [`ranked`] has made.
+/// Returns the pod's name, which is the first part of the engine's name that [`ranked`] has made.
 pub(super) fn pod_of_ranked(engine: &str) -> &str {
     engine.rsplit_once(RANK).map_or(engine, |(pod, _)| pod)
 }
 
-/// Whether a pod serves a target port, that is, whether its annotations name the port or it has no such annotation.
+/// Whether a pod serves a target port. A pod without an annotation for active ports serves all target ports; with one,
+/// only the ports that it names.
 pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u16) -> bool {
     let mut told = ACTIVE_PORTS
         .iter()

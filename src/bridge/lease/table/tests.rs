@@ -75,8 +75,8 @@ impl Group {
         }
     }
 
-    /// Runs the group for this long, in steps of 25 ms, and returns the bridges that speak at the end. Asserts that at most one
-    /// connected bridge speaks at a time.
+    /// Runs the group for this many `milliseconds`, in steps of 25 ms, and returns the bridges that speak at the end.
+    /// Asserts that at most one connected bridge speaks at a time.
     fn run(&mut self, milliseconds: u64) -> Vec<usize> {
         for _ in 0..milliseconds / 25 {
             self.step();

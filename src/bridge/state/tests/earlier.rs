@@ -1,7 +1,8 @@
-//! Files that an earlier program has written are used, and files of this program are harmless to an earlier one.
+//! This program uses files that an earlier program has written. An earlier program reads this program's files, or
+//! refuses them with an error.
 //!
-//! If the form of a file has to change, its version is raised. The test then states the error text with which earlier files
-//! are refused.
+//! If the format of a file has to change, its version is raised. The test then states the error text with which this
+//! program refuses earlier files.
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{Format, Mirror, MirrorSettings};
@@ -9,8 +10,8 @@ use kvatlas_engines::{Format, Mirror, MirrorSettings};
 use super::super::file::FileError;
 use super::*;
 
-/// Files that an optimised program of November 2026 has written: the state of a vLLM engine with gpt-oss, and the list of one
-/// registered engine.
+/// Files that a release build of November 2026 has written: the state of a vLLM engine with gpt-oss, and the list of
+/// one registered engine.
 const ENGINE: &[u8] = include_bytes!("earlier/engine");
 const REGISTERED: &[u8] = include_bytes!("earlier/registered");
 
