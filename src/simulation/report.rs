@@ -86,8 +86,8 @@ impl Tally {
         })
     }
 
-    /// Counts a reply in which a holder is degraded. The reply counts as momentary if all reasons pass in a moment,
-    /// else as degraded.
+    /// Counts a reply that calls at least one holder degraded. It counts as a momentary reply if all its reasons are
+    /// momentary (`changing` or `behind`), and as a degraded reply otherwise.
     pub fn record_doubts(&mut self, reply: &QueryReply) {
         let mut in_doubt = reply.holders.iter().filter(|holder| !holder.exact).peekable();
         if in_doubt.peek().is_none() {
@@ -149,7 +149,7 @@ impl Tally {
     }
 }
 
-/// The outcome of a simulation. As JSON it is one object with these keys.
+/// The outcome of a simulation. Written as JSON, it is one object, with the names of the fields as keys.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Report {
     /// Requests served.
@@ -225,7 +225,7 @@ impl Report {
     }
 }
 
-/// Returns `part` as a share of `whole`. 0 if `whole` is 0.
+/// Returns `part` divided by `whole`, or 0 if `whole` is 0.
 pub(super) fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 {
         0.0
@@ -234,7 +234,7 @@ pub(super) fn ratio(part: usize, whole: usize) -> f64 {
     }
 }
 
-/// Converts a count to a floating-point number; exact up to 2^53.
+/// Converts a count to a floating-point number. The result is exact up to 2^53.
 #[allow(
     clippy::cast_precision_loss,
     reason = "counts here stay far below 2^53, and a share needs no more digits"

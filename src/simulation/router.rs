@@ -15,8 +15,8 @@ use fastrand::Rng;
 /// Time in which a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of
 /// 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// Cost that a running request causes to another request, in microseconds for each of its blocks. Decoding reads each
-/// block again for each token, which is far less work than computing the block.
+/// Cost that a running request adds for another request, in microseconds for each block that the running request
+/// attends to. Decoding reads each of these blocks for each token, which is far less work than computing the block.
 const RUNNING_BLOCK_US: u64 = 2_000;
 /// Time that a worker takes for a token of an answer, in microseconds.
 const TOKEN_WORK_US: u64 = 25_000;

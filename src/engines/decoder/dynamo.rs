@@ -49,7 +49,7 @@ pub(super) fn decode(
     Ok(inner.finish()?)
 }
 
-/// Decodes a list of events, or a single event.
+/// Decodes the events of a payload, which is a list of events or a single event.
 fn decode_events(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,

@@ -185,7 +185,7 @@ fn a_key_that_comes_twice_costs_its_event() {
     }
 }
 
-/// The payload with its second event, a clear, replaced.
+/// The payload with another event in the place of its second event, which is a clear.
 fn with_second_event(payload: &[u8], event: &[u8]) -> Vec<u8> {
     let clear = messagepack(&json!({"type": "AllBlocksCleared"}));
     let at = payload

@@ -18,7 +18,8 @@ struct BlockLinks {
     up: u32,
     /// The slot of the first child.
     first: u32,
-    /// The siblings before and after. Blocks whose common parent is not kept are siblings too.
+    /// Slots of the sibling before this block (`before`) and of the sibling after it (`next`). Blocks that have the
+    /// same parent are siblings, even if the parent is not kept.
     before: u32,
     next: u32,
 }
@@ -32,15 +33,15 @@ impl BlockLinks {
     };
 }
 
-/// Hash and position of a parent that is not kept. A block counts as the parent only if both match, so that cycles are
-/// impossible.
+/// Sequence hash and position of a parent that is not kept. A kept block becomes the parent only if both are equal.
+/// This makes cycles impossible.
 type Missing = (SequenceHash, u32);
 
 /// The blocks as a forest, in doubly linked lists of siblings.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     links: Vec<BlockLinks>,
-    /// The first child of each parent that is not kept.
+    /// Children whose parent is not kept. For each such parent, the slot of its first child.
     orphans: HashMap<Missing, u32>,
     /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
     touched: Vec<ChainSlot>,
