@@ -121,8 +121,8 @@ impl Reason {
         self.degrades() || self.hides_groups() || is_of_tiers || is_of_connectors
     }
 
-    /// Whether it becomes unknown how much a request can reuse, if an event is left out for this reason. The blocks
-    /// of main attention stay known.
+    /// Whether leaving out an event for this reason makes it unknown how much a request can reuse. The blocks of main
+    /// attention stay known.
     pub fn hides_groups(self) -> bool {
         matches!(self, Self::OtherGroup | Self::UnknownGroup | Self::UnplacedName)
     }

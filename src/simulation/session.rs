@@ -310,8 +310,8 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> DaemonBackl
     }
 }
 
-/// Returns the value of an answer. Returns `None` if the daemon refused because it does not know the namespace, or
-/// perhaps does not know it yet. Every other error stays an error.
+/// Returns the value of an answer, or `None` if the daemon refused because it does not know the namespace or cannot
+/// answer yet. Every other error stays an error.
 pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

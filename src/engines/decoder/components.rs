@@ -35,8 +35,8 @@ pub(super) enum Components {
 }
 
 impl Components {
-    /// The component that the decoded event is about at first. It is the only component that the event names. If the
-    /// event has a list of components, it is full attention, and [`push`] makes one event for each listed component.
+    /// The component under which the event is decoded: the only one that it names, or full attention if it has a
+    /// list. For a list, [`push`] then makes one event for each listed component.
     pub(super) fn first(self) -> Component {
         match self {
             Self::One(component) => component,

@@ -83,8 +83,8 @@ pub struct Mirror {
     touched: Vec<Slot>,
     /// True if everything was cleared since the last [`Self::take_changes`].
     has_cleared: bool,
-    /// True if the next call must give routers all blocks, because the changes since the last call would not be
-    /// enough.
+    /// True if [`Self::take_changes`] must next return `None`: routers then need all blocks, because the changes
+    /// since the last call would not be enough.
     is_all_due: bool,
     /// True if some blocks may be [`BlockState::Unseen`]: the engine held them before it became silent or before some
     /// of its events went missing.

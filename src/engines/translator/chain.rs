@@ -365,7 +365,7 @@ impl Chain {
         }
     }
 
-    /// Counts one name less that stands for the block.
+    /// Counts one name fewer that stands for the block.
     pub(super) fn drop_name(&mut self, slot: ChainSlot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names = kept.names.saturating_sub(1);

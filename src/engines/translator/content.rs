@@ -132,9 +132,9 @@ impl Contents {
         self.chain.extend(names.iter().copied().map(SequenceHash::from));
     }
 
-    /// Checks blocks whose names should be hashes of their content: computes the hash of one block in every `sample`.
-    /// `unchecked` counts the blocks since the last checked one. If `sample` is 0 or the event has no content, checks
-    /// no block.
+    /// Checks a sample of the blocks, whose names should be hashes of their content: computes the hash of one block
+    /// in every `sample`, and compares it with the name. `unchecked` counts the blocks since the last checked one. If
+    /// `sample` is 0 or the event has no content, checks no block.
     pub(super) fn check(
         &self,
         batch: &EngineBatch,

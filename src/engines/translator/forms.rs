@@ -36,8 +36,8 @@ pub enum SavedError {
 }
 
 impl Block {
-    /// Returns the block unchanged. An error if its position is too large, or if it has no parent at another position
-    /// than 0, or a parent at position 0.
+    /// Returns the block unchanged. Fails if its position is too large, if a block at position 0 has a parent, or if
+    /// a block at another position has no parent.
     pub(super) fn checked(self) -> Result<Self, SavedError> {
         let is_placed = Position::new(u64::from(self.position)).is_ok();
         if !is_placed || self.parent.is_none() != (self.position == 0) {

@@ -268,14 +268,15 @@ impl HolderGroups {
         self.lanes.iter().any(|(index, _)| is_main(index))
     }
 
-    /// Whether the group is a known group of main attention, or a known group of an unknown kind.
+    /// Whether events have told of the group, either as a group of main attention or as a group whose kind kvatlas
+    /// does not know.
     pub(super) fn knows(&self, index: u32) -> bool {
         self.others.contains(&index) || self.lane_with(Some(index)).is_some()
     }
 
     /// Whether one group of main attention has blocks on the device, while another has blocks only on host, disk or
-    /// remote storage. vLLM's HiSparse works so: it keeps one group in a pool on the host. A request can then reuse
-    /// blocks although no single tier has them in all groups.
+    /// remote storage. vLLM's HiSparse works like this: it keeps one group in a pool on the host. A request can then
+    /// reuse blocks although no single tier has them in all groups.
     pub(super) fn are_apart(&self) -> bool {
         let numbered = || self.lanes.iter().filter(|(index, _)| index.is_some());
         let on_device = |lane: &GroupLane| lane.has_in(TierIndex::DEVICE);

@@ -171,8 +171,9 @@ impl Translator {
             }
     }
 
-    /// Whether it is known which blocks of group 0 a request needs: an event has told of group 0. If no numbered
-    /// group of main attention is known yet, the question does not arise, and the result is true.
+    /// Whether it is known which blocks of group 0 a request needs. It is known once an event has told of group 0.
+    /// The result is also true if no numbered group of main attention is known, because the question does not arise
+    /// then.
     fn knows_first_group(&self) -> bool {
         let is_known = || self.groups.knows(0) || self.windows.find(0).is_some();
         !self.groups.has_numbered_main() || is_known()
@@ -434,7 +435,7 @@ impl Translator {
     }
 
     /// Finds the sequence hashes of the event's blocks. Depending on the settings, they are computed from the
-    /// content, or the engine's names are taken.
+    /// content, or taken from the engine's names.
     fn compute_chain(
         &mut self,
         batch: &EngineBatch,

@@ -24,7 +24,8 @@ use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
-/// Maximum number of unknown parents for each batch about which other engines' translators are asked.
+/// Maximum number of names per batch about which the translators of other engines are asked. They are names of
+/// parents that this translator does not know.
 const STRANGE_MAX: usize = 256;
 
 /// The blocks that names of main attention stood for before batches were lost, by name and by hash.
@@ -81,7 +82,7 @@ impl Translator {
     /// Forgets all that the engine's events have told, as [`Self::reset`] does, except which block each name stood
     /// for. To be called when batches were lost.
     ///
-    /// Also forgets the names if a stored event proves nothing about earlier blocks (see
+    /// Also forgets the names if the engine's stored events prove nothing about earlier blocks (see
     /// [`crate::TranslatorSettings::proves_ancestors`]).
     pub fn reset_but_names(&mut self) {
         let recalled = self.names_so_far();
@@ -89,8 +90,8 @@ impl Translator {
         self.recalled = recalled;
     }
 
-    /// Takes the recalled names and adds the names of the blocks that are held now. The result is empty if a stored
-    /// event proves nothing about earlier blocks.
+    /// Takes the recalled names and adds the names of the blocks that are held now. The result is empty if the
+    /// engine's stored events prove nothing about earlier blocks.
     pub(super) fn names_so_far(&mut self) -> Recalled {
         let earlier = std::mem::take(&mut self.recalled);
         if !self.settings.proves_ancestors {

@@ -10,8 +10,8 @@
 //! group. The places of these names are found in one of two ways:
 //!
 //! - The event skips no block. Then its parent and its tokens show the places.
-//! - The event skips blocks. Then main attention may have some of its names. The names that come just before such a
-//!   name in the event stand for the blocks just before that name's block.
+//! - The event skips blocks. Then main attention may show the place of one of its names. The names before this one in
+//!   the event stand for the blocks directly before that place.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -334,7 +334,7 @@ impl Translator {
     }
 
     /// The slot of the contract's block that ends at the same place as the engine's block `name`. Searches the names
-    /// of main attention, those of windows and states, and those that this batch has removed.
+    /// of main attention, the names of windows and states, and the names that this batch has removed.
     fn end_named(&self, name: u64) -> Option<ChainSlot> {
         self.groups
             .find_any(name)

@@ -139,8 +139,8 @@ pub(super) struct Spots {
     block: usize,
     /// Number of small blocks in a block of the contract.
     fan: u32,
-    /// Number of spots that are listed for each block of the contract, each in a [`Cell`]. These are the small blocks
-    /// that a request may need, without the last small block of the block, which needs no spot.
+    /// Number of spots that are listed for each block of the contract, each in a [`Cell`]. They stand for the small
+    /// blocks that a request may need. The last small block in the contract's block needs no spot and does not count.
     kept: u32,
     names: HashMap<u64, SmallBlockName>,
     users: HashMap<PrefixSpot, Users>,

@@ -41,7 +41,7 @@ type Missing = (SequenceHash, u32);
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     links: Vec<BlockLinks>,
-    /// Children whose parent is not kept. For each such parent, the slot of its first child.
+    /// For each parent that is not kept, the slot of its first child.
     orphans: HashMap<Missing, u32>,
     /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
     touched: Vec<ChainSlot>,

@@ -87,8 +87,8 @@ pub(super) struct Windows {
     /// end only at multiples of this number of blocks.
     stride: u64,
     all: Vec<WindowGroup>,
-    /// The contract's blocks on the device of which it is unknown which small blocks (blocks of a window) they
-    /// consist of.
+    /// Blocks of the contract that are on the device although their small blocks (a window's blocks inside them) are
+    /// not known.
     unlisted: HashSet<ChainSlot>,
     /// Expected minimum number of windows and states, if the groups are SGLang's components; otherwise `None`. Fewer
     /// may be known, because SGLang's events name a component only once it has a block.
@@ -397,9 +397,9 @@ impl Windows {
         }
     }
 
-    /// Removes a copy of the group's block `name`. The second result tells whether there was a copy. The first result
-    /// is set if it was the last copy and the block ended together with a block of the contract: it is that block's
-    /// slot.
+    /// Removes a copy of the group's block `name`. The second result tells whether there was a copy. If it was the
+    /// last copy, and the block ended together with a block of the contract, the first result is the slot of the
+    /// contract's block.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {

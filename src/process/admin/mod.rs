@@ -58,8 +58,8 @@ pub trait AdminSource: Send + Sync {
     /// Returns the sizes of the index as one JSON value, with an entry for each namespace.
     fn index_json(&self) -> String;
 
-    /// Returns the flags with which vLLM's router follows the engines that this process republishes. An error text
-    /// for the client if the query string `_query` is not valid. `None` if this process republishes no engines.
+    /// Returns the flags with which vLLM's router follows the engines that this process republishes. `Err` has a text
+    /// for the client if the query string is not valid. `None` if this process republishes no engines.
     fn router_flags(&self, _query: Option<&str>) -> Option<Result<String, String>> {
         None
     }

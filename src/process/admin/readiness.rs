@@ -110,8 +110,8 @@ impl Readiness {
     }
 
     /// Whether the daemon may answer a question that it has received. It may if it is not draining and all latches
-    /// are set, where [`Latch::Connected`] does not matter. While that latch is not set, no NATS server can be
-    /// reached, and answers call no holder exact.
+    /// other than [`Latch::Connected`] are set. While [`Latch::Connected`] is not set, no NATS server can be reached,
+    /// and answers call no holder exact.
     pub fn may_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }

@@ -333,7 +333,8 @@ pub async fn connect_counted(
     connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
-/// Makes the readiness of the process depend on `client`: it is ready only while at least one such connection is up.
+/// Adds `client` to the connections that decide whether the process is ready. It is not ready while none of them is
+/// up.
 pub fn follow_connection(readiness: &Readiness, client: &Client) {
     let client = client.clone();
     readiness.follow_connection(move || client.connection_state() == State::Connected);

@@ -136,8 +136,8 @@ impl OwnChunks {
     }
 
     /// Restores the saved chunks of each tier. If the state was saved before chunks had names of their own, `saved`
-    /// is empty. If `has_chunks` then tells that there were chunks, each tier counts as one with such names, because
-    /// any chunk may have had one.
+    /// is empty. If `has_chunks` then tells that there were chunks, each tier counts as one that has chunks with such
+    /// names, because any of its chunks may have had one.
     pub(super) fn restore(saved: Vec<SavedOwnChunks>, has_chunks: bool) -> Self {
         let mut restored = Self::default();
         if saved.is_empty() && has_chunks {
