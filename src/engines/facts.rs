@@ -8,11 +8,11 @@ const GROUPS_MAX: usize = 256;
 /// Kinds of groups of layers, by the blocks that a request needs in the group's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GroupKind {
-    /// Main attention: all blocks of the prefix.
+    /// Main attention. A request needs all blocks of the prefix.
     Main,
-    /// A sliding window of this many tokens: the blocks of the last tokens.
+    /// A sliding window of this many tokens. A request needs the blocks that have the last tokens of the prefix.
     Window(u32),
-    /// A recurrent state: the block that ends where the request continues.
+    /// A recurrent state. A request needs only the block that ends where the request continues.
     State,
     /// A kind that kvatlas does not know.
     Other,

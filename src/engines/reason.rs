@@ -71,11 +71,11 @@ worded! {
         UnknownGroup => "unknown_group",
         /// A block of a window or a state whose place in its sequence cannot be found.
         UnplacedName => "unplaced_name",
-        /// The block lies elsewhere: its locality is not local.
+        /// The event's locality says that the block is not local to the engine.
         Remote => "remote",
         /// The block is owned by another system than the engine.
         OtherOwner => "other_owner",
-        /// The event's medium stands for no tier.
+        /// The event names a medium (a kind of memory) for which kvatlas knows no tier.
         UnknownMedium => "unknown_medium",
         /// An offload event names a block without giving its tokens and size, and no other event has told which block
         /// has this name.

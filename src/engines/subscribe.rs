@@ -164,7 +164,7 @@ struct KvCacheCleared {
     ownership: Option<String>,
 }
 
-/// Number of the enum value `KvCacheLocality::REMOTE`, for blocks that lie elsewhere.
+/// Number of the enum value `KvCacheLocality::REMOTE`. Blocks with this locality are not local to the engine.
 const REMOTE: i32 = 2;
 
 impl KvEventFrame {
@@ -245,7 +245,7 @@ impl KvCacheEvent {
     }
 }
 
-/// Refuses an event about blocks that lie elsewhere, or that belong to another system.
+/// Refuses an event about blocks that are not local to the engine, or that belong to another system.
 fn check_owner(locality: Option<i32>, ownership: Option<&str>) -> Result<(), Reason> {
     match ownership {
         _ if locality == Some(REMOTE) => Err(Reason::Remote),

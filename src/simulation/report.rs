@@ -15,7 +15,8 @@ const LATENCY_DIGITS: u8 = 3;
 /// Longest latency that is recorded exactly, in microseconds. A longer latency is recorded as this value.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
-/// Percentiles of the time from sending a query to having its reply, in microseconds, both ways over NATS included.
+/// Percentiles of the time from sending a query to having its reply, in microseconds. The time includes the ways over
+/// NATS in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct QueryLatency {
     /// Median latency: half of the queries took no longer.

@@ -71,10 +71,12 @@ impl Router {
         }
     }
 
-    /// Returns the worker with the least cost for a request that arrives at `arrival_ms`. Among equals the random numbers decide.
-    /// `matched_blocks` has one number for each worker.
+    /// Returns the worker with the least cost for a request that arrives at `arrival_ms`. If several workers have the
+    /// least cost, draws one of them at random. `matched_blocks` has, for each worker, the number of the request's
+    /// leading blocks that the worker holds.
     ///
-    /// Time never goes back: a request with an earlier time than its predecessor counts as arriving at the predecessor's time.
+    /// Time never goes back: a request with an earlier time than its predecessor counts as arriving at the
+    /// predecessor's time.
     pub fn choose(&mut self, arrival_ms: u64, matched_blocks: &[u64]) -> usize {
         self.now_us = self.now_us.max(arrival_ms.saturating_mul(1000));
         let now_us = self.now_us;

@@ -88,7 +88,7 @@ fn decode_event<'a>(
     decode_data(&head, &mut data, batch, limits)
 }
 
-/// The fields of `data`, of any type.
+/// The fields that the `data` of an event can have, for all types of events.
 #[derive(Default)]
 struct DataFields<'a> {
     kind: Option<&'a str>,

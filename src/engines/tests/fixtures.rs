@@ -13,7 +13,8 @@ use kvatlas_engines::{
 };
 use serde_json::Value;
 
-/// A folder beside the repository.
+/// The path of a folder that lies beside the repository. If it is missing, reports that the test is skipped, and
+/// returns `None`. With `CI` set, panics instead.
 pub(crate) fn shared_folder(path: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../../shared")

@@ -1,4 +1,5 @@
-//! Damaged payloads of every format cause no panic, take bounded memory, and add no blocks that contradict each other.
+//! Tests that damaged payloads of every format cause no panic, take bounded memory, and add no blocks that contradict
+//! each other.
 //!
 //! `KVATLAS_FUZZ_ROUNDS` and `KVATLAS_FUZZ_SEED` set the number of rounds and the seed.
 

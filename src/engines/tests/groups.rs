@@ -1,5 +1,5 @@
-//! A translator, compared with a brute-force model of an engine with several groups of layers. After every step, both must
-//! give the same prefix that a request could reuse.
+//! Tests of a translator, with a brute-force model of an engine that has several groups of layers. After every step,
+//! both must give the same prefix that a request could reuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,7 +87,8 @@ enum Operation {
     Clear,
 }
 
-/// A prompt: one bit for each of its [`PARTS`], so that prompts share prefixes.
+/// A prompt, with one bit for each of its [`PARTS`]. The bit chooses between two contents of the part. So prompts
+/// share prefixes.
 type Prompt = u8;
 
 /// The beginnings of the parts of a prompt. Some parts begin within a block, so that different blocks share their first

@@ -156,7 +156,8 @@ type Copy = (bool, usize, u64);
 struct Cache {
     has_groups: bool,
     copies: BTreeMap<Copy, u32>,
-    /// Tokens of the prefix up to each plain block (one without salt, adapter and image), by the block's name.
+    /// For each plain block (one without salt, adapter and image), by its name, the tokens of the prefix that ends
+    /// with the block.
     plain: BTreeMap<u64, Path>,
     main_groups: BTreeSet<usize>,
 }
@@ -332,7 +333,7 @@ impl Sides {
         is_all
     }
 
-    /// The blocks of a new router, which is given all blocks now.
+    /// The blocks that a new router knows after it was given all blocks of the mirror.
     fn joined(&self) -> BTreeSet<Path> {
         let mut router = Router::default();
         router.apply(&self.mirror.all());

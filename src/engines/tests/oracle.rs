@@ -1,4 +1,4 @@
-//! A translator against a brute-force model of an engine's cache.
+//! Tests of a translator, with a brute-force model of an engine's cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -51,7 +51,7 @@ pub(super) struct Beyond {
     has_ends: bool,
     /// Whether at least one name stands for a chunk, that is, for several blocks that load only together.
     has_parts: bool,
-    /// Whether some blocks have salts. The field `has_objects` tells the same for multimodal objects.
+    /// Whether any stored event so far had a salt. The field `has_objects` tells the same for multimodal objects.
     has_salts: bool,
     has_objects: bool,
     /// The blocks of the current event that have been found so far, with their names.
@@ -252,8 +252,8 @@ impl Translator {
         late.removed.extend(waiting);
     }
 
-    /// Ends a batch: finds the blocks of each waiting stored event as soon as the name is known for which the event
-    /// waits. Then applies the postponed removals.
+    /// Ends a batch. Translates the waiting stored events, each as soon as the name is known for which it waits, and
+    /// counts the events for which that does not happen. Then applies the postponed removals.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;

@@ -39,6 +39,6 @@ pub(super) struct Block {
     pub(super) position: u32,
     /// Hash seed of the sequence, which stands for adapter and salt; children inherit it.
     pub(super) seed: HashSeed,
-    /// Hash seed of the same adapter without a salt.
+    /// Hash seed of a sequence with the same adapter and without a salt.
     pub(super) adapter: HashSeed,
 }

@@ -234,7 +234,7 @@ impl Chain {
         tree.enter(slot, block, last.or_else(|| named().filter(is_before)));
     }
 
-    /// Keeps the parent and children of each block in a tree from now on.
+    /// Builds the tree of the parents and children of all blocks. From now on, the tree is kept up to date.
     pub(super) fn grow_tree(&mut self) {
         self.tree = Some(Box::default());
         let mut slots = self.slots();
@@ -264,8 +264,8 @@ impl Chain {
         }
     }
 
-    /// Blocks that have changed since the last [`Self::forget_touched`], some of them listed several times. A change is a new or
-    /// lost parent, or a new state in a group of layers.
+    /// Blocks that have changed since the last [`Self::forget_touched`]: they have got or lost a parent, or their
+    /// state in a group of layers is new. A block can be listed several times.
     pub(super) fn touched(&self) -> &[ChainSlot] {
         self.tree.as_ref().map_or(&[], |tree| tree.touched())
     }

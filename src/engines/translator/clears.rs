@@ -33,7 +33,7 @@ enum ClearedPart {
     Unknown,
 }
 
-/// Whether the event is about blocks on the device; `None` if it is about no tier.
+/// Whether the event is about blocks on the device. `None` if the event does not name exactly one tier.
 fn is_of_device(event: &EngineEvent) -> Option<bool> {
     match &event.change {
         EngineChange::Stored(stored) => Some(stored.tier == Tier::DEVICE),

@@ -76,7 +76,7 @@ pub(super) struct GroupLane {
 }
 
 impl GroupLane {
-    /// Returns the names with their copies, in saved form and in no order.
+    /// Returns the names with their copies, in saved form and in no particular order.
     pub(super) fn save(&self) -> Vec<SavedName> {
         let saved = |(name, known): (&u64, &Name)| {
             SavedName(*name, known.slot.number(), known.copies, known.reported)

@@ -1,31 +1,31 @@
 //! Translates an [`EngineBatch`] into events of the contract, for one holder.
 //!
-//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events
-//! name blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
+//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its
+//! events name blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
 //!
 //! Words of this module:
 //!
 //! - *Name*: the engine's number for a block. *Copy*: an engine can store a block several times under one name, and
 //!   each time adds a copy.
 //! - *Group*: layers of a model that share a cache.
-//! - *Main attention*: the groups of which a request needs all blocks of a prefix. The other groups are sliding windows
-//!   and recurrent states: a request needs only their last blocks.
+//! - *Main attention*: the groups of which a request needs all blocks of a prefix. The other groups are sliding
+//!   windows   and recurrent states: a request needs only their last blocks.
 //! - *Lane*: the names and copies of one group of main attention.
 //! - *Report*: a stored event about blocks that the engine held before, which adds no copies.
 //! - *Tiers beyond the device*: host, disk and remote storage.
 //!
-//! The promises of a translator:
+//! A translator guarantees:
 //!
-//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores a
-//!    block when the first copy is added, and removes the block when the last copy goes. Test:
+//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores
+//!    a    block when the first copy is added, and removes the block when the last copy goes. Test:
 //!    `oracle::events_add_up_to_the_cache`.
 //! 2. Its events never add a block that the engine's events don't add. An engine's event that contradicts itself or
 //!    earlier events is left out as a whole, and counted. Test: `rules::contradictions_are_left_out`.
 //! 3. The full state that it gives for a resync equals the sum of its events so far, with parents before children.
 //!    Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
-//! 5. A translator that is saved and restored between any two batches emits the same events as one that is not. Tests:
-//!    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
+//! 5. A translator that is saved and restored between any two batches emits the same events as one that is not.
+//!    Tests:    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
 mod beside;

@@ -215,7 +215,7 @@ impl Spots {
         self.names.len()
     }
 
-    /// Number of [`Cell`]s that a block of the contract takes.
+    /// Number of [`Cell`]s that the table keeps for each block of the contract.
     pub(super) fn kept(&self) -> u32 {
         self.kept
     }
@@ -392,8 +392,8 @@ impl Spots {
         }
     }
 
-    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot (content
-    /// hash) is no longer held.
+    /// Removes a copy of the small block `name`. The first result tells whether there was a copy. The second result
+    /// is the block's place if its spot (content hash) is no longer held.
     pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return (false, None);

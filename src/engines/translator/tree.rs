@@ -90,8 +90,8 @@ impl Tree {
         self.touched.push(slot);
     }
 
-    /// Blocks that have changed since the last [`Self::forget_touched`], some of them listed several times. A change is a new or
-    /// lost parent, or a new state in a group of layers.
+    /// Blocks that have changed since the last [`Self::forget_touched`]: they have got or lost a parent, or their
+    /// state in a group of layers is new. A block can be listed several times.
     pub(super) fn touched(&self) -> &[ChainSlot] {
         &self.touched
     }
@@ -142,7 +142,7 @@ impl Tree {
         self.entered.push(slot);
     }
 
-    /// Removes `block`. Its children stay, without a parent that is kept.
+    /// Removes `block`. Its children stay, and count from now on as children of a parent that is not kept.
     pub(super) fn leave(&mut self, slot: ChainSlot, block: Block) {
         let links = self.get(slot.number());
         self.change(links.next, |next| next.before = links.before);

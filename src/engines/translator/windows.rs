@@ -58,7 +58,7 @@ struct WindowGroup {
     /// Tokens in a block.
     block: u64,
     shape: Shape,
-    /// Names of blocks that end with a block of the contract.
+    /// The names of the group's blocks that end together with a block of the contract.
     names: HashMap<u64, EndName>,
     /// The group's blocks that end inside a block of the contract. `None` if the group's blocks are not smaller than
     /// the contract's.

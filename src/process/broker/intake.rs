@@ -60,8 +60,8 @@ impl Intake {
         statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
     }
 
-    /// Notes that the process has taken a message from the connection. Only one task may call this,
-    /// [`Self::took_bytes`] and [`Self::took_all`].
+    /// Notes that the process has taken a message from the connection. All calls of this method, of
+    /// [`Self::took_bytes`] and of [`Self::took_all`] must come from one task.
     pub fn took(&self, message: &Message) {
         self.took_bytes(bytes_of(message));
     }

@@ -186,7 +186,8 @@ impl Buffer {
         }
     }
 
-    /// Makes a bound on the number of messages and on their total size. Also returns the [`Intake`], which counts their bytes.
+    /// Makes a buffer that is bounded in the number of messages and in their total size. Also returns the [`Intake`],
+    /// which counts the bytes of the messages.
     pub fn of_bytes(messages_max: usize, bytes_max: usize) -> (Self, Arc<Intake>) {
         let intake = Intake::new(bytes_max);
         let buffer = Self {
@@ -417,8 +418,9 @@ fn is_about_tls(error: &str) -> bool {
     is_of_session || error.starts_with(&ConnectErrorKind::Tls.to_string())
 }
 
-/// Returns a clear cause for an error of connecting, by the text of its [`ConnectErrorKind`] and its whole text. `None`
-/// if there is no clearer text. The original text would not tell an operator that no server is there.
+/// Returns a clearer text for the cause of a failed attempt to connect; `None` if the client library's text is clear.
+/// `kind` is the text of the error's [`ConnectErrorKind`], and `error` is the error's whole text. For example, the
+/// library's text would not tell an operator that no server is there.
 fn known_cause(kind: &str, error: &str) -> Option<&'static str> {
     if is_about_tls(error) {
         return Some(NO_TLS);

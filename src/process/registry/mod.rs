@@ -393,8 +393,8 @@ impl RegisterRefusal {
     }
 }
 
-/// Calls `attempt`, which tries to follow engines. Repeats it for at most two seconds while holders with another block size
-/// prevent that. Such holders leave the index soon if their engines were just unregistered.
+/// Calls `attempt`, which tries to follow engines. Repeats the call for at most two seconds while it fails because of
+/// holders with another block size. Such holders leave the index soon if their engines were just unregistered.
 ///
 /// # Errors
 ///
