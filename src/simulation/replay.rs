@@ -219,8 +219,8 @@ impl<'session> Replay<'session> {
         self.check(&drawn).await
     }
 
-    /// Compares the replies about the requests that `check` selects with the truth, each distinct prompt once. Call it
-    /// only after [`Replay::advance`] has returned.
+    /// Compares the daemon's replies about requests with the truth. `check` selects the requests, and each distinct
+    /// prompt is compared once. Call it only after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///

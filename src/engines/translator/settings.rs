@@ -35,7 +35,7 @@ pub struct TranslatorSettings {
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
     pub lora_names: HashMap<u64, String>,
-    /// Whether each removal is of one copy of a block. Otherwise a removal takes all copies.
+    /// Whether each removal event removes one copy of a block. If not, it removes all copies.
     pub counts_copies: bool,
     /// Whether a KV connector reports blocks in tiers beyond the device. The connector's events give the tokens of
     /// blocks, but no other fact by which blocks differ. Each event is about a chunk: several blocks that can be

@@ -361,9 +361,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if its spot (content hash) is held only from now
-    /// on; `None` if the spot was held before, or no request can need it. An error changes nothing, except for
-    /// [`Reason::HiddenKey`]: then `name` is added as a second name of the spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if no name stood for its spot (content
+    /// hash) before. Returns `None` if the spot was held already, or no request can need it. An error changes
+    /// nothing, except for [`Reason::HiddenKey`]: then `name` is added as a second name of the spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {

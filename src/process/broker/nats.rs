@@ -396,8 +396,8 @@ fn describe(error: &async_nats::ConnectError) -> String {
     cause_of(&error.kind().to_string(), &error.to_string())
 }
 
-/// Whether `error`, the text of an error of connecting, is about TLS. The client library calls errors of a TLS session
-/// errors of input and output. The function recognizes them by the first words of rustls's error texts.
+/// Whether `error`, the text of a failed attempt to connect, is about TLS. The client library gives errors of TLS
+/// sessions the kind of input and output errors. So this function looks for the first words of rustls's error texts.
 fn is_about_tls(error: &str) -> bool {
     let input_output = ConnectErrorKind::Io.to_string();
     let session = [

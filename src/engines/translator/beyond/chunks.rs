@@ -30,7 +30,8 @@ pub(super) struct OwnChunks(PerTier<TierChunks>);
 /// The chunks of one tier that have names of their own.
 #[derive(Debug, Default)]
 struct TierChunks {
-    /// The names of the held chunks, each with the name of the chunk before it.
+    /// The names of the held chunks. Each comes with the name of the chunk before it, or `None` for the first chunk
+    /// of a sequence.
     parents: HashMap<u64, Option<u64>>,
     /// For each chunk, by its name, the number of held chunks that directly follow it. A chunk can be removed while
     /// chunks that follow it are still held.
