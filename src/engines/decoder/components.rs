@@ -7,7 +7,7 @@
 //! | field | value | meaning |
 //! |---|---|---|
 //! | `component_type` | a text: `full`, `swa`, `mamba` | the event is only about this component |
-//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | exactly the components that now hold the blocks |
+//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | exactly these components now hold the blocks |
 
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
