@@ -43,15 +43,15 @@ impl Span {
 /// The group of layers that an event is about. Engines with several kinds of attention keep one cache for each group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Group {
-    /// The number of the group; `None` if the event has none.
+    /// Number of the group of layers; `None` if the event gives no group number.
     pub index: Option<u32>,
     /// The kind of the group; `None` if the event doesn't tell it.
     pub kind: Option<GroupKind>,
 }
 
 impl Group {
-    /// Whether the event says that the group of layers is not main attention, but a window, a state or of an unknown
-    /// kind.
+    /// Whether the event says that the group of layers is not main attention. The group is then a window, a state, or
+    /// a group of a kind that kvatlas does not know.
     pub fn is_beside_main(self) -> bool {
         self.kind.is_some_and(|kind| kind != GroupKind::Main)
     }
@@ -71,7 +71,8 @@ pub enum Component {
 }
 
 impl Component {
-    /// Group number of the first component. It is above all numbers that engines give their groups.
+    /// Group number of the first component. Engines give their groups smaller numbers, so the numbers of components
+    /// and groups never collide.
     const FIRST: u32 = u32::MAX - 16;
 
     /// The component as a group of layers.
@@ -119,17 +120,19 @@ pub enum Content {
         tokens: Span,
         /// Number of tokens from the first token of a block to the first token of the next block.
         step: usize,
-        /// Number of tokens that enter the hash of a block: more than the block's size if hashes also cover tokens after their
-        /// block.
+        /// Number of tokens that enter the hash of a block. This is the block size, or more if the engine's hash of a
+        /// block also covers tokens after the block.
         window: usize,
     },
     /// Block hash of each block, as a span of the batch's list of hashes.
     BlockHashes(Span),
-    /// The event has no content. That is allowed in three cases: the event's names are the contract's hashes, other
-    /// events may tell the content of the blocks, or the group of layers is not main attention.
+    /// No content: the event has neither tokens nor block hashes. The translator accepts this in three cases: the
+    /// event's names are the contract's hashes, other events may tell the content of the blocks, or the group of
+    /// layers is not main attention.
     Absent,
-    /// The number of tokens is not block size × number of blocks. A group of layers that keeps only some blocks may
-    /// write such events. From another group, the event is a mistake of the engine.
+    /// Tokens that don't fit the blocks: their number is not block size × number of blocks. A window or a state may
+    /// have such events, because it keeps only some blocks of a sequence. From main attention, such an event is a
+    /// mistake of the engine.
     Misfit,
 }
 
@@ -150,11 +153,12 @@ pub struct EngineStored {
     pub tier: Tier,
     /// The group of layers that stores the blocks.
     pub group: Group,
-    /// Name of the blocks' LoRA adapter, if any.
+    /// Name of the LoRA adapter to which the blocks belong; `None` if the event names no adapter.
     pub lora_name: Option<Span>,
     /// Number of the LoRA adapter, for engines that don't tell its name.
     pub lora_id: Option<u64>,
-    /// Salt that keeps caches apart. Engines may tell it with the first block of a sequence only.
+    /// Salt of the sequence. Requests with different salts share no blocks. Some engines tell the salt only in the
+    /// event that has the first block of the sequence.
     pub cache_salt: Option<Span>,
     /// Objects of the blocks, ascending by block.
     pub objects: Span,
@@ -200,7 +204,8 @@ pub struct EngineRemoved {
 /// One change, in the engine's own terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineChange {
-    /// A group of layers begins to have blocks. From now on a block counts as held only if this group has it, too.
+    /// A group of layers begins to have blocks. From this event on, a block counts as held only if this group has it,
+    /// too.
     Created(Group),
     /// Blocks were stored.
     Stored(EngineStored),
@@ -214,7 +219,7 @@ pub enum EngineChange {
         from: Tier,
         /// The tier in which the block lies now.
         to: Tier,
-        /// The group of layers that moves the block.
+        /// The group of layers to which the block belongs.
         group: Group,
     },
     /// All blocks were removed, from every tier.
@@ -252,8 +257,8 @@ pub struct EventNumber {
     pub id: u64,
 }
 
-/// Facts that a stream's events cannot tell, because their format has no field for them. Blocks with different facts
-/// are different blocks.
+/// Facts that the events of a stream cannot tell, because their format has no field for them. Two blocks with the
+/// same tokens are different blocks if they differ in such a fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
     /// True if the events cannot tell the salts of blocks.
@@ -263,7 +268,7 @@ pub struct Untold {
 }
 
 impl Untold {
-    /// Returns the facts that at least one of `self` and `other` marks as untold.
+    /// Returns the union: each fact that `self` or `other` or both mark as untold.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -276,9 +281,10 @@ impl Untold {
 /// A doubt about the holders' blocks that begins at a place among the events of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacedDoubt {
-    /// Number of the batch's events that come before the doubt.
+    /// Place of the doubt: the number of the batch's events that come before it.
     pub events_before: usize,
-    /// The first reason for doubt at this place.
+    /// Reason for the doubt. If several parts of the payload raise a doubt about the same tiers at this place, it is
+    /// the first reason.
     pub reason: Reason,
     /// The only tier in doubt: host, disk or remote storage. `None` if all tiers are in doubt.
     pub tier: Option<Tier>,
@@ -293,10 +299,10 @@ pub struct EngineBatch {
     pub rank: Option<Rank>,
     /// The envelope, if there was one.
     pub envelope: Option<Envelope>,
-    /// Counts of the payload's parts that are not among the events, by reason.
+    /// Reasons why parts of the payload are not among the events, each with the number of such parts.
     pub reasons: ReasonCounts,
-    /// The numbers of all events that could be read, in order. Empty unless the format's numbers prove that no event is
-    /// missing, as those of TensorRT-LLM and Dynamo do.
+    /// The numbers of all events that could be read, in the order of the payload. Filled only for formats in which
+    /// each event has a number, so that a missing event leaves a gap (TensorRT-LLM and Dynamo); else empty.
     pub numbers: Vec<EventNumber>,
     /// The facts that the stored events cannot tell, because their format has no field for them.
     pub untold: Untold,
@@ -328,8 +334,8 @@ impl EngineBatch {
         &self.events
     }
 
-    /// Returns the doubts about holders' blocks that remain because parts of the payload could not be read, in order. A clear
-    /// that comes after a doubt ends it.
+    /// Returns the doubts about holders' blocks, in order. A doubt begins where a part of the payload could not be
+    /// read. Doubts that a later clear in the payload has ended are left out.
     pub fn doubts(&self) -> &[PlacedDoubt] {
         &self.doubts
     }
@@ -349,8 +355,8 @@ impl EngineBatch {
         span.of(&self.objects)
     }
 
-    /// The identifier of each object of a span, in the order of the objects' places in the prompt. An object without an
-    /// identifier gets a text that no prompt has.
+    /// The identifiers of the objects of a span, in the order in which the objects stand in the prompt. If the engine
+    /// gave an object no identifier, the text `object:` with the object's hash takes its place.
     pub fn identifiers(&self, span: Span) -> impl Iterator<Item = &str> {
         span.of(&self.identifiers)
             .iter()
@@ -416,8 +422,8 @@ impl EngineBatch {
         self.events.push(event);
     }
 
-    /// Leaves an event out: takes back everything that was appended since `mark`, and counts `reason`. If given, `tier` is
-    /// the tier that the event is about.
+    /// Leaves an event out of the batch: takes back everything that was appended since `mark`, and counts `reason`.
+    /// `tier` is the tier that the event is about; `None` if the tier is not known or does not matter.
     pub(crate) fn leave_out(&mut self, reason: Reason, tier: Option<Tier>, mark: Mark) {
         self.rewind(mark);
         match tier {
@@ -435,8 +441,8 @@ impl EngineBatch {
         }
     }
 
-    /// Counts a left-out part of the payload that is about `tier`. If `tier` is the device, a doubt about all tiers may
-    /// begin here; otherwise at most a doubt about `tier`.
+    /// Counts `reason` for a part of the payload that is about `tier` and is left out. A part about the device may
+    /// put the blocks of all tiers in doubt. A part about another tier puts at most the blocks of that tier in doubt.
     pub(crate) fn note_of(&mut self, tier: Tier, reason: Reason) {
         if tier == Tier::DEVICE {
             return self.note(reason);
@@ -447,7 +453,8 @@ impl EngineBatch {
         }
     }
 
-    /// Notes a doubt that begins after the events so far. With a `tier`, the doubt is only about that tier.
+    /// Notes that the holder's blocks are in doubt after the events so far. If `tier` is given, only the blocks in
+    /// this tier are in doubt.
     pub(crate) fn doubt(&mut self, tier: Option<Tier>, reason: Reason) {
         let events_before = self.events.len();
         // Of several doubts about one tier at one place, the first stays.
@@ -497,7 +504,7 @@ impl EngineBatch {
         Span::new(start, self.tokens.len())
     }
 
-    /// Appends `count` times the number 1 to the hashes.
+    /// Appends the number 1 to the list of hashes, `count` times.
     pub(crate) fn push_ones(&mut self, count: usize) -> Span {
         let start = self.hashes.len();
         self.hashes.resize(start + count, 1);

@@ -51,7 +51,7 @@ pub struct EventSource {
 /// The answer to `GetServerInfo` of vLLM's front end.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ServerInfo {
-    /// A name that no other process of an engine has; empty if the process has none.
+    /// A name that identifies the engine's process: no other process has it. Empty if the process has no such name.
     #[prost(string, tag = "3")]
     pub instance_id: String,
     /// Tokens in a block; 0 if unknown.
@@ -129,7 +129,7 @@ pub struct ServicedEngine {
 /// The answer to `FlushCache` of a servicer (gRPC front end).
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Flushed {
-    /// Whether the cache was dropped.
+    /// Whether the engine has dropped its cache, as it was asked to.
     #[prost(bool, tag = "1")]
     pub success: bool,
     /// The server's message about the outcome.
@@ -162,7 +162,7 @@ mod tests {
             .collect()
     }
 
-    /// Recorded from the Rust front end of vLLM 0.33.0, over two ranks.
+    /// The answers were recorded from the Rust front end of vLLM 0.33.0, which served two ranks.
     #[test]
     fn the_answers_of_vllms_front_end_are_read() {
         let sources = "0a3d0a037a6d71120c7463703a2f2f2a3a353535371a026b76220c7463703a2f2f2a3a36353537280032076d73677061636b380140904e48a08d0650a08d06\

@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of groups of layers that can be stated.
+/// Maximum number of groups of layers whose kinds an operator or a client can give.
 const GROUPS_MAX: usize = 256;
 
 /// Kinds of groups of layers, by the blocks that a request needs in the group's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GroupKind {
-    /// Main attention: all blocks of the prefix.
+    /// Main attention. A request needs all blocks of the prefix.
     Main,
-    /// A sliding window of this many tokens: the blocks of the last tokens.
+    /// A sliding window of this many tokens. A request needs the blocks that have the last tokens of the prefix.
     Window(u32),
-    /// A recurrent state: the block that ends where the request continues.
+    /// A recurrent state. A request needs only the block that ends where the request continues.
     State,
     /// A kind that kvatlas does not know.
     Other,
@@ -23,14 +23,14 @@ pub enum GroupKind {
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,
-    /// Whether the events leave out a fact that decides how much a request can reuse. This holds for SGLang's events of a model
-    /// with windows or states, and for vLLM's events if cache hits may end within a block.
+    /// Whether the events leave out a fact on which the reusable prefix depends. This holds for SGLang's events of a
+    /// model with windows or states. It also holds for vLLM's events if cache hits may end within a block.
     pub is_hybrid: bool,
-    /// Whether cache hits are one block shorter than the cached prefix, as with EAGLE (speculative decoding) and a KV
-    /// connector together.
+    /// Whether the engine reuses one block less than the cached prefix has. An example is an engine with both EAGLE
+    /// (speculative decoding) and a KV connector.
     pub has_eagle_drop: bool,
-    /// Whether a KV connector loads blocks of main attention from tiers beyond the device, although other groups of
-    /// layers have no blocks there.
+    /// Whether a KV connector loads blocks of main attention from host, disk or remote storage even if the other
+    /// groups of layers have no blocks there.
     pub has_divergent_hits: bool,
 }
 
@@ -41,7 +41,7 @@ impl GroupFacts {
     }
 
     /// Minimum number of groups of layers other than main attention, for an engine whose events name several groups.
-    /// One if no kinds are stated.
+    /// It is the number of such groups among the given `kinds`, or one if no kinds are given.
     #[cfg(feature = "translate")]
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;

@@ -36,9 +36,9 @@ impl Format {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
 
-    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. Dynamo's
-    /// events have lost it: in them, a store of vLLM that never reports removals looks like any other tier, and a chunk
-    /// like single blocks.
+    /// Whether the events about tiers beyond the device (host, disk, remote storage) tell each removal, and tell
+    /// which blocks can be loaded alone. Only Dynamo's events don't. In them, a store of vLLM that never reports
+    /// removals looks like any other tier. A chunk (several blocks that load only together) looks like single blocks.
     pub fn tells_beyond(self) -> bool {
         self != Self::Dynamo
     }
@@ -52,9 +52,9 @@ impl Format {
         matches!(self, Self::Vllm | Self::Sglang)
     }
 
-    /// The farthest tier that a clear is known to empty. The clear also empties all nearer tiers. vLLM's clear empties
-    /// the device; a connector may be cleared with it, or not. Dynamo's clear may be such a clear of vLLM. SGLang's
-    /// clear empties device and host; blocks in its storage stay.
+    /// The farthest tier that a clear certainly empties. The clear also empties all nearer tiers. vLLM's clear
+    /// empties the device, and perhaps the store of a connector, too. Dynamo's clear may stand for such a clear of
+    /// vLLM. SGLang's clear empties device and host, but not SGLang's storage.
     pub fn clears_up_to(self) -> Tier {
         match self {
             Self::Vllm | Self::TokenSpeed | Self::Dynamo => Tier::DEVICE,
@@ -63,8 +63,8 @@ impl Format {
         }
     }
 
-    /// The largest number that the first batch of a process can have. It is 1 for Mooncake, which counts from 1, and 0 for
-    /// others.
+    /// Returns the largest number that a newly started engine process can give its first batch. It is 1 for Mooncake,
+    /// which counts batches from 1, and 0 for all other formats.
     pub fn first_number_max(self) -> u64 {
         u64::from(self == Self::Mooncake)
     }

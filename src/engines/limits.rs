@@ -1,7 +1,8 @@
 //! Bounds on the content of one engine payload.
 
-/// The bounds that a decoder enforces before it spends memory. A payload with too many bytes or events is refused as a whole;
-/// an event with a longer text is left out. Of a frame of `SubscribeKvEvents`, only the events beyond the bound are left out.
+/// The bounds that a decoder enforces before it spends memory. A payload with too many bytes or events is refused as
+/// a whole. An event with a longer text is left out. A frame of `SubscribeKvEvents` with too many events is not
+/// refused: only the events beyond the bound are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeLimits {
     /// Maximum size of a payload, in bytes. The decoded batch takes at most twelve times as much memory.

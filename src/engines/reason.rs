@@ -13,7 +13,7 @@ worded! {
     pub enum Reason {
         /// A field has a type or a value that it can't have, or a required field is missing.
         Malformed => "malformed",
-        /// An event of a type that kvatlas does not know. Its changes are unknown.
+        /// An event of a type that kvatlas does not know. So it is unknown which blocks the event adds or removes.
         UnknownEvent => "unknown_event",
         /// The number of tokens is not block size × number of blocks.
         TokenCount => "token_count",
@@ -23,8 +23,8 @@ worded! {
         Cycle => "cycle",
         /// A name stands for a block with other content already, or comes twice in one event.
         NameConflict => "name_conflict",
-        /// A block comes under a new name, but its content is held already under another name. So the blocks differ by
-        /// something that the engine's events do not tell.
+        /// A block with a new name has the content of a block that is held under another name. So the two blocks
+        /// differ by something that the engine's events do not tell.
         HiddenKey => "hidden_key",
         /// The parent is not held, so the blocks' positions and sequence hashes are unknown.
         UnknownParent => "unknown_parent",
@@ -38,42 +38,47 @@ worded! {
         ForeignChain => "foreign_chain",
         /// The table of names is full.
         TableFull => "table_full",
-        /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
+        /// A number is too large: the block's position exceeds the range of a lineage hash, or the block has more
+        /// copies than can be counted.
         OutOfRange => "out_of_range",
         /// The block size differs from the one that the engine was registered with.
         BlockSize => "block_size",
         /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which
         /// blocks.
         OtherRank => "other_rank",
-        /// The engine's hash of a block also covers tokens after the block: more of them than the hashes in queries
-        /// cover, or not as many as for earlier blocks.
+        /// The engine's hash of a block also covers tokens after the block, and their number does not fit. It is
+        /// larger than the number that the hashes in queries cover, or it differs from the number in earlier events.
         Lookahead => "lookahead",
-        /// The event leaves out a fact by which blocks with the same tokens differ. Or the configuration states that
-        /// all events of the engine leave out such a fact.
+        /// Blocks with the same tokens differ by a fact that the event leaves out. Or the configuration says that all
+        /// events of the engine leave out such a fact.
         Untold => "untold",
         /// Batches were lost on the way, and cannot be replayed.
         LostBatches => "lost_batches",
-        /// The batch comes from another engine: it has a known number but other bytes, or another topic.
+        /// The batch comes from another engine, or it is not certain that it comes from the same one. There are three
+        /// signs: a batch with the same number but other bytes was received before; the topic is another; or another
+        /// process answers after a long silence.
         OtherEngine => "other_engine",
-        /// The engine may have reported one copy of a block several times, and each report was counted as a copy. It is
-        /// unknown whether a copy is left.
+        /// The engine may have reported a single copy of a block several times. Each report was counted as a copy, so
+        /// it is unknown whether the engine still has the block.
         Reported => "reported",
         /// An incomplete block, at the end of a sequence.
         PartOfBlock => "part_of_block",
         /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
         OtherGroup => "other_group",
-        /// An event about an unknown group of layers. Either no stored event has described the group, or the ends of
-        /// its blocks don't fit the blocks of main attention. Group 0 needs no description.
+        /// An event about an unknown group of layers. No stored event has told the kind of the group, or the blocks
+        /// of the group end at other places than the blocks of main attention. Group 0 counts as main attention until
+        /// an event tells its kind.
         UnknownGroup => "unknown_group",
         /// A block of a window or a state whose place in its sequence cannot be found.
         UnplacedName => "unplaced_name",
-        /// The block lies elsewhere: its locality is not local.
+        /// The event's locality says that the block is not local to the engine.
         Remote => "remote",
         /// The block is owned by another system than the engine.
         OtherOwner => "other_owner",
-        /// The event's medium stands for no tier.
+        /// The event names a medium (a kind of memory) for which kvatlas knows no tier.
         UnknownMedium => "unknown_medium",
-        /// An offload announces a block by its name alone, without tokens and size, and the name is unknown.
+        /// An offload event names a block without giving its tokens and size, and no other event has told which block
+        /// has this name.
         Placeholder => "placeholder",
         /// A block of an adapter that has a number, but no known name.
         UnnamedAdapter => "unnamed_adapter",
@@ -83,12 +88,12 @@ worded! {
         Ignored => "ignored",
         /// A block of a connector or a store that doesn't report its removals.
         NoRemovals => "no_removals",
-        /// A clear that doesn't say whether it empties this tier, too.
+        /// A clear that may or may not empty this tier: the event doesn't tell.
         UnclearTier => "unclear_tier",
-        /// Blocks announced for an offload, in chunks of several blocks each. The event names only the last block of each chunk,
-        /// and the number of blocks in a chunk is unknown.
+        /// Blocks of an offload, which is made in chunks of several blocks. The event names only the last block of
+        /// each chunk, and the number of blocks in a chunk is unknown.
         UnknownChunk => "unknown_chunk",
-        /// An object of a store that can't be matched to a block, or is only a part of a block.
+        /// An object of a store that can't be matched to a block, or that has only a part of a block.
         Unjoined => "unjoined",
     }
 }
@@ -116,8 +121,8 @@ impl Reason {
         self.degrades() || self.hides_groups() || is_of_tiers || is_of_connectors
     }
 
-    /// Whether events left out for this reason may hide how much a request can reuse. The blocks of main attention stay
-    /// known.
+    /// Whether leaving out an event for this reason makes it unknown how much a request can reuse. The blocks of main
+    /// attention stay known.
     pub fn hides_groups(self) -> bool {
         matches!(self, Self::OtherGroup | Self::UnknownGroup | Self::UnplacedName)
     }
@@ -171,7 +176,8 @@ impl ReasonCounts {
         self.0.iter().all(|count| *count == 0)
     }
 
-    /// The first reason of [`Reason::ALL`] that occurred and leaves the holder's state in doubt.
+    /// The reason to give for the holder's doubt: the first of the counted reasons, in the order of [`Reason::ALL`],
+    /// that leaves the holder's state in doubt. `None` if no counted reason does.
     pub fn doubt(&self) -> Option<Reason> {
         self.iter()
             .map(|(reason, _)| reason)

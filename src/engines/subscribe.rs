@@ -164,11 +164,12 @@ struct KvCacheCleared {
     ownership: Option<String>,
 }
 
-/// Number of the enum value `KvCacheLocality::REMOTE`, for blocks that lie elsewhere.
+/// Number of the enum value `KvCacheLocality::REMOTE`. Blocks with this locality are not local to the engine.
 const REMOTE: i32 = 2;
 
 impl KvEventFrame {
-    /// The engine's own number of the batch. A report of load repeats the number of another frame.
+    /// The number that the engine gave to the batch in the frame. A report of load has no number of its own: it
+    /// repeats the number of another frame.
     pub fn number(&self) -> u64 {
         self.sequence_number
     }
@@ -178,7 +179,8 @@ impl KvEventFrame {
         self.dp_rank.and_then(|rank| Rank::try_from(rank).ok())
     }
 
-    /// Whether the frame reports load and nothing else. Its number then belongs to another frame.
+    /// Whether the frame has only a report of the server's load, and no events. The number in such a frame is the
+    /// number of another frame.
     pub fn is_load(&self) -> bool {
         self.load.as_ref().is_some_and(|load| load.load_only)
     }
@@ -243,7 +245,7 @@ impl KvCacheEvent {
     }
 }
 
-/// Refuses an event about blocks that lie elsewhere, or that belong to another system.
+/// Refuses an event about blocks that are not local to the engine, or that belong to another system.
 fn check_owner(locality: Option<i32>, ownership: Option<&str>) -> Result<(), Reason> {
     match ownership {
         _ if locality == Some(REMOTE) => Err(Reason::Remote),
@@ -358,8 +360,8 @@ impl KvBlocksStored {
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }
 
-    /// Whether an extra key is empty, or repeats the event's field for the adapter's name or the salt. Such a key is no
-    /// multimodal object.
+    /// Whether an extra key stands for the adapter or the salt, and not for a multimodal object. Such a key is equal
+    /// to the event's field for the adapter's name or for the salt. An empty key counts as such a key, too.
     fn is_namespace(&self, text: &str) -> bool {
         text.is_empty()
             || [&self.lora_name, &self.cache_salt]

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 /// Error of a request over HTTP.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The connection cannot be made, and nothing was asked.
+    /// The connection cannot be made. No request was sent.
     #[error("{0}")]
     Connection(#[from] io::Error),
     /// The HTTP exchange on the connection failed.

@@ -65,7 +65,7 @@ pub struct ConnectionLimits {
 pub struct Acceptor<C> {
     /// Name of the listener, for the log.
     pub name: &'static str,
-    /// Bounds on the connections, time and memory that clients can hold.
+    /// Bounds on what clients can hold: connections, time and memory.
     pub limits: ConnectionLimits,
     /// Token that stops the listener.
     pub stopping: CancellationToken,
@@ -178,7 +178,8 @@ struct OpenConnection {
     displaced: CancellationToken,
 }
 
-/// Place of a connection among the open ones, whose number is bounded. Dropping this value frees the place.
+/// The right of a connection to be open. The number of such rights is bounded, and dropping this value gives the
+/// right back.
 pub struct Place {
     open: Arc<Mutex<OpenConnections>>,
     number: u64,

@@ -166,7 +166,7 @@ pub struct Presence {
     /// Name that no other instance of the service has.
     id: String,
     metadata: BTreeMap<&'static str, String>,
-    /// Requests that the process takes; `None` for a bridge, which takes none.
+    /// The requests that the process answers. `None` for a bridge, which answers no requests.
     served: Option<Served>,
     started_us: u64,
     /// The subjects that kvatlas itself uses. No reply may go to such a subject.
@@ -235,7 +235,8 @@ impl Presence {
         let _ = self.client.publish(reply_to, answer.to_string().into()).await;
     }
 
-    /// Returns the fields that every answer has: its type, and the identity of the process.
+    /// Returns the fields that all answers have: the type of the answer and the identity of the process. `answer` is
+    /// the word that the type contains.
     fn identified(&self, answer: &str) -> Value {
         json!({
             "type": format!("io.nats.micro.v1.{answer}_response"),

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_config::Config;
 
-/// Least number of free bytes that a snapshot directory should have, even if its snapshots are small.
+/// Minimum number of free bytes that a snapshot directory should have. It applies if the snapshots are so small that
+/// they would need less.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
 /// Requirements of a daemon's configuration on NATS and on the disk.

@@ -24,15 +24,15 @@ pub enum Attention {
     States,
 }
 
-/// Places in a prompt where an engine keeps blocks of windows and states. Whatever this value is, the engine also keeps
-/// these blocks at the end of the prompt, and where two prompts were found to differ.
+/// Places in a prompt where an engine keeps blocks of windows and states. All variants keep these blocks in two
+/// places: at the end of the prompt, and at the end of the part that it has in common with an earlier prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
-    /// Only at the end of the prompt, and where two prompts were found to differ. This is vLLM's default,
-    /// `prefix_cache_retention_interval` 0.
+    /// No further places: only the end of the prompt, and the end of the part that it has in common with an earlier
+    /// prompt. This is vLLM's default, `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
-    /// One place in each interval of this many blocks.
+    /// One further place in each interval of this many blocks.
     Every(NonZeroUsize),
     /// Every block of the prompt.
     All,
@@ -41,7 +41,7 @@ pub enum Retention {
 /// Rules that decide which blocks a simulated engine's cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheModel {
-    /// Kind of attention of the model.
+    /// Kind of attention that the model has.
     pub attention: Attention,
     /// Places where blocks of windows and states are kept.
     pub retention: Retention,
@@ -63,7 +63,8 @@ impl CacheModel {
         }
     }
 
-    /// Returns the positions of the window or state blocks that a request needs to resume after `blocks` blocks.
+    /// Returns the positions of the blocks of windows or states that a request needs to resume after its first
+    /// `blocks` blocks.
     pub(super) fn tail(self, blocks: usize) -> std::ops::Range<usize> {
         blocks.saturating_sub(self.tail_blocks())..blocks
     }

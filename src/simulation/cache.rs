@@ -1,24 +1,27 @@
-//! Block cache of one simulated worker. It is bounded, keeps prefixes without holes, and evicts the least recently used blocks
-//! first.
+//! Block cache of one simulated worker. It is bounded, keeps prefixes without holes, and evicts the least recently
+//! used blocks first.
 //!
-//! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches the longest
-//! resident prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So
-//! a block is never evicted before its children, and the cache has no hole at any time. A block of the request that is being
-//! admitted is never evicted: see [`PrefixCache::admit`].
+//! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches
+//! the longest resident prefix of the request and inserts the rest. When the cache is full, the least recently used
+//! **leaf** is evicted. So a block is never evicted before its children, and the cache has no hole at any time. A
+//! block of the request that is being admitted is never evicted: see [`PrefixCache::admit`].
 //!
 //! # Windows and states
 //!
-//! The cache of a model with [windows or states](super::attention) also keeps *side blocks*. A side block is a block of the
-//! windows or states, kept beside a block of full attention. As in vLLM, both kinds of blocks share one pool.
+//! The cache of a model with [windows or states](super::attention) also keeps *side blocks*. A side block is a block
+//! of the windows or states that belongs to a block of full attention. As in vLLM, both kinds of blocks share one
+//! pool.
 //!
 //! - A request keeps side blocks just before the end of its prompt.
-//! - If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at the end of the
-//!   matched blocks, because another prompt branches off there.
-//! - A request releases its side blocks while it decodes. So its side blocks are evicted before its blocks of full attention.
-//! - A block that is computed again replaces its old copy. vLLM would keep the old copy until it has aged.
+//! - If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at the
+//!   end of the matched blocks, because another prompt branches off there.
+//! - A request releases its side blocks while it decodes. So its side blocks are evicted before its blocks of full
+//!   attention.
+//! - A block that is computed again replaces its old copy. In vLLM, the old copy stays until it is the least recently
+//!   used block.
 //!
-//! Invariant 1: A block that has a side block is resident, and was last used no earlier than the side block. So the side block
-//! is evicted first.
+//! Invariant 1: A block that has a side block is resident, and was last used no earlier than the side block. So the
+//! side block is evicted first.
 //!
 //! A block costs O(log n) for the ordered set of evictable entries, and O(1) otherwise.
 
@@ -53,19 +56,20 @@ pub struct Admission {
     pub resident_blocks: usize,
     /// Blocks that were evicted, each after its children.
     pub evicted: Vec<SequenceHash>,
-    /// Blocks that lost their side block (a block of the windows or states). A block that was evicted itself is in
-    /// `evicted`, too.
+    /// Blocks whose side block (a block of the windows or states) was evicted. If such a block was evicted, too, it
+    /// is also in `evicted`.
     pub sides_evicted: Vec<SequenceHash>,
     /// Blocks of the request beside which this admission stored a side block (a block of the windows or states).
     pub sides_stored: Vec<SequenceHash>,
 }
 
-/// Age of a block that can be evicted: the admission of a request that used it last, and its rank within that
-/// admission. Side blocks (of windows or states) rank by position, and the leaf ranks last.
+/// Age of an entry that can be evicted. The first number is the admission that used the entry last. The second is the
+/// entry's rank among those that this admission used: side blocks (of windows or states) rank by position, and the
+/// leaf ranks last.
 type Age = (u64, usize);
 
-/// Rank of the leaf, the last block that an admission used. Of all blocks that the admission used, the leaf is evicted
-/// last.
+/// Rank of a leaf, that is, of the last block that an admission used. The leaf is evicted after all other blocks that
+/// the admission used.
 const LEAF: usize = usize::MAX;
 
 /// The resident blocks of one worker.
@@ -75,8 +79,8 @@ pub struct PrefixCache {
     model: CacheModel,
     blocks: HashMap<SequenceHash, ResidentBlock>,
     side_blocks: usize,
-    /// Blocks that can be evicted, by age: the blocks without children, and the side blocks (of windows or states). No
-    /// two have the same age: one admission uses one path, which has one leaf and at most one side block at each
+    /// Entries that can be evicted, by age: blocks without children, and side blocks (of windows or states). Each age
+    /// is unique, because an admission uses only one path. A path has one leaf, and at most one side block at each
     /// position.
     oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
@@ -130,12 +134,12 @@ impl PrefixCache {
             })
     }
 
-    /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain longer than the
-    /// capacity is cut to the capacity.
+    /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain
+    /// longer than the capacity is cut to the capacity.
     ///
-    /// No block of the request itself is evicted. To see this, suppose that the oldest entry were a leaf of the request. Then
-    /// there would be no side block and no other leaf. So every resident block would belong to the request, and the request would
-    /// fit without an eviction.
+    /// No block of the request itself is evicted. For a proof, suppose that the oldest entry were a leaf of the
+    /// request. Then this leaf would be the only entry that can be evicted. So all resident blocks would belong to
+    /// the request, and it would fit without an eviction.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
         let mut admission = Admission {
@@ -165,8 +169,8 @@ impl PrefixCache {
         admission
     }
 
-    /// Stores side blocks (of the windows or states) beside the blocks that the request computed. Stops when room could
-    /// only be made by evicting blocks that the request used.
+    /// Stores side blocks (of windows or states) for blocks that the request computed. Stops when the cache is full
+    /// and can evict only blocks that the request itself used.
     fn keep_sides(&mut self, chain: &[SequenceHash], admission: &mut Admission) {
         let end = chain.len().saturating_sub(1);
         let parting = admission.matched_blocks.min(end);
@@ -387,8 +391,8 @@ mod tests {
         sides: BTreeMap<Vec<u64>, u64>,
     }
 
-    /// Order of eviction among the blocks that one request used last: the side blocks (of windows or states) from the
-    /// front, then the leaf. Blocks that only earlier requests used are evicted first.
+    /// Rank of an entry among those that the same request used last. Entries with a lower rank are evicted first: the
+    /// side blocks (of windows or states) from the front, then the leaf.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
     enum Rank {
         Side(usize, Vec<u64>),
@@ -497,9 +501,10 @@ mod tests {
             admission
         }
 
-        /// Evicts the oldest block if there is no room. Returns `false` if nothing can be evicted. Blocks of the
-        /// request `ids` are never evicted. `blocks` tells whether room is needed for a block of this request. Only
-        /// then are side blocks (of windows or states) that this request used evicted.
+        /// Makes room for one more block by evicting the oldest one, if the cache is full. Returns `false` if no
+        /// block may be evicted. Never evicts blocks of full attention that belong to the request `ids`. Evicts side
+        /// blocks (of windows or states) that this request used only if `blocks` is set: the room is then needed for
+        /// one of its blocks of full attention.
         fn make_room(&mut self, ids: &[u64], blocks: bool, admission: &mut Admission) -> bool {
             if self.used.len() + self.sides.len() < self.capacity {
                 return true;

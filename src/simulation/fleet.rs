@@ -106,8 +106,8 @@ impl Fleet {
         self.workers.iter().map(|worker| &worker.name)
     }
 
-    /// Returns the number of leading blocks that each worker holds according to a reply, by the worker's index. Holders that are
-    /// not of this fleet are ignored.
+    /// Returns the numbers of leading blocks that the workers hold according to a reply: one number for each worker
+    /// of the fleet, in the order of the workers' indices. Other holders in the reply are ignored.
     pub fn matches_in(&self, reply: &QueryReply) -> Vec<u64> {
         let mut matches = vec![0; self.workers.len()];
         for holder in &reply.holders {
@@ -184,7 +184,7 @@ pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Ev
     events
 }
 
-/// Worker, with the epoch and number of the last batch of its publisher.
+/// A worker, with the last batch that its publisher has published (epoch and number).
 pub(super) type WorkerCursor = (WorkerName, BatchCursor);
 
 #[cfg(test)]

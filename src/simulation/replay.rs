@@ -1,9 +1,10 @@
 //! Drives a fleet through requests, with a router that asks a daemon, and checks the daemon's replies.
 //!
-//! Queries run in parallel with each other, and with the events of earlier requests. So a reply may lag a few events behind, as
-//! in any fleet. One task serves the requests in order, one after the other; the blocks that its workers then hold are the
-//! *truth*. At a checkpoint no query is under way, and the daemon has applied every event. So replies at a checkpoint must
-//! equal the truth. With a checkpoint after each request, the whole run is the same for the same seed.
+//! Queries run in parallel with each other, and with the events of earlier requests. So a reply may miss the last few
+//! events, as in any fleet. One task serves the requests in order, one after the other. The *truth* is the set of
+//! blocks that the simulated workers hold at that time. At a checkpoint no query is under way, and the daemon has
+//! applied every event. So replies at a checkpoint must equal the truth. With a checkpoint after each request, the
+//! whole run is the same for the same seed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroUsize;
@@ -29,15 +30,15 @@ use fastrand::Rng;
 
 /// Maximum number of queries in one request of a check, which compares replies with the truth.
 const BATCH_QUERIES_MAX: usize = 128;
-/// Target size, in bytes, of one request of a check, and of the reply to it. Every NATS server accepts messages of
-/// twice this size.
+/// Target size of one request to the daemon and of its reply, when replies are compared with the truth. In bytes.
+/// Every NATS server accepts messages of twice this size.
 const BATCH_BYTES: usize = 512 << 10;
 /// Approximate bytes of one holder in a reply.
 const HOLDER_BYTES: usize = 96;
 /// Maximum number of earlier requests that are drawn at a checkpoint, to compare replies about them with the truth.
 const CHECKPOINT_SAMPLE: usize = 64;
 
-/// Requests for which replies are compared with the truth at the end.
+/// The requests for which the daemon's replies are compared with the truth at the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalCheck {
     /// Replies about all requests are compared.
@@ -203,8 +204,8 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Compares the replies about some requests, drawn from `requests`, with the truth. Call it only after
-    /// [`Replay::advance`] has returned.
+    /// Draws some of `requests` at random, and compares the daemon's replies about them with the truth. Call it only
+    /// after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///
@@ -218,8 +219,8 @@ impl<'session> Replay<'session> {
         self.check(&drawn).await
     }
 
-    /// Compares the replies about the requests that `check` selects with the truth, each distinct prompt once. Call it
-    /// only after [`Replay::advance`] has returned.
+    /// Compares the daemon's replies about requests with the truth. `check` selects the requests, and each distinct
+    /// prompt is compared once. Call it only after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///
@@ -312,8 +313,8 @@ impl<'session> Replay<'session> {
     }
 }
 
-/// Returns how many of the chains one request may ask about, so that the request and its reply stay within bounds. Returns at
-/// least 1 if there is a chain.
+/// Returns how many of the chains fit into one request: both the request and its reply must stay within bounds.
+/// Returns at least 1 if `chains` is not empty.
 fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     let reply_bytes = workers.saturating_mul(HOLDER_BYTES).max(1);
     let queries_max = (BATCH_BYTES / reply_bytes).clamp(1, BATCH_QUERIES_MAX);

@@ -15,7 +15,8 @@ const LATENCY_DIGITS: u8 = 3;
 /// Longest latency that is recorded exactly, in microseconds. A longer latency is recorded as this value.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
-/// Percentiles of the time from sending a query to having its reply, in microseconds, both ways over NATS included.
+/// Percentiles of the time from sending a query to having its reply, in microseconds. The time includes the ways over
+/// NATS in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct QueryLatency {
     /// Median latency: half of the queries took no longer.
@@ -86,8 +87,8 @@ impl Tally {
         })
     }
 
-    /// Counts a reply in which a holder is degraded. The reply counts as momentary if all reasons pass in a moment,
-    /// else as degraded.
+    /// Counts a reply that calls at least one holder degraded. It counts as a momentary reply if all its reasons are
+    /// momentary (`changing` or `behind`), and as a degraded reply otherwise.
     pub fn record_doubts(&mut self, reply: &QueryReply) {
         let mut in_doubt = reply.holders.iter().filter(|holder| !holder.exact).peekable();
         if in_doubt.peek().is_none() {
@@ -149,7 +150,7 @@ impl Tally {
     }
 }
 
-/// The outcome of a simulation. As JSON it is one object with these keys.
+/// The outcome of a simulation. Written as JSON, it is one object, with the names of the fields as keys.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Report {
     /// Requests served.
@@ -225,7 +226,7 @@ impl Report {
     }
 }
 
-/// Returns `part` as a share of `whole`. 0 if `whole` is 0.
+/// Returns `part` divided by `whole`, or 0 if `whole` is 0.
 pub(super) fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 {
         0.0
@@ -234,7 +235,7 @@ pub(super) fn ratio(part: usize, whole: usize) -> f64 {
     }
 }
 
-/// Converts a count to a floating-point number; exact up to 2^53.
+/// Converts a count to a floating-point number. The result is exact up to 2^53.
 #[allow(
     clippy::cast_precision_loss,
     reason = "counts here stay far below 2^53, and a share needs no more digits"

@@ -15,8 +15,8 @@ use fastrand::Rng;
 /// Time in which a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of
 /// 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// Cost that a running request causes to another request, in microseconds for each of its blocks. Decoding reads each
-/// block again for each token, which is far less work than computing the block.
+/// Cost that a running request adds for another request, in microseconds for each block that the running request
+/// attends to. Decoding reads each of these blocks for each token, which is far less work than computing the block.
 const RUNNING_BLOCK_US: u64 = 2_000;
 /// Time that a worker takes for a token of an answer, in microseconds.
 const TOKEN_WORK_US: u64 = 25_000;
@@ -71,10 +71,12 @@ impl Router {
         }
     }
 
-    /// Returns the worker with the least cost for a request that arrives at `arrival_ms`. Among equals the random numbers decide.
-    /// `matched_blocks` has one number for each worker.
+    /// Returns the worker with the least cost for a request that arrives at `arrival_ms`. If several workers have the
+    /// least cost, draws one of them at random. `matched_blocks` has, for each worker, the number of the request's
+    /// leading blocks that the worker holds.
     ///
-    /// Time never goes back: a request with an earlier time than its predecessor counts as arriving at the predecessor's time.
+    /// Time never goes back: a request with an earlier time than its predecessor counts as arriving at the
+    /// predecessor's time.
     pub fn choose(&mut self, arrival_ms: u64, matched_blocks: &[u64]) -> usize {
         self.now_us = self.now_us.max(arrival_ms.saturating_mul(1000));
         let now_us = self.now_us;

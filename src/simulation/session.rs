@@ -108,7 +108,7 @@ impl Session {
         }
     }
 
-    /// Connects to NATS. Queries and events have a connection each, as they do in a fleet.
+    /// Makes the connections to NATS: one for queries and one for events, as in a real fleet.
     async fn connect(
         daemon: Option<Daemon>,
         nats: &NatsConfig,
@@ -236,8 +236,8 @@ impl Session {
         self.wait_until(present).await.map(|_| ())
     }
 
-    /// Asks for the status until `backlog` finds no worker whose batches the daemon still has to apply. Fails if
-    /// nothing changes for [`PROGRESS_PATIENCE`].
+    /// Asks the daemon for its status again and again, until `backlog` finds that the daemon has applied the batches
+    /// of all workers. Fails if the backlog does not change for [`PROGRESS_PATIENCE`].
     async fn wait_until(
         &self,
         backlog: impl Fn(Option<&StatusReply>) -> DaemonBacklog,
@@ -277,12 +277,12 @@ impl Session {
     }
 }
 
-/// Published work that the daemon has not applied yet.
+/// The part of the published events that the daemon has not applied yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DaemonBacklog {
     /// Number of workers whose batches the daemon has not all applied.
     workers: usize,
-    /// Sum of the last applied batch numbers of these workers. It changes as long as the daemon makes progress.
+    /// Sum of the numbers of the last applied batches of these workers. If it changes, the daemon makes progress.
     applied: u64,
 }
 
@@ -310,7 +310,8 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> DaemonBackl
     }
 }
 
-/// Turns a refusal that may only mean that the namespace does not exist yet into `None`. Keeps every other answer.
+/// Returns the value of an answer, or `None` if the daemon refused because it does not know the namespace or cannot
+/// answer yet. Every other error stays an error.
 pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

@@ -34,7 +34,7 @@ pub struct SteadyOptions {
     pub namespace: NamespaceName,
     /// Size of the fleet.
     pub size: FleetSize,
-    /// Requests a second.
+    /// Number of requests that arrive in a second.
     pub rate: NonZeroU32,
     /// Seed of the conversations, and of the choice between equally good workers.
     pub seed: u64,
@@ -42,7 +42,7 @@ pub struct SteadyOptions {
     pub transport: Transport,
 }
 
-/// Counts of the time that one call of [`SteadyFleet::go_on`] covers.
+/// Counts of the requests that one call of [`SteadyFleet::go_on`] has served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SteadyTally {
     /// Requests served.
@@ -53,7 +53,7 @@ pub struct SteadyTally {
     pub hit_blocks: usize,
     /// Requests that the daemon did not answer.
     pub unanswered: u64,
-    /// Answers that were not exact: a holder was degraded or may be unknown, or a shard was missing.
+    /// Answers that were not exact: a holder was degraded, holders may have been unknown, or a shard was missing.
     pub degraded: u64,
 }
 
@@ -135,7 +135,7 @@ impl SteadyFleet {
         Ok(std::mem::take(&mut self.tally))
     }
 
-    /// Sends the goodbyes of all workers, so that daemons forget them.
+    /// Announces the departure of all workers, so that daemons forget them.
     pub async fn say_goodbye(self) {
         let leave = self.publishers.into_iter().map(HolderPublisher::say_goodbye);
         let leaves = futures_util::future::join_all(leave);
@@ -180,8 +180,9 @@ impl SteadyFleet {
         Ok(())
     }
 
-    /// Reports the outcome of a request: the number of blocks that the request found, and the number that the answer had
-    /// promised. A real router learns the first number from the engine.
+    /// Reports the outcome of a request to the daemon: how many blocks the request found in the worker's cache, and
+    /// how many the daemon's answer (`promised`) had led the router to expect. In a real fleet, the engine tells the
+    /// router the first number.
     async fn tell(&self, promised: Option<&HolderMatch>, hit_blocks: usize) {
         let Some(promised) = promised else { return };
         let found = hit_blocks.saturating_mul(BlockSize::default().as_usize());

@@ -4,10 +4,12 @@
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 //! ```
 //!
-//! `timestamp` is in milliseconds, from any time on: the earliest request arrives at the beginning of the simulated time. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its
-//! prefix. `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The text of an
-//! answer matters only if a later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The
-//! format and the traces are those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
+//! `timestamp` is in milliseconds since an arbitrary time: the earliest request arrives at the beginning of the
+//! simulated time. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its
+//! prefix. `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The
+//! text of an answer matters only if a later request of the trace repeats it in its prompt. Other keys and empty
+//! lines are ignored. The format and the traces are those of "Mooncake: Trading More Storage for Less Computation"
+//! (FAST '25).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +21,7 @@ use super::request::{Request, chain_of};
 
 /// The longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of blocks of one request. A message with these blocks and with the blocks that are evicted for them
+/// Maximum number of blocks of one request. An event message that stores so many blocks and removes as many others
 /// fits into 1 MiB, the default limit of NATS servers.
 const REQUEST_BLOCKS_MAX: usize = 32_768;
 /// Maximum number of blocks of all requests together. So many blocks take half a gibibyte of memory.

@@ -1,8 +1,8 @@
-//! SGLang's components: parts of its cache, one each for full attention, for windows and for states. An event can be about
-//! some of them only.
+//! SGLang's components: parts of its cache, one for full attention, one for windows and one for states. An event can
+//! be about only some of them.
 //!
-//! With `--enable-kv-events-component-types` the tree of a model with windows or states tells the blocks of each component.
-//! There are two forms:
+//! With `--enable-kv-events-component-types`, a model with windows or states has events that name components. There
+//! are two forms:
 //!
 //! | field | value | meaning |
 //! |---|---|---|
@@ -16,7 +16,8 @@ use crate::limits::DecodeLimits;
 
 /// Maximum number of components in a list.
 const COMPONENTS_MAX: usize = 16;
-/// All components. Main attention is first, because its blocks show where the other components' blocks stand.
+/// All components, in the order of their events in a batch. Main attention is first, because its blocks show at which
+/// places the blocks of the other components stand.
 const ALL: [Component; 4] = [
     Component::Full,
     Component::Window,
@@ -34,8 +35,8 @@ pub(super) enum Components {
 }
 
 impl Components {
-    /// The component of the decoded event: the only one it names, or full attention if it has a list. From a list,
-    /// [`push`] makes one event for each component.
+    /// The component under which the event is decoded: the only one that it names, or full attention if it has a
+    /// list. For a list, [`push`] then makes one event for each listed component.
     pub(super) fn first(self) -> Component {
         match self {
             Self::One(component) => component,
@@ -105,8 +106,8 @@ pub(super) fn read_all(
     }
 }
 
-/// Appends `event`, once for each component that it names. A stored event with a list also removes the blocks from each known
-/// component that the list leaves out.
+/// Appends `event` to the batch, once for each component that it names. If a stored event lists components, the list
+/// is complete. So removals are appended for the known components that the list leaves out.
 pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &mut EngineBatch) {
     let Some(Components::All(bits)) = components else {
         return batch.push(event);

@@ -1,8 +1,9 @@
-//! Dynamo's router events: `{worker_id, storage_tier, residency_domain, event: {event_id, data, dp_rank}}`, a single event, a
-//! list of events, or either of them in an envelope `{publisher_id, sequence, published_at, topic, payload}`.
+//! Dynamo's router events. An event is `{worker_id, storage_tier, residency_domain, event: {event_id, data,
+//! dp_rank}}`. A payload is a single event or a list of events. Either of them may come in an envelope
+//! `{publisher_id, sequence, published_at, topic, payload}`.
 //!
-//! `data` is `"cleared"`, or a map with `stored` or `removed`. Each block has two hashes. `tokens_hash` is the block hash,
-//! which covers images, adapter and salt already. `block_hash` is the engine's name for the block.
+//! `data` is `"cleared"`, or a map with `stored` or `removed`. Each block has two hashes. `tokens_hash` is the block
+//! hash, which covers images, adapter and salt already. `block_hash` is the engine's name for the block.
 
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Tier, Value};
 
@@ -49,7 +50,7 @@ pub(super) fn decode(
     Ok(inner.finish()?)
 }
 
-/// Decodes a list of events, or a single event.
+/// Decodes the events of a payload, which is a list of events or a single event.
 fn decode_events(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,

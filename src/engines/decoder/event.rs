@@ -16,7 +16,7 @@ use super::pool::{Object, Pool};
 use super::tokens::{TokenList, names_one_page, read_text_tokens, read_tokens, widen};
 use super::{Format, Verdict, array_or_nil, field};
 
-/// The kind of an event.
+/// The kind of a tagged event, which its tag (type name) tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
     Stored,
@@ -41,7 +41,7 @@ impl Tag {
     }
 }
 
-/// A field of a tagged event.
+/// A field that a tagged event may have. Keys of maps and indices of arrays are translated into these fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventField {
     Type,
@@ -183,7 +183,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads the value of the field `key`, which may come only once.
+    /// Reads the value of the field `key`. Fails if the event has the field twice.
     pub(super) fn read(
         &mut self,
         key: EventField,
@@ -246,7 +246,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Reads a LoRA name, or the map with the salt that SGLang puts in its place.
+    /// Reads the field for the LoRA name. SGLang has no LoRA name in this field, but a map that may hold the salt.
     pub(super) fn read_lora_name_or_metadata(
         &mut self,
         reader: &mut Reader<'a>,
@@ -440,8 +440,8 @@ impl<'a> Fields<'a> {
         }))
     }
 
-    /// Appends the event's multimodal objects. Like adapter and salt, objects tell blocks with the same tokens apart. Returns the
-    /// salt, if it is among the extra keys.
+    /// Appends the event's multimodal objects to the batch. Two blocks with the same tokens and different objects are
+    /// different blocks. Returns the salt if the extra keys hold it.
     fn read_objects(
         &self,
         names: Span,

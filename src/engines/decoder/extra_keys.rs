@@ -16,16 +16,17 @@ use super::array_or_nil;
 const DYNAMO_SALT_PREFIX: &str = "dynamo-cache-salt:";
 /// The length of an identifier that is a hash in hexadecimal digits.
 const DIGEST_DIGITS: usize = 64;
-/// Number of leading digits that are the object hash.
+/// Number of hexadecimal digits from which the object hash is read: the first 16 of an identifier.
 const HASH_DIGITS: usize = 16;
 
 /// The facts of an event that are needed to read its extra keys.
 pub(super) struct ExtraKeys<'a> {
     pub(super) blocks: usize,
     pub(super) lora_name: Option<&'a str>,
-    /// Whether the first block is the first of its sequence, and so may have a salt.
+    /// Whether the event's first block begins its sequence. Only then can the extra keys have a salt.
     pub(super) starts_sequence: bool,
-    /// Whether images are always pairs, so that a text that is no pair can only be a salt.
+    /// Whether the engine writes every image as a pair. A text that is not in a pair can then only be a salt, or an
+    /// image of Dynamo.
     pub(super) images_are_pairs: bool,
     pub(super) text_bytes_max: usize,
 }
@@ -46,8 +47,8 @@ pub(super) fn read_extra_keys<'a>(
     Ok(salt)
 }
 
-/// Reads the head of an array that has an element for each block, and returns the number of its elements: `blocks`, or 0
-/// for nil or an empty array.
+/// Reads the head of an array that should have one element for each of `blocks` blocks. Returns the number of
+/// elements: `blocks`, or 0 if the array is empty or nil. Any other number is an error.
 fn lists_of_blocks(
     field: &'static str,
     blocks: usize,
@@ -158,8 +159,9 @@ fn digest_head(identifier: &str) -> Option<u64> {
     u64::from_str_radix(head, 16).ok()
 }
 
-/// Whether a bare text, at a place where a salt may stand, is an image. Old versions write an image as 64 hexadecimal digits,
-/// without an offset. In images of Dynamo, all digits after the first 16 are zeros.
+/// Whether a text that is not in a pair is an image and not a salt. Old versions of vLLM write an image as 64
+/// hexadecimal digits without an offset. Dynamo writes an image in the same way, but with zeros after the first 16
+/// digits.
 fn is_image(text: &str, images_are_pairs: bool) -> bool {
     let is_marked = || text.bytes().skip(HASH_DIGITS).all(|byte| byte == b'0');
     digest_head(text).is_some() && (!images_are_pairs || is_marked())

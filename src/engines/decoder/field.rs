@@ -30,7 +30,8 @@ pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeE
     }
 }
 
-/// The number in the last eight bytes of a byte string, which `digits` give in hexadecimal.
+/// Reads a byte string that `digits` give in hexadecimal. Returns the number in its last eight bytes; `None` if
+/// `digits` give no byte string of at least eight bytes.
 fn text_name(digits: &[u8]) -> Option<u64> {
     let last = digits.last_chunk::<{ 2 * size_of::<u64>() }>()?;
     let is_bytes = digits.len().is_multiple_of(2) && digits.iter().all(u8::is_ascii_hexdigit);

@@ -41,7 +41,8 @@ struct Transcode<'a>(&'a mut Vec<u8>);
 const ARRAY_32: u8 = 0xdd;
 const MAP_32: u8 = 0xdf;
 
-/// Writes the head of a list or map whose length is not known yet, and returns the place of the length.
+/// Writes the head of a list or a map before the number of its elements is known. Returns the index in `output` at
+/// which the caller has to write that number.
 fn open(output: &mut Vec<u8>, marker: u8) -> usize {
     output.push(marker);
     output.extend_from_slice(&[0; 4]);

@@ -61,7 +61,7 @@ pub struct Decoder {
     limits: DecodeLimits,
     /// MessagePack form of a payload that came as JSON.
     transcoded: Vec<u8>,
-    /// The content of an envelope that came as a list of numbers.
+    /// Buffer for the payload of an envelope, if the envelope has the payload's bytes as a list of numbers.
     enveloped: Vec<u8>,
     scratch: Vec<u64>,
     pool: pool::Pool,
@@ -155,7 +155,7 @@ enum Verdict {
     Taken,
     /// The event is left out of the batch, for this reason.
     LeftOut(Reason),
-    /// The event stores blocks in this tier, and is left out of the batch for this reason.
+    /// The event stores blocks in the given tier. The event is left out of the batch for the given reason.
     LeftOutOf(Tier, Reason),
 }
 
@@ -187,8 +187,9 @@ fn decode_each<'a>(
     Ok(())
 }
 
-/// Whether a block of `tokens` tokens, after blocks of `size` tokens, is the incomplete block that ends their sequence. Only the
-/// last block can be incomplete. Anywhere else, another size is an error.
+/// Whether a block of `tokens` tokens is the incomplete block at the end of a sequence whose other blocks have `size`
+/// tokens. Only the last block of an event can be such a block (`is_last`). At any other place, another size is an
+/// error.
 pub(crate) fn ends_sequence(tokens: usize, size: usize, is_last: bool) -> bool {
     is_last && (1..size).contains(&tokens)
 }

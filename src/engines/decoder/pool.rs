@@ -11,12 +11,14 @@ pub(super) struct Object<'a> {
     pub(super) model: Option<&'a str>,
     pub(super) tenant: Option<&'a str>,
     pub(super) salt: Option<&'a str>,
-    /// The shard. Events don't tell how many shards make a block.
+    /// Shard to which the object belongs, if a block is split into shards. Events don't tell how many shards a block
+    /// has.
     pub(super) shard: Option<u64>,
 }
 
 impl Object<'_> {
-    /// The reason why an object with a name can't be matched to a block of the contract; `None` if it can.
+    /// The reason why an object can't be matched to a block of the contract, although the event tells the object's
+    /// name; `None` if it can be matched.
     pub(super) fn trouble(&self, lora_name: Option<&str>) -> Option<Reason> {
         if self.shard.is_some() {
             return Some(Reason::Unjoined);
@@ -29,9 +31,9 @@ impl Object<'_> {
 /// The objects of a store that belong to one holder.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// The holder's model and tenant; with `None`, the objects of any model.
+    /// The model and tenant of the holder; `None` if objects of all models and tenants belong to the holder.
     pub(super) model: Option<ModelKey>,
-    /// The backend of the first event. Objects of other backends belong to other holders.
+    /// The backend that the first event has named. Objects of other backends belong to other holders.
     backend: Option<String>,
 }
 

@@ -43,13 +43,14 @@ const STORED_HEAD: [EventField; 6] = [
 const MEDIUM_SLOT: usize = 6;
 /// Index of the adapter's name in the array of a stored event.
 const LORA_NAME_SLOT: usize = 7;
-/// Indices at which a removal in array form can have its owner, right after the locality. The index depends on the
-/// version: the group's kind and window may come before the locality.
+/// Indices in the array of a removed event at which the owner of the blocks can stand. The owner comes right after
+/// the locality. In some versions, the kind and the window of the group come before the locality, so the index is 5
+/// or 7.
 const OWNER_SLOTS: [usize; 2] = [5, 7];
 /// Index of the extra keys, with the salt among them, in the array of a stored event.
 const EXTRA_KEYS_SLOT: usize = 8;
-/// Index of the group's number in the array of a stored event. Dynamo's older forks of vLLM have images at this index, and the
-/// group at the next.
+/// Index of the group's number in the array of a stored event. Older forks of vLLM by Dynamo have images at this
+/// index, and the group's number at the next index.
 const GROUP_SLOT: usize = 9;
 
 /// Decodes one batch.
@@ -148,8 +149,8 @@ fn decode_event(
     }
 }
 
-/// Returns the facts that stored events cannot tell because their array has only `slots` elements. Versions that write maps have
-/// room for all facts.
+/// Returns the facts (salts, adapters) that a stored event of `slots` elements has no room for. Only events in array
+/// form can lack this room: versions that write maps have fields for all facts.
 fn untold_by(slots: usize, format: Format) -> Untold {
     match format {
         // The slot of the adapter's name has the salt instead.
@@ -214,8 +215,8 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
-/// Returns the field at index `slot` of SGLang's array; `None` if vLLM's array has the same field there. The value
-/// shows whether the field is a medium, a component or a list of components.
+/// Returns the field that SGLang has at index `slot` of an event's array, if vLLM has another field there; else
+/// `None`. The type of `value` shows which of SGLang's fields it is: a medium, a component or a list of components.
 fn sglang_key(slot: usize, value: &Value<'_>) -> Option<EventField> {
     match value {
         Value::Text(_) if is_component(value) => Some(EventField::Component),

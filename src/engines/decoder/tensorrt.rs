@@ -42,7 +42,7 @@ pub(super) fn decode(
     })?)
 }
 
-/// The part that all changes of one event have in common.
+/// Facts of a TensorRT-LLM event that are the same for all changes in the event.
 #[derive(Default)]
 struct EventHead {
     id: Option<u64>,
@@ -52,8 +52,8 @@ struct EventHead {
 }
 
 impl EventHead {
-    /// The group of layers. Its number is the event's `layer_group_id`, or else the size of the group's window; `None` if the
-    /// event has neither.
+    /// The group of layers that the event is about. Its number is the event's `layer_group_id`. Without that, the
+    /// window size serves as the number. If the event has neither, the group has no number.
     fn group(&self) -> Group {
         let index = self.layer_group.or(self.window);
         Group {
@@ -88,7 +88,7 @@ fn decode_event<'a>(
     decode_data(&head, &mut data, batch, limits)
 }
 
-/// The fields of `data`, of any type.
+/// The fields that the `data` of an event can have, for all types of events.
 #[derive(Default)]
 struct DataFields<'a> {
     kind: Option<&'a str>,
@@ -204,8 +204,9 @@ struct StoredBlock {
     cache_salt: Option<Span>,
 }
 
-/// A stored event while it is read. Consecutive blocks of one level, adapter and salt make one change; another level, adapter or
-/// salt begins the next. A block without a salt has the salt of the block before it.
+/// State of reading a stored event. The event becomes one or more changes in the batch. Consecutive blocks with the
+/// same cache level, adapter and salt form one change, and a block that differs begins the next change. A block
+/// without a salt has the salt of the block before it.
 struct StoredEvent<'a> {
     head: &'a EventHead,
     parent: Option<u64>,
@@ -282,7 +283,8 @@ impl<'a> StoredEvent<'a> {
         Ok(Verdict::Taken)
     }
 
-    /// Finishes the change of the blocks before `start`, and begins another change at `start`.
+    /// Appends to the batch the change with the blocks before `start`. Then begins another change, whose blocks are
+    /// at `start` and after it.
     fn begin_next(&mut self, start: Mark, batch: &mut EngineBatch) -> Result<(), DecodeError> {
         self.finish(start, batch)?;
         self.parent = start

@@ -17,8 +17,8 @@ pub(super) const TEXT_TOKEN: Token = 0;
 pub(super) struct TokenList<'a> {
     pub(super) tokens: Span,
     pub(super) is_bigram: bool,
-    /// If there are texts (which stand for images) among the tokens: the number of tokens, and a reader at the first
-    /// token. `None` if there is no text.
+    /// Set if some elements of the token list are texts, which stand for images. Holds the number of tokens, and a
+    /// reader at the first token.
     pub(super) with_texts: Option<(usize, Reader<'a>)>,
 }
 
@@ -70,7 +70,8 @@ fn read_tokens_with_texts(
     Ok(has_texts)
 }
 
-/// Appends an object for each text among `count` tokens, in blocks of `size` tokens. The reader stands at the first token.
+/// Reads `count` tokens and appends an object for each text among them. The tokens belong to blocks of `size` tokens,
+/// and `reader` stands at the first token.
 pub(super) fn read_text_tokens(
     size: usize,
     count: usize,
@@ -87,8 +88,8 @@ pub(super) fn read_text_tokens(
     Ok(())
 }
 
-/// Whether the first block name is Python's hash of only the tokens of its page (block). Such a name stands for the page
-/// after any prefix.
+/// Whether the first block's name is Python's hash of only the page's own tokens (a page is SGLang's block). Such a
+/// name does not depend on the prefix, so different blocks can have the same name.
 pub(super) fn names_one_page(names: Span, content: Content, batch: &EngineBatch) -> bool {
     let Content::Tokens { tokens, step, .. } = content else {
         return false;
@@ -131,8 +132,8 @@ fn read_pairs(count: usize, reader: &mut Reader<'_>, tokens: &mut Vec<Token>) ->
     Ok(())
 }
 
-/// Writes the tokens of each block, followed by the block's lookahead tokens. Returns that content; `None` if the event has
-/// no lookahead tokens.
+/// Reads the event's lookahead tokens. Appends to the batch the tokens of each block, each followed by the lookahead
+/// tokens of that block, and returns them as content. Returns `None` if the event has no lookahead tokens.
 pub(super) fn widen(
     tokens: Span,
     size: usize,

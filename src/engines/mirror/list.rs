@@ -9,7 +9,7 @@ const EVENTS_MAX: u32 = 4000;
 const BYTES_MAX: usize = 8 << 20;
 /// Maximum number of blocks in an event.
 const BLOCKS_MAX: usize = 2000;
-/// Maximum number of tokens in an event, unless a single block has more.
+/// Maximum number of tokens in a stored event. A single block that has more tokens gets an event of its own.
 const TOKENS_MAX: usize = 32_000;
 
 /// A block, with the fields that vLLM's stored event tells of it.
@@ -88,7 +88,7 @@ impl ListWriter {
         }
     }
 
-    /// Returns all lists, in order. Empty if nothing was written.
+    /// Returns all lists, in the order in which they were written. The result is empty if no event was written.
     pub(super) fn finish(mut self) -> Vec<EventList> {
         self.end_run();
         self.end_removal();
@@ -120,7 +120,8 @@ impl ListWriter {
         self.run.tokens.extend_from_slice(block.tokens);
     }
 
-    /// Appends the removal of the block `sequence`. Does nothing for `None`.
+    /// Appends the removal of the block with the hash `sequence`. If the hash is `None`, does nothing except end the
+    /// current stored event.
     pub(super) fn remove(&mut self, sequence: Option<SequenceHash>) {
         self.end_run();
         self.removed.extend(sequence);
@@ -169,7 +170,8 @@ impl ListWriter {
         write_medium(out);
     }
 
-    /// Begins an event, in a new list if the current one is full.
+    /// Begins an event of type `kind` with `fields` fields. The event goes into the current list, or into a new list
+    /// if the current one is full.
     fn begin(&mut self, fields: u32, kind: &str) -> &mut Vec<u8> {
         if self.list.count >= EVENTS_MAX || self.list.bytes.len() >= BYTES_MAX {
             self.finished.push(std::mem::take(&mut self.list));

@@ -1,21 +1,23 @@
-//! Mirrors. A mirror keeps the blocks that an engine holds on its device, with their tokens, for routers that have an index
-//! of their own.
+//! Mirrors. A mirror keeps the blocks that an engine holds on its device, with their tokens. It serves routers that
+//! have an index of their own.
 //!
-//! Such a router follows vLLM's events, and has missed all events from before its start. A [`Mirror`] works together with a
-//! [`Translator`]. It takes the blocks' tokens from the engine's events. From the translator's events it learns which blocks
-//! are held, so mirror and translator always agree on that. A mirror gives the changes since the last call, or all blocks, as
-//! events of vLLM ([`EventList`]). Its promises:
+//! Such a router follows vLLM's events, and has missed all events from before its start. A [`Mirror`] works together
+//! with a [`Translator`]. The mirror takes the blocks' tokens from the engine's events. It learns from the
+//! translator's events which blocks are held, so mirror and translator always agree on that. Routers receive events
+//! of vLLM ([`EventList`]) from the mirror: either the changes since the last call, or all blocks. The mirror's
+//! guarantees:
 //!
-//! 1. Each block that a router has learned from the mirror is held on the device by all groups of full attention, as far as
-//!    the translator knows. Test: `mirror::a_router_has_what_the_device_has`.
-//! 2. A router that is given all blocks at some moment knows the same blocks as a router that was given every change since
-//!    the start. Test: the same.
-//! 3. The events name blocks by the contract's sequence hashes, so two blocks with different content have different names.
-//! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. Blocks without room are left out and counted. A router then knows
-//!    less, but nothing wrong. Test: `mirror::a_full_mirror_takes_no_more`.
-//! 5. Once events may have been lost, only blocks that are stored from then on count as held. If
-//!    [`MirrorSettings::proves_ancestors`] is set, the blocks before them count, too. Test:
-//!    `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
+//! 1. Each block that a router has learned from the mirror is held on the device by all groups of full attention, as
+//!    far as the translator knows. Test: `mirror::a_router_has_what_the_device_has`.
+//! 2. A router that is given all blocks at some moment knows the same blocks as a router that was given every change
+//!    since the start. Test: the same.
+//! 3. The events name blocks by the contract's sequence hashes, so two blocks with different content have different
+//!    names.
+//! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. Blocks for which the memory has no room are left out and
+//!    counted. A router then knows fewer blocks, but no wrong ones. Test: `mirror::a_full_mirror_takes_no_more`.
+//! 5. Once events may have been lost, earlier blocks no longer count as held. Only blocks that are stored afterwards
+//!    count. If [`MirrorSettings::proves_ancestors`] is set, a stored block proves that the blocks before it are
+//!    held, too. Test: `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
 
 mod list;
 mod nodes;
@@ -49,23 +51,23 @@ pub struct MirrorSettings {
     pub proves_ancestors: bool,
 }
 
-/// Counts of blocks that were left out, by the reason.
+/// Numbers of blocks that the mirror has left out, one number for each reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MirrorOmissions {
     /// Blocks for which the memory had no room.
     pub full: u64,
     /// Blocks that have a salt, an adapter or an image.
     pub special: u64,
-    /// Blocks whose tokens, or the tokens of a block before them, are unknown.
+    /// Blocks whose own tokens are unknown, or for which the tokens of an earlier block of the sequence are unknown.
     pub unknown: u64,
 }
 
-/// A block that a stored event of the current batch names.
+/// A block from a stored event of the current batch, with the engine's name for it.
 #[derive(Debug, Clone, Copy)]
 struct NamedSlot {
     name: u64,
     slot: Slot,
-    /// True for the first block of its event.
+    /// True if the block is the first one of its stored event.
     is_first: bool,
 }
 
@@ -74,16 +76,18 @@ struct NamedSlot {
 pub struct Mirror {
     settings: MirrorSettings,
     nodes: Nodes,
-    /// Blocks of the current batch's stored events.
+    /// The blocks of all stored events in the current batch.
     named: Vec<NamedSlot>,
     names: HashMap<u64, SequenceHash>,
     /// Blocks that may have changed since the last [`Self::take_changes`].
     touched: Vec<Slot>,
     /// True if everything was cleared since the last [`Self::take_changes`].
     has_cleared: bool,
-    /// True if routers need all blocks again, because changes alone cannot bring them up to date.
+    /// True if [`Self::take_changes`] must next return `None`: routers then need all blocks, because the changes
+    /// since the last call would not be enough.
     is_all_due: bool,
-    /// True if some blocks may be [`BlockState::Unseen`]: held before the engine became silent or events were missing.
+    /// True if some blocks may be [`BlockState::Unseen`]: the engine held them before it became silent or before some
+    /// of its events went missing.
     has_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -109,7 +113,7 @@ impl Mirror {
         self.nodes.bytes()
     }
 
-    /// Returns how many blocks were left out since the last call.
+    /// Returns how many blocks were left out since the last call of this method, for each reason.
     pub fn take_omissions(&mut self) -> MirrorOmissions {
         std::mem::take(&mut self.omissions)
     }
@@ -140,8 +144,8 @@ impl Mirror {
         }
     }
 
-    /// Keeps the blocks of a stored event with their tokens, before the translator accepts or refuses the event. Blocks that
-    /// are not held afterwards are dropped later.
+    /// Adds the blocks of a stored event to the mirror, with their tokens. At this time, the translator has not
+    /// accepted the event yet. If it refuses the event, the blocks stay marked as not held, and are dropped later.
     fn learn(&mut self, translator: &Translator, batch: &EngineBatch, stored: &EngineStored) {
         if stored.tier != Tier::DEVICE || !translator.counts(stored.group) {
             return;
@@ -185,9 +189,9 @@ impl Mirror {
         }
     }
 
-    /// The start of a stored event's blocks: the slot (index in [`Nodes`]) of the block before them, and the hash seed
-    /// of their sequence. The slot is `None` at the start of a sequence. The outer `None` means that the event's blocks
-    /// are left out.
+    /// Finds the start of a stored event's blocks. Returns the slot (index in [`Nodes`]) of the block before them and
+    /// the hash seed of their sequence. The slot is `None` if the blocks begin the sequence. If no start can be
+    /// found, or the mirror keeps no blocks with this seed, counts the blocks as left out and returns `None`.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -245,10 +249,11 @@ impl Mirror {
         }
     }
 
-    /// Confirms the blocks of the batch's stored events: marks each of them as held, if the translator holds it. The
-    /// translator emits no event for a block that it held before, so [`Self::follow`] does not see such blocks. If
-    /// [`MirrorSettings::proves_ancestors`] is set, also marks the doubted blocks before an event's first block as
-    /// held.
+    /// Marks each block of the batch's stored events as held, if the translator holds it. [`Self::follow`] alone
+    /// would miss a block that the translator held before, because the translator emits no event for such a block.
+    ///
+    /// If [`MirrorSettings::proves_ancestors`] is set, also marks the blocks before an event's first block as held,
+    /// if they are in doubt.
     fn confirm(&mut self, translator: &Translator) {
         for NamedSlot { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);
@@ -297,8 +302,8 @@ impl Mirror {
         }
     }
 
-    /// Returns the changes since the last call, for routers that were given all earlier changes. `None` if routers need
-    /// [`Self::all`] instead.
+    /// Returns the changes since the last call of this method, for routers that were given all earlier changes.
+    /// Returns `None` if the changes are not enough: routers then need [`Self::all`].
     pub fn take_changes(&mut self) -> Option<Vec<EventList>> {
         let is_all_due = std::mem::take(&mut self.is_all_due);
         let has_cleared = std::mem::take(&mut self.has_cleared);
@@ -318,7 +323,8 @@ impl Mirror {
         changes
     }
 
-    /// Returns the events that bring routers up to date. Only the `touched` blocks may have changed.
+    /// Returns the events that tell routers of all changes since the last call. `touched` lists all blocks that may
+    /// have changed.
     fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         if has_cleared {
@@ -340,8 +346,9 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes a stored event for a held block. First writes one for each earlier block of its prefix that routers don't
-    /// know yet. Appends to `gone` the earlier blocks that are not held: the caller then writes their removals.
+    /// Writes a stored event for a held block. Before it, writes the earlier blocks of the block's prefix that
+    /// routers don't know yet. Some of these earlier blocks may not be held: they are appended to `gone`, and the
+    /// caller has to write their removals afterwards.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);
@@ -361,8 +368,11 @@ impl Mirror {
         }
     }
 
-    /// Returns a clear event, and then stored events for all held blocks. Routers need them if their knowledge is empty or
-    /// outdated. Call it when no changes wait to be taken.
+    /// Returns events that give a router all held blocks: a clear, and then stored events. Needed for a router that
+    /// knows no blocks, or outdated ones. May be called only when [`Self::take_changes`] has no changes left to
+    /// return.
+    ///
+    /// A held block may follow blocks that are not held. Those blocks are stored, too, and removed at the end.
     pub fn all(&self) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         writer.clear();

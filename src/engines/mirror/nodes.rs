@@ -38,15 +38,17 @@ pub(super) enum BlockState {
     No,
     /// The engine holds the block.
     Yes,
-    /// The engine held the block when it was last known to be alive, with all of its events known.
+    /// The engine held the block before it became silent, or before some of its events went missing. It is unknown
+    /// whether the engine still holds the block.
     Unseen,
-    /// Events were lost while the engine held the block, and the engine has not confirmed the block since.
+    /// The engine held the block before some of its events were lost. No later event has shown that the engine still
+    /// holds it.
     InDoubt,
 }
 
 impl BlockState {
-    /// Returns the state to save for the block. A mirror that is restored has not heard from the engine yet. So a held
-    /// block is saved as [`Self::Unseen`].
+    /// Returns the state that a saved mirror has for the block. A held block is saved as [`Self::Unseen`], because a
+    /// restored mirror does not know whether the engine still runs.
     pub(super) fn once_kept(self) -> Self {
         match self {
             Self::Yes => Self::Unseen,
@@ -69,7 +71,8 @@ struct MirrorNode {
     held: BlockState,
     /// True if routers have been told that the block is held.
     is_told: bool,
-    /// True if routers have been told of the block, held or not, since the last clear.
+    /// True if routers have received this block in a stored event since the last clear, even if they have received
+    /// its removal afterwards.
     is_known: bool,
     is_free: bool,
 }
@@ -127,7 +130,8 @@ impl Nodes {
         self.nodes.len()
     }
 
-    /// The salts and adapters of the blocks.
+    /// All combinations of salt and adapter that blocks have: for each, the hash seed, and the adapter's name if
+    /// there is an adapter.
     pub(super) fn caches(&self) -> Vec<(HashSeed, Option<String>)> {
         let told = |cache: &Cache| (cache.seed, cache.lora_name.as_deref().map(str::to_owned));
         self.caches.iter().map(told).collect()
@@ -188,7 +192,7 @@ impl Nodes {
         self.get(slot).is_some_and(|node| node.is_known)
     }
 
-    /// Notes that routers have been told of the block: as held, if `is_held`.
+    /// Notes that routers know the block now. `is_held` tells whether they count it as held.
     pub(super) fn note_told(&mut self, slot: Slot, is_held: bool) {
         if let Some(node) = self.get_mut(slot) {
             (node.is_known, node.is_told) = (true, is_held);
@@ -244,7 +248,8 @@ impl Nodes {
         Some(slot)
     }
 
-    /// Adds a block to the hash table of slots, where it must be absent.
+    /// Adds the block with the hash `sequence` to the hash table, which finds slots by hash. The block must not be in
+    /// the table yet.
     fn list(&mut self, slot: Slot, sequence: SequenceHash) {
         let Self {
             slots, nodes, hasher, ..
@@ -256,7 +261,7 @@ impl Nodes {
         slots.insert_unique(hasher.hash_one(sequence), slot.0, hash_again);
     }
 
-    /// Removes a block from the hash table of slots.
+    /// Removes the block with the hash `sequence` from the hash table, which finds slots by hash.
     fn unlist(&mut self, slot: Slot, sequence: SequenceHash) {
         let is_it = |found: &u32| *found == slot.0;
         if let Ok(found) = self.slots.find_entry(self.hasher.hash_one(sequence), is_it) {
@@ -278,8 +283,8 @@ impl Nodes {
         u16::try_from(place).ok()
     }
 
-    /// Puts a block into a free place. The lists grow by only an eighth at a time, so that their memory hardly exceeds
-    /// the bound in bytes.
+    /// Stores a block in a free place of the arrays, or at their end. The arrays grow by only an eighth at a time, so
+    /// that their memory hardly exceeds the bound in bytes.
     fn place(&mut self, node: MirrorNode, tokens: &[Token]) -> Option<Slot> {
         if let Some(place) = self.free.pop() {
             let start = place as usize * self.size;
@@ -300,14 +305,14 @@ impl Nodes {
         Some(Slot(place))
     }
 
-    /// Whether at least one block is held for certain.
+    /// Whether at least one block is [`BlockState::Yes`], that is, certainly held.
     pub(super) fn has_held(&self) -> bool {
         self.nodes
             .iter()
             .any(|node| !node.is_free && node.held == BlockState::Yes)
     }
 
-    /// Notes that no block is held any more, and that routers know no block.
+    /// Marks all blocks as not held, and as unknown to routers.
     pub(super) fn clear_held(&mut self) {
         for node in &mut self.nodes {
             (node.held, node.is_told, node.is_known) = (BlockState::No, false, false);
@@ -332,8 +337,8 @@ impl Nodes {
         }
     }
 
-    /// Notes that the engine is alive, and that all of its events are known. All [`BlockState::Unseen`] blocks become
-    /// held, and are appended to `touched`.
+    /// Notes that the engine is alive, and that none of its events are missing any more. Marks all
+    /// [`BlockState::Unseen`] blocks as held, and appends them to `touched`.
     pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
             if node.held == BlockState::Unseen && !node.is_free {
@@ -358,14 +363,15 @@ impl Nodes {
         any
     }
 
-    /// Notes that routers have been told of all blocks.
+    /// Notes that routers know all kept blocks now, and which of them are held.
     pub(super) fn note_all_told(&mut self) {
         for node in &mut self.nodes {
             (node.is_known, node.is_told) = (true, node.held == BlockState::Yes);
         }
     }
 
-    /// Forgets the block if it is not held and no block follows it. Then does the same with the blocks before it.
+    /// Forgets the block in `slot` if it is not held and no kept block follows it. Then does the same with its
+    /// parent, and so on, until a block has to stay.
     pub(super) fn prune(&mut self, slot: Slot) {
         let mut at = Some(slot);
         while let Some(slot) = at {

@@ -27,13 +27,13 @@ pub struct SavedMirror {
     /// Combinations of salt and adapter, to which blocks refer by index.
     caches: Vec<(HashSeed, Option<String>)>,
     blocks: Vec<SavedNode>,
-    /// Tokens of all blocks, one block after the other.
+    /// The tokens of all blocks, in the order of `blocks`.
     tokens: Vec<Token>,
 }
 
 impl Mirror {
-    /// Returns all blocks of the mirror. Call it together with [`crate::Translator::save`]: no batch may be translated
-    /// between the two calls.
+    /// Returns all blocks of the mirror in saved form. The caller must also call [`crate::Translator::save`], and
+    /// must not translate a batch between the two calls: else mirror and translator would not fit together.
     pub fn save(&self) -> SavedMirror {
         let nodes = &self.nodes;
         let mut saved = SavedMirror {
@@ -64,13 +64,14 @@ impl Mirror {
         saved
     }
 
-    /// Makes a mirror with the blocks of `saved`. The blocks that were held count as held again only after
-    /// [`Self::regain_sight`]. Blocks without room are left out.
+    /// Makes a mirror with the blocks of `saved`. The saved held blocks count as held again only after
+    /// [`Self::regain_sight`]. Blocks for which the memory has no room are left out.
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings. The blocks' hashes are checked against their
-    /// tokens, unless the form may have blocks with salts, adapters or images.
+    /// [`SavedError`] if `saved` contradicts itself, or doesn't fit these settings. For this check, the blocks'
+    /// hashes are computed from their tokens, except in a mirror that also keeps blocks with salts, adapters or
+    /// images.
     pub fn restore(settings: MirrorSettings, saved: &SavedMirror) -> Result<Self, SavedError> {
         let (found, expected) = (saved.block_size, settings.block_size.as_u32());
         if found != expected {
@@ -128,7 +129,8 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
     Ok(())
 }
 
-/// Tells whether `sequence` is the hash of a block after `before` with these `tokens`, without a salt, an adapter or an image.
+/// Tells whether `sequence` is the hash of a block with these `tokens`, which follows the block `before` and has no
+/// salt, adapter or image.
 fn is_plain(sequence: SequenceHash, before: Option<SequenceHash>, seed: HashSeed, tokens: &[Token]) -> bool {
     seed == HashSeed::default() && sequence == next_sequence_hash(before, block_hash(tokens, seed))
 }

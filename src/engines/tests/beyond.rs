@@ -25,7 +25,7 @@ impl Followed {
         Self::with(format, TranslatorSettings::for_format(format))
     }
 
-    /// An engine of vLLM that gets no requests with salts or adapters.
+    /// A vLLM engine whose requests have no salts and no adapters.
     fn without_salts() -> Self {
         let settings = TranslatorSettings {
             has_no_salts: true,

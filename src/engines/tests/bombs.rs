@@ -31,7 +31,7 @@ fn peak_of(format: Format, payload: &[u8]) -> usize {
     taken.peak
 }
 
-/// `[1, [EVENT], 0]` with the event's bytes.
+/// The bytes of a batch `[1, [EVENT], 0]`, where `EVENT` is the encoded event.
 fn in_batch(event: &[u8]) -> Vec<u8> {
     [&[0x93, 1, 0x91], event, &[0]].concat()
 }

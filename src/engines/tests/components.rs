@@ -37,7 +37,7 @@ impl Followed {
         }
     }
 
-    /// Translates a batch. Returns whether it is known afterwards how much a request can reuse.
+    /// Translates a batch. Returns whether it is known, after the batch, how much a request can reuse.
     fn hear(&mut self, events: &[Value]) -> bool {
         let batch = decode(Format::Sglang, json!([1.5, events, 0]).to_string().as_bytes());
         self.last.clear();
@@ -117,7 +117,7 @@ fn removed(names: &[u32], component: Option<&str>) -> Value {
     event
 }
 
-/// The event as an array, with its component before the medium or after it.
+/// The event as an array. `is_in_front` tells whether its component comes before its medium or after it.
 fn as_array(event: &Value, is_in_front: bool) -> Value {
     let fields: &[&str] = match event["type"] == "BlockStored" {
         true => &[

@@ -75,7 +75,8 @@ fn cleared() -> Value {
     json!({"type": "AllBlocksCleared"})
 }
 
-/// For each format, checks payloads with a clear before or after events that cannot be applied.
+/// Tests payloads of each format that has clears. They also have events that cannot be applied. Such an event before
+/// the clear must leave no doubt, and such an event after the clear must leave one.
 #[test]
 fn a_clear_ends_the_doubts_before_it_and_no_others() {
     let dynamo = |data: Value| json!({"worker_id": 7, "event": {"event_id": 0, "data": data, "dp_rank": 0}});
@@ -452,8 +453,9 @@ fn copies_are_counted_where_the_producer_has_not_counted_them() {
     assert!(!Format::Mooncake.counts_copies());
 }
 
-/// If a request asks for it, vLLM reports the request's prefix as if it were stored again. Such a report counts as a
-/// copy. Once all other copies are removed, it is unknown whether a block is left.
+/// If a request asks for it, vLLM reports the request's prefix with a stored event, although the blocks are not
+/// stored again. Translators count such an event as a copy. Once all other copies are removed, it is unknown whether
+/// the block is still there.
 #[test]
 fn a_prefix_that_is_told_again_may_be_a_report() {
     let of_vllm = || Followed::with(Format::Vllm, of_format(Format::Vllm));

@@ -13,7 +13,8 @@ use kvatlas_engines::{
 };
 use serde_json::Value;
 
-/// A folder beside the repository.
+/// The path of a folder that lies beside the repository. If it is missing, reports that the test is skipped, and
+/// returns `None`. With `CI` set, panics instead.
 pub(crate) fn shared_folder(path: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../../shared")
@@ -30,8 +31,8 @@ pub(crate) fn shared_folder(path: &str) -> Option<PathBuf> {
     None
 }
 
-/// Reports that a test was skipped: on standard error, which the test harness would hide with `eprintln!`, and in the file whose
-/// lines `deploy/test.sh` counts.
+/// Reports that a test was skipped, in two places. One is standard error itself, because the test harness would hide
+/// the output of `eprintln!`. The other is the file whose lines `deploy/test.sh` counts.
 fn say_skipped(why: &str) {
     let line = format!("SKIPPED: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
@@ -95,7 +96,7 @@ fn tier_of(word: &Value) -> Option<u8> {
     })
 }
 
-/// The rank of an event. If the event has no rank, the rank of its batch.
+/// The rank of an event. If the event does not tell it, this is the rank of its batch.
 fn rank_of(batch: &EngineBatch, event: &EngineEvent) -> Option<u64> {
     event.rank.or(batch.rank).map(u64::from)
 }
@@ -204,7 +205,7 @@ fn dynamo_events_name_their_worker_and_rank() {
     }
 }
 
-/// The sequence hashes of a chain with these block hashes.
+/// The sequence hashes of consecutive blocks with the block hashes `blocks`. The first block follows `parent`.
 fn chain(parent: Option<SequenceHash>, blocks: &[u64]) -> Vec<SequenceHash> {
     let step = |before: &mut Option<SequenceHash>, block: &u64| {
         let hash = next_sequence_hash(*before, (*block).into());

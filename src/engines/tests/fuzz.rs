@@ -1,4 +1,5 @@
-//! Damaged payloads of every format cause no panic, take bounded memory, and add no blocks that contradict each other.
+//! Tests that damaged payloads of every format cause no panic, take bounded memory, and add no blocks that contradict
+//! each other.
 //!
 //! `KVATLAS_FUZZ_ROUNDS` and `KVATLAS_FUZZ_SEED` set the number of rounds and the seed.
 
@@ -185,7 +186,7 @@ fn a_key_that_comes_twice_costs_its_event() {
     }
 }
 
-/// The payload with its second event, a clear, replaced.
+/// The payload with another event in the place of its second event, which is a clear.
 fn with_second_event(payload: &[u8], event: &[u8]) -> Vec<u8> {
     let clear = messagepack(&json!({"type": "AllBlocksCleared"}));
     let at = payload

@@ -1,5 +1,5 @@
-//! A translator, compared with a brute-force model of an engine with several groups of layers. After every step, both must
-//! give the same prefix that a request could reuse.
+//! Tests of a translator, with a brute-force model of an engine that has several groups of layers. After every step,
+//! both must give the same prefix that a request could reuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,12 +43,12 @@ impl Group {
     }
 }
 
-/// The blocks that a group keeps, out of the blocks that a request has computed.
+/// The rule by which a group keeps some of the blocks that a request has computed.
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
-    /// The blocks that a request needs to continue after some strides of the prompt. A stride is as long as the largest group's
-    /// block. Bit n selects the strides whose number modulo 8 is n.
+    /// Only the blocks that a request needs to continue after certain strides of the prompt. A stride is as long as a
+    /// block of the group with the largest blocks. Bit n selects all strides whose number modulo 8 is n.
     Tails(u8),
 }
 
@@ -87,7 +87,8 @@ enum Operation {
     Clear,
 }
 
-/// A prompt: one bit for each of its [`PARTS`], so that prompts share prefixes.
+/// A prompt, with one bit for each of its [`PARTS`]. The bit chooses between two contents of the part. So prompts
+/// share prefixes.
 type Prompt = u8;
 
 /// The beginnings of the parts of a prompt. Some parts begin within a block, so that different blocks share their first
@@ -100,7 +101,7 @@ fn tokens(prompt: Prompt) -> Vec<u32> {
     (0..DEPTH * SIZE).map(value).collect()
 }
 
-/// The engine's name for the prefix of a prompt: any function of its tokens.
+/// The engine's name for the first `end` tokens of a prompt: an arbitrary function of these tokens.
 fn name(prompt: Prompt, end: u32) -> u64 {
     let step = |name: u64, token: &u32| {
         (name ^ u64::from(*token))
@@ -114,10 +115,10 @@ fn name(prompt: Prompt, end: u32) -> u64 {
 #[derive(Debug)]
 struct Cache {
     groups: Vec<Group>,
-    /// Groups of layers that have had an event.
+    /// Numbers of the groups of layers that an event has named.
     known: BTreeSet<usize>,
-    /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which
-    /// small blocks the earlier blocks consist of. Small blocks are smaller than blocks of main attention.
+    /// Whether blocks were stored before the first event of a group with small blocks (blocks smaller than those of
+    /// main attention). It is then unknown which small blocks make up the earlier blocks.
     is_late: bool,
     /// The copies of each block of each group, by its name.
     copies: BTreeMap<(usize, u64), u32>,
@@ -210,8 +211,8 @@ impl Cache {
         }
     }
 
-    /// Whether the group has the block before the first block that a request computes from token `from` on. The request then
-    /// holds that block.
+    /// Whether the group has the parent of the first block that a request from token `from` on computes. Such a
+    /// request already holds the parent.
     fn has_parent(&self, group: usize, prompt: Prompt, from: u32) -> bool {
         let Group { block, .. } = self.groups[group];
         let parent = from / block * block;
@@ -261,7 +262,7 @@ impl Cache {
         changes
     }
 
-    /// Applies the operations of step number `step`, and returns the engine's events about them.
+    /// Applies all operations of step number `step`, one after the other, and returns the engine's events about them.
     fn apply_all(&mut self, operations: &[Operation], step: usize) -> Vec<Change> {
         let had_blocks = !self.copies.is_empty() || !self.host.is_empty();
         let known = self.known.clone();
@@ -360,8 +361,8 @@ fn operations() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// A daemon's answer for a prompt with this `chain`: the number of leading blocks on the device, and how many of them a request
-/// reuses.
+/// The answer of a daemon for a prompt with the sequence hashes `chain`: how many leading blocks the device has, and
+/// how many of these a request reuses.
 fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     let held = naive.blocks(0);
     let matched = chain.iter().take_while(|hash| held.contains(hash)).count();
@@ -372,8 +373,8 @@ fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     (small(matched), resumable.map_or(0, |place| small(place) + 1))
 }
 
-/// Checks a translator's answers against the cache, for all prompts. If the translator is in doubt, it may give fewer
-/// reusable blocks than the cache has.
+/// Checks a translator's answers against the cache, for all prompts. If it is unknown to the translator how much a
+/// request can reuse, the answer may be too low, but never too high.
 fn agrees(translator: &Translator, naive: &Naive, cache: &Cache) -> Result<(), TestCaseError> {
     for prompt in 0..=u8::MAX {
         let chain = contract_chain(&tokens(prompt), SIZE, None, None);

@@ -1,4 +1,4 @@
-//! The decoders and the translator, against recorded payloads, damaged ones, and a naive model.
+//! Tests of the decoders and the translator, with recorded payloads, damaged payloads, and a naive model.
 
 #![allow(
     clippy::unwrap_used,

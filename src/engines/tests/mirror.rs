@@ -1,4 +1,4 @@
-//! Mirrors, compared with a brute-force model of an engine, and with a model of a router that follows vLLM's events.
+//! Tests of mirrors, with brute-force models of an engine and of a router that follows vLLM's events.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -105,7 +105,8 @@ enum Kind {
     Image,
 }
 
-/// One change in an engine. The number of a removal is taken modulo the number of copies that exist.
+/// One change in an engine. To choose the copy that a `Remove` removes, its number is taken modulo the number of
+/// existing copies.
 #[derive(Debug, Clone)]
 enum Step {
     Store {
@@ -155,14 +156,15 @@ type Copy = (bool, usize, u64);
 struct Cache {
     has_groups: bool,
     copies: BTreeMap<Copy, u32>,
-    /// Tokens of the prefix up to each plain block (one without salt, adapter and image), by the block's name.
+    /// For each plain block (one without salt, adapter and image), by its name, the tokens of the prefix that ends
+    /// with the block.
     plain: BTreeMap<u64, Path>,
     main_groups: BTreeSet<usize>,
 }
 
 impl Cache {
-    /// The number and the kind of a group. Groups 0 and 1 are full attention, and group 2 is a window. `None` if events
-    /// name no groups.
+    /// The number of a group, and its kind: full attention for the groups 0 and 1, a window for the group 2. `None`
+    /// if the engine's events name no groups.
     fn group(&self, group: usize) -> Option<(u32, Option<&'static str>)> {
         let kinds = ["full_attention", "full_attention", "sliding_window"];
         let number = u32::try_from(group).unwrap();
@@ -261,7 +263,7 @@ impl Cache {
         Some(Change::Store(store))
     }
 
-    /// The plain blocks on the device, which are the blocks that a router has to have.
+    /// The plain blocks (without salt, adapter and image) on the device. A router must know exactly these.
     fn expected(&self) -> BTreeSet<Path> {
         let held = self.plain.iter().filter(|(name, _)| self.holds(**name));
         held.map(|(_, path)| path.clone()).collect()
@@ -300,7 +302,8 @@ impl Sides {
         }
     }
 
-    /// The translator and the mirror, restored from their saved forms. The mirror has room for `bytes_max` bytes.
+    /// The translator and the mirror after a restart: both are saved, and restored from their saved forms. The new
+    /// mirror has room for `bytes_max` bytes.
     fn kept(&self, bytes_max: usize) -> Self {
         let written = rmp_serde::to_vec(&self.mirror.save()).unwrap();
         let read: SavedMirror = rmp_serde::from_slice(&written).unwrap();
@@ -321,8 +324,8 @@ impl Sides {
             .translate(&mut self.translator, &batch, &mut self.output);
     }
 
-    /// Gives a router the changes since the last call, or all blocks if the changes are not enough. Returns whether all blocks
-    /// were needed.
+    /// Gives a router the mirror's changes since the last call, or all blocks if the mirror requires that. Returns
+    /// whether it was all blocks.
     fn tell(&mut self, router: &mut Router) -> bool {
         let changes = self.mirror.take_changes();
         let is_all = changes.is_none();
@@ -330,7 +333,7 @@ impl Sides {
         is_all
     }
 
-    /// The blocks of a new router, which is given all blocks now.
+    /// The blocks that a new router knows after it was given all blocks of the mirror.
     fn joined(&self) -> BTreeSet<Path> {
         let mut router = Router::default();
         router.apply(&self.mirror.all());

@@ -1,4 +1,4 @@
-//! A translator against a brute-force model of an engine's cache.
+//! Tests of a translator, with a brute-force model of an engine's cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,8 @@ const MEDIA: [&str; 3] = ["GPU", "CPU", "DISK"];
 /// One thing that happens to the cache.
 #[derive(Debug, Clone)]
 enum Operation {
-    /// Blocks `from..from + blocks` of a prompt are stored in a tier.
+    /// Stores some consecutive blocks of a prompt in a tier: `blocks` blocks, the first of which is block number
+    /// `from`.
     Store {
         prompt: Prompt,
         from: usize,
@@ -131,11 +132,12 @@ struct Cache {
     copies: BTreeMap<(usize, u64), (u32, SequenceHash)>,
     unknown_parents: u64,
     not_held: u64,
-    /// Names of blocks that have gone since the first event about a tier beyond the device. Events about such tiers may still
-    /// name them.
+    /// Names of blocks that were removed after the first event about a tier beyond the device. Later events about
+    /// such tiers may still use these names.
     past: BTreeSet<u64>,
     is_beyond: bool,
-    /// Blocks of a tier beyond the device that came before their parents.
+    /// Blocks of tiers beyond the device that were stored before their parents were known. They wait for the end of
+    /// the batch.
     late: Vec<Blocks>,
     late_removed: Vec<(usize, u64)>,
 }
@@ -185,8 +187,8 @@ impl Cache {
         true
     }
 
-    /// Ends a batch: adds the late blocks (which came before their parents) whose place is known by now, and drops the others.
-    /// Then applies the late removals.
+    /// Ends a batch. Adds those waiting blocks whose place is known by now, and drops the other waiting blocks. Then
+    /// applies the waiting removals.
     fn settle(&mut self) {
         loop {
             let late = std::mem::take(&mut self.late);
@@ -323,7 +325,8 @@ proptest! {
     }
 }
 
-/// Whether each block comes after its parent, if its tier has the parent.
+/// Whether every block comes after its parent in the full state. Blocks whose parent is not in the same tier don't
+/// matter.
 fn parents_come_first(full: &Translation, held: &Naive) -> bool {
     let mut seen = BTreeSet::new();
     full.parts.iter().all(|part| {

@@ -1,4 +1,5 @@
-//! Dynamo's event plane: its events about tiers beyond the device have lost what the engine tells of such a tier.
+//! Tests of Dynamo's event plane. In its events about tiers beyond the device, two facts are lost that the engine's
+//! own events tell: whether a store reports its removals, and which blocks load only together.
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings};

@@ -36,7 +36,8 @@ impl Store {
         }
     }
 
-    /// Translates a batch. Returns the reason why the host tier is in doubt, and the reasons for which events were left out.
+    /// Translates a batch. Returns the reason why the host tier is in doubt, and the reasons why events of the batch
+    /// were left out.
     fn hear(&mut self, events: &[Value]) -> (Option<Reason>, Vec<Reason>) {
         let mut batch = EngineBatch::default();
         let payload = json!([1_795_580_032_112_u64, events, 0]).to_string();
@@ -123,7 +124,8 @@ fn a_block_without_position_and_parent_is_no_root() {
     assert_eq!(store.blocks().len(), 0);
 }
 
-/// The store does not report its evictions. So a block that it has stored is in doubt until a clear.
+/// Tests that several stores of the same object count as one copy. Until a clear, the tier is in doubt, because the
+/// store does not report its evictions.
 #[test]
 fn stores_of_an_object_are_one_and_in_doubt() {
     let mut store = Store::new();

@@ -28,7 +28,8 @@ fn stored(blocks: std::ops::Range<u32>) -> Change {
     Change::Store(Store::new(&names, parent, &tokens(blocks), SIZE))
 }
 
-/// A store of another request's block, which follows block `parent` of the sequence of [`stored`].
+/// The store of one block that belongs to another request. The block follows block `parent` of the sequence that
+/// [`stored`] has.
 fn branch(name: u64, parent: u64) -> Change {
     Change::Store(Store::new(&[name], Some(parent), &[900, 901], SIZE))
 }
@@ -47,7 +48,7 @@ fn prefix(blocks: u32) -> BTreeSet<SequenceHash> {
         .collect()
 }
 
-/// A translator that has forgotten six blocks, except for their names.
+/// A translator that had six blocks and has forgotten them. It still knows their names.
 fn forgetful(settings: TranslatorSettings) -> Translator {
     let mut translator = Translator::new(settings);
     feed(&mut translator, &[stored(0..6)]);

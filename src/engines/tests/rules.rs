@@ -1,4 +1,4 @@
-//! The rules of a translator: the events that it takes, and those that it leaves out, with the reason.
+//! Tests of the rules by which a translator accepts events, and of the reasons for which it leaves events out.
 
 use std::collections::{BTreeSet, HashMap};
 

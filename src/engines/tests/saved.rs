@@ -1,4 +1,4 @@
-//! Saved forms with faults of every kind. Each is refused: no translator can be restored from such a form.
+//! Tests that saved forms with faults of every kind are refused: no translator can be restored from such a form.
 
 use fastrand::Rng;
 use kvatlas_engines::{SavedError, SavedTranslator, Translation, Translator, TranslatorSettings};

@@ -260,7 +260,8 @@ fn names_that_are_not_the_schemes_are_a_doubt() {
     assert_eq!((held(&naive), translator.doubt()), (sorted(contract), None));
 }
 
-/// Translates a stored event of vLLM: two blocks with these names and extra keys. The scheme has a seed.
+/// Translates a stored event of vLLM with two blocks, which have these names and extra keys. The hash scheme is one
+/// with a seed.
 fn translate_vllm(names: &[SequenceHash], extra_keys: &Value) -> (Naive, Translator) {
     let event = json!({
         "type": "BlockStored", "block_hashes": names.iter().map(|hash| hash.as_u64()).collect::<Vec<_>>(),

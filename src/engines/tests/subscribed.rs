@@ -29,7 +29,8 @@ fn frames(name: &str) -> Vec<KvEventFrame> {
     frames
 }
 
-/// State of one rank after a recording: the number of copies under each of the engine's names, and the translator.
+/// State of one rank after a recording was translated: the translator, and the number of copies under each name of
+/// the engine.
 struct RankState {
     last: u64,
     copies: BTreeMap<u64, u32>,
@@ -152,15 +153,16 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
     assert!(!state.copies.is_empty());
 }
 
-/// A recording of a model with several groups of layers, or of windows only.
+/// A recording of a model that has several groups of layers, or only windows; with the facts that a test expects of
+/// it.
 struct Hybrid {
     name: &'static str,
     block_size: u32,
     /// Whether the server passes on the events about blocks of full attention. Such a server silently leaves out the
     /// blocks of other groups.
     has_main: bool,
-    /// Count of block names, and the XOR of all of them. These are the names that the engine's own block pool held at the end of
-    /// the recording, in the group of layers whose events the server passes on.
+    /// Number of block names that the engine's own block pool held at the end of the recording, and the XOR of these
+    /// names. Only the group of layers whose events the server passes on counts.
     held: (usize, u64),
 }
 
@@ -248,8 +250,8 @@ struct OneFrame {
     events: Vec<OneEvent>,
 }
 
-/// The doubts of a translator about single tiers, after one stored block for each element of `told`. An element is the block's
-/// number of tokens, its medium and its owner; an empty owner is left out.
+/// The doubts of a translator about single tiers after a frame. The frame has one stored block for each element of
+/// `told`, which gives the block's number of tokens, medium and owner. An empty owner is left out.
 fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
     let event = |(size, medium, owner): &(u32, &str, &str)| OneEvent {
         stored: Some(OneStored {

@@ -168,8 +168,8 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
     );
 }
 
-/// Stored blocks of group 1, a window of which a request needs two blocks. Its blocks have two tokens, half as many as
-/// the blocks of main attention.
+/// The store of some blocks of group 1. This group is a window of which a request needs two blocks. Its blocks have
+/// two tokens, half as many as the blocks of main attention.
 fn halves(parent: Option<u64>, tokens: &[u32], names: &[u64]) -> Store {
     let mut store = Store::new(names, parent, tokens, SIZE / 2);
     store.group = Some((1, Some("sliding_window")));
@@ -184,7 +184,8 @@ fn block(name: u64, tokens: [u32; SIZE as usize]) -> Store {
     store
 }
 
-/// The number of resumable blocks, the number of held blocks, and whether it is known how much a request can reuse.
+/// The number of resumable blocks on the device, the number of held blocks there, and whether it is known how much a
+/// request can reuse.
 fn counts(told: &Told) -> (usize, usize, bool) {
     let held = told.naive.blocks(0).len();
     let is_known = !told.translator.hides_groups();
@@ -487,7 +488,8 @@ fn of_main(group: u32, medium: &'static str, tokens_of: std::ops::Range<u32>) ->
     Change::Store(store)
 }
 
-/// Events of vLLM's HiSparse: the group 1 on the device comes first, and then the group 0 in a pool on the host.
+/// Tests events of vLLM's HiSparse. Those of group 1, on the device, come first. Those of group 0, in a pool on the
+/// host, follow.
 #[test]
 fn groups_of_main_attention_in_different_tiers_are_never_exact() {
     let mut told = Told::of(of_vllm());

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of adapters whose numbers are remembered.
 const ADAPTERS_MAX: usize = 4096;
 
-/// The numbers of adapters, and whether the blocks of some adapters are missing or outdated.
+/// The adapters that an engine has used: the number of each, and whether some of their blocks are missing or
+/// outdated.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Adapters {
     numbers: HashMap<HashSeed, u64>,
@@ -31,8 +32,9 @@ impl Adapters {
         self.is_uncertain = true;
     }
 
-    /// Notes an adapter's number. If a name has another number than before, its adapter was loaded again, perhaps from
-    /// another path. The engine then doesn't use the earlier blocks, so adapters' blocks become uncertain.
+    /// Notes the number of an adapter. If the adapter had another number before, the engine has loaded it again,
+    /// perhaps from another path, and no longer uses the blocks from before. So the blocks of adapters become
+    /// uncertain. They also become uncertain if too many adapters have been noted.
     pub(super) fn note(&mut self, adapter: HashSeed, number: u64) {
         let is_full = self.numbers.len() >= ADAPTERS_MAX && !self.numbers.contains_key(&adapter);
         let before = match is_full {

@@ -10,7 +10,7 @@ use super::Translator;
 use super::tiers::TierIndex;
 
 impl Translator {
-    /// The doubt that lasts until the holder clears; `None` if there is no such doubt.
+    /// Returns the reason why the holder's blocks are in doubt until the next clear; `None` if they are not.
     pub fn lasting_doubt(&self) -> Option<Reason> {
         self.doubt
     }
@@ -20,7 +20,8 @@ impl Translator {
         self.groups.counts(self.stated(group))
     }
 
-    /// The sequence hash of the block that `name` stands for, or stood for before batches were lost.
+    /// The sequence hash of the block that has the engine's name `name`. If the name is not in use now, returns the
+    /// hash of the block that had it before batches were lost.
     pub(crate) fn sequence_named(&self, name: u64) -> Option<SequenceHash> {
         let held = self.groups.find_any(name).and_then(|slot| self.chain.get(slot));
         held.map(|block| block.sequence)

@@ -29,35 +29,37 @@ use super::{HashMode, StoredStart, Translator};
 
 use chunks::OwnChunks;
 
-/// Everything that is known of tiers beyond the device, except for their blocks.
+/// State of the tiers beyond the device (host, disk, remote storage), except for the blocks that they have.
 #[derive(Debug, Default)]
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: PerTier<Option<Reason>>,
-    /// For each tier, the greatest common divisor of the sizes of all chunks that events have shown, in blocks. A chunk
-    /// is several blocks that load only together. The chunk size divides this number. 0 before the first chunk.
+    /// For each tier, the greatest common divisor of the sizes of all chunks that events have shown, in blocks. A
+    /// chunk is several blocks that load only together. The real chunk size divides this number. The number is 0
+    /// while no event has shown a chunk.
     chunks: PerTier<u32>,
     late: Late,
     past: Past,
     own_chunks: OwnChunks,
-    /// Whether any stored event so far was about a tier beyond the device: host, disk or remote storage.
+    /// Whether any stored event so far was about a tier beyond the device (host, disk or remote storage).
     is_used: bool,
-    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. Only connectors
-    /// with a pool of blocks are known to tell it.
+    /// Whether a stored event about a tier beyond the device has told the kind of its group of layers. As far as is
+    /// known, only connectors with a pool of blocks tell the kind.
     has_kinds: bool,
     /// Whether an event has given only names, without tokens. Each such name is the name of the last block of a chunk: several
     /// blocks that load only together.
     has_ends: bool,
-    /// Whether some name stands for a chunk: several blocks that load only together.
+    /// Whether at least one name stands for a chunk, that is, for several blocks that load only together.
     has_parts: bool,
-    /// Whether some blocks have salts. The field `has_objects` tells the same for multimodal objects.
+    /// Whether any stored event so far had a salt. The field `has_objects` tells the same for multimodal objects.
     has_salts: bool,
     has_objects: bool,
-    /// The blocks that the current event's names stand for, as far as they are found.
+    /// The blocks of the current event that have been found so far, with their names.
     named: Vec<NamedBlock>,
 }
 
-/// Stored events that wait until later events of their batch tell which blocks they name, and the removals that came after them.
+/// Changes that wait for the end of their batch. Stored events wait if it is not known yet which blocks they name.
+/// Removals of the same names, if they come after the stored events, wait, too.
 #[derive(Debug, Default)]
 struct Late {
     stored: Vec<EngineStored>,
@@ -81,11 +83,12 @@ struct NamedBlock {
     is_within_chunk: bool,
 }
 
-/// Reason why it is not known which blocks an event's names stand for.
+/// Reason why the blocks of an event could not be found from the event's names.
 enum UnplacedReason {
-    /// The block of this name is not known yet. If it does not become known in this batch, the event is left out for this reason.
+    /// The block with this name is not known yet. A later event of the batch may tell it. If none does, the event is
+    /// left out for the given reason.
     Until(u64, Reason),
-    /// The event is left out for this reason. Later events of the batch cannot change that.
+    /// The event has to be left out for the given reason, whatever later events of the batch tell.
     Ever(Reason),
 }
 
@@ -96,8 +99,8 @@ impl From<Reason> for UnplacedReason {
 }
 
 impl Beyond {
-    /// Whether events about tiers beyond the device may come from a connector with a pool of blocks. The event of such
-    /// a pool's clear looks like the event of the device's clear.
+    /// Whether the engine may have a connector with a pool of blocks. A clear of such a pool looks like a clear of
+    /// the device.
     pub(super) fn may_have_pool(&self) -> bool {
         self.has_kinds
     }
@@ -112,13 +115,14 @@ impl Beyond {
         self.doubts[tier].get_or_insert(reason);
     }
 
-    /// Notes that a chunk of `tier` (blocks that load only together) has a number of blocks that divides `blocks`.
+    /// Notes an observation: the number of blocks in a chunk of `tier` divides `blocks`. A chunk is several blocks
+    /// that load only together.
     fn note_chunk(&mut self, tier: TierIndex, blocks: u32) {
         self.chunks[tier] = gcd(self.chunks[tier], blocks);
     }
 
-    /// Notes that the engine has cleared the tiers up to `up_to`. `held` tells for each tier whether it had blocks. A tier
-    /// farther than `up_to` may still hold its blocks, so it is in doubt if it had any.
+    /// Notes that a clear has emptied the tiers up to `up_to`. `held` tells for each tier whether it had blocks
+    /// before. If a tier beyond `up_to` had blocks, it may still have them, so it is in doubt from now on.
     pub(super) fn clear(&mut self, mut held: PerTier<bool>, up_to: Tier) {
         for stored in &self.late.stored {
             if let Some(tier) = TierIndex::of(stored.tier) {
@@ -145,8 +149,8 @@ fn gcd(mut one: u32, mut other: u32) -> u32 {
 }
 
 impl Translator {
-    /// Returns the tiers beyond the device that are in doubt, each with its first reason for doubt. Some of these doubts
-    /// outlast a clear, because the clear may have emptied only the device.
+    /// Returns the tiers beyond the device that are in doubt, each with its first reason for doubt. A clear does not
+    /// end all of these doubts, because the clear may have emptied only the device.
     pub fn tier_doubts(&self) -> impl Iterator<Item = (Tier, Reason)> + '_ {
         let doubted = |tier: TierIndex| Some((tier.tier(), self.tier_doubt(tier)?));
         TierIndex::BEYOND.into_iter().filter_map(doubted)
@@ -168,7 +172,7 @@ impl Translator {
             .or_else(|| has_aliases().then_some(Reason::HiddenKey))
     }
 
-    /// Notes a doubt of a batch, at its place among the events.
+    /// Notes a doubt of the current batch. Must be called when all events before the doubt have been translated.
     pub(super) fn note_placed(&mut self, doubt: PlacedDoubt) {
         match doubt.tier.and_then(TierIndex::of) {
             Some(tier) if tier.is_beyond_device() => self.beyond.note_doubt(tier, doubt.reason),
@@ -176,7 +180,8 @@ impl Translator {
         }
     }
 
-    /// Counts the reason why an event about `tier` was left out; `None` stands for all tiers.
+    /// Counts `reason` for a left-out event about `tier` (`None` if the event is about all tiers), and notes the
+    /// doubt that follows from the reason.
     pub(super) fn count_in(&mut self, tier: Option<TierIndex>, reason: Reason, output: &mut Translation) {
         match tier {
             Some(tier) if tier.is_beyond_device() => {
@@ -189,7 +194,7 @@ impl Translator {
         }
     }
 
-    /// The block that `name` stands for.
+    /// The block that has the name `name` at present. [`Self::known`] also finds blocks that had the name before.
     pub(super) fn known_now(&self, lane: GroupLaneId, name: u64) -> Option<Block> {
         self.groups.find(lane, name).and_then(|slot| self.chain.get(slot))
     }
@@ -199,7 +204,8 @@ impl Translator {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
 
-    /// Remembers the block that `name` stood for. The last copy of the block has been removed.
+    /// Remembers which block had the name `name`, because later events may still use the name. To be called when the
+    /// last copy under this name is removed.
     pub(super) fn remember(&mut self, name: u64, slot: ChainSlot) {
         if self.beyond.is_used
             && let Some(block) = self.chain.get(slot)
@@ -208,8 +214,8 @@ impl Translator {
         }
     }
 
-    /// Translates a stored event about a tier beyond the device. An event whose blocks are not known yet waits for the rest of
-    /// its batch.
+    /// Translates a stored event about a tier beyond the device. If the event's blocks are not known yet, the event
+    /// waits: a later event of the batch may tell them.
     pub(super) fn store_beyond(
         &mut self,
         batch: &EngineBatch,
@@ -246,8 +252,8 @@ impl Translator {
         late.removed.extend(waiting);
     }
 
-    /// Ends a batch: finds the blocks of each waiting stored event as soon as the name is known for which the event
-    /// waits. Then applies the postponed removals.
+    /// Ends a batch. Translates the waiting stored events, each as soon as the name is known for which it waits, and
+    /// counts the events for which that does not happen. Then applies the postponed removals.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;
@@ -316,8 +322,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Finds the blocks that an event's names stand for. Looks up the names up to the first unknown one, and computes
-    /// the other blocks from the content.
+    /// Finds the event's blocks and writes them to `named`. The leading names that are known give the first blocks.
+    /// From the first unknown name on, the blocks are computed from the event's content.
     fn name_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -411,8 +417,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Refuses an event of a KV connector whose tokens may be those of several blocks. Such events leave out salts,
-    /// multimodal objects and lookahead tokens, by which blocks differ.
+    /// Refuses an event of a KV connector if its tokens don't determine its blocks. The connector's events leave out
+    /// salts, multimodal objects and lookahead tokens, so several different blocks can have the same tokens.
     fn check_untold(&self, stored: &EngineStored, is_first_unknown: bool) -> Result<(), Reason> {
         if !self.settings.has_connector || stored.cache_salt.is_some() || !stored.objects.is_empty() {
             return Ok(());
@@ -449,7 +455,8 @@ impl Translator {
             })
     }
 
-    /// Adds a copy of each of the current event's blocks (in `named`), or of no block if one fails.
+    /// Adds a copy of each block in `named`, the blocks of the current event. If a copy can't be added, takes back
+    /// the copies added before and returns the reason.
     fn hold_named(&mut self, lane: GroupLaneId, tier: TierIndex) -> Result<(), Reason> {
         self.slots.clear();
         for place in 0..self.beyond.named.len() {

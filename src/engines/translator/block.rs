@@ -20,7 +20,7 @@ impl ChainSlot {
         self.0 as usize
     }
 
-    /// The slot's element of `list`. A list that ends before it grows with copies of `empty`.
+    /// The element of `list` that belongs to the slot. If the list is too short, first appends copies of `empty`.
     pub(super) fn grown<T: Clone>(self, list: &mut Vec<T>, empty: T) -> Option<&mut T> {
         if list.len() <= self.place() {
             list.resize(self.place() + 1, empty);
@@ -29,7 +29,8 @@ impl ChainSlot {
     }
 }
 
-/// One block of the contract. Saved states have blocks in this form: the fields' order must stay.
+/// One block of the contract. Saved translators contain blocks in this form, so the order of the fields must not
+/// change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Block {
     pub(super) sequence: SequenceHash,
@@ -38,6 +39,6 @@ pub(super) struct Block {
     pub(super) position: u32,
     /// Hash seed of the sequence, which stands for adapter and salt; children inherit it.
     pub(super) seed: HashSeed,
-    /// Hash seed of the same adapter without a salt.
+    /// Hash seed of a sequence with the same adapter and without a salt.
     pub(super) adapter: HashSeed,
 }

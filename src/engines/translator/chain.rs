@@ -26,10 +26,11 @@ struct KeptBlock {
     names: u32,
     /// Bit set of the tiers in which the block was published as held.
     published: u8,
-    /// Bit set of the tiers in which the block was published as held and not resumable: no request can go on after it.
+    /// Bit set of the tiers in which the block was published as held but not resumable. No request can continue after
+    /// a block that is not resumable.
     barred: u8,
-    /// Bit set of the tiers in which the block lies within a chunk, before the chunk's end. A chunk can be loaded only as a
-    /// whole.
+    /// Bit set of the tiers in which the block is a part of a chunk, but not its last block. A chunk can be loaded
+    /// only as a whole.
     inner: u8,
     is_free: bool,
 }
@@ -85,15 +86,17 @@ pub(super) struct Chain {
     tree: Option<Box<Tree>>,
     /// The block that was inserted last, if there is a tree. The next block usually follows it in its sequence.
     last: Option<ChainSlot>,
-    /// The blocks that have been published as held since the last [`Self::take_fresh`], in order. Empty if there is no
-    /// `tree`.
+    /// The blocks that were published as held since the last call of [`Self::take_fresh`], in order of publishing.
+    /// Always empty without a `tree`.
     fresh: Vec<ChainSlot>,
-    /// The slots that have become free and were not given by [`Self::take_freed`] yet. Empty if there is no `tree`.
+    /// The slots that have become free and that [`Self::take_freed`] has not returned yet. Always empty without a
+    /// `tree`.
     freed: Vec<ChainSlot>,
 }
 
 impl Chain {
-    /// The blocks by slot, each with the state in which it was published.
+    /// Returns the saved form of all blocks, in the order of their slots. Includes the tiers in which each block was
+    /// published.
     pub(super) fn save(&self) -> SavedChain {
         let saved = |kept: &KeptBlock| SavedKept {
             block: kept.block(),
@@ -231,7 +234,7 @@ impl Chain {
         tree.enter(slot, block, last.or_else(|| named().filter(is_before)));
     }
 
-    /// Keeps the parent and children of each block in a tree from now on.
+    /// Builds the tree of the parents and children of all blocks. From now on, the tree is kept up to date.
     pub(super) fn grow_tree(&mut self) {
         self.tree = Some(Box::default());
         let mut slots = self.slots();
@@ -244,7 +247,8 @@ impl Chain {
         self.tree.is_some()
     }
 
-    /// The slot of the block before the one in `slot`; `None` if that block is not kept or there is no tree.
+    /// The slot of the parent of the block in `slot`. `None` if the parent is not kept, or if the chain keeps no tree
+    /// of parents and children.
     pub(super) fn up(&self, slot: ChainSlot) -> Option<ChainSlot> {
         self.tree.as_ref()?.up(slot)
     }
@@ -260,8 +264,8 @@ impl Chain {
         }
     }
 
-    /// Blocks that have changed since the last [`Self::forget_touched`], some of them listed several times. A change is a new or
-    /// lost parent, or a new state in a group of layers.
+    /// Blocks that have changed since the last [`Self::forget_touched`]: they have got or lost a parent, or their
+    /// state in a group of layers is new. A block can be listed several times.
     pub(super) fn touched(&self) -> &[ChainSlot] {
         self.tree.as_ref().map_or(&[], |tree| tree.touched())
     }
@@ -285,18 +289,19 @@ impl Chain {
         std::mem::take(&mut self.fresh)
     }
 
-    /// The blocks that have been published as held since they were last taken.
+    /// The blocks that were published as held since the last call of [`Self::take_fresh`].
     pub(super) fn fresh(&self) -> &[ChainSlot] {
         &self.fresh
     }
 
-    /// Gives back a list from [`Self::take_fresh`], so that its memory is used again.
+    /// Takes a list from [`Self::take_fresh`] back, to reuse its memory.
     pub(super) fn keep_fresh(&mut self, mut list: Vec<ChainSlot>) {
         list.clear();
         self.fresh = list;
     }
 
-    /// Takes one of the slots that have become free; `None` if all were taken. The slot may have another block by now.
+    /// Returns a slot that has become free and was not returned before; `None` if there is no further such slot. A
+    /// new block may already use the slot again.
     pub(super) fn take_freed(&mut self) -> Option<ChainSlot> {
         self.freed.pop()
     }
@@ -308,14 +313,14 @@ impl Chain {
             .is_some_and(|kept| kept.published & tier.bit() != 0)
     }
 
-    /// The tiers in which at least one of the blocks is published as held.
+    /// The tiers in which at least one of the blocks in `slots` is published as held.
     pub(super) fn published_of(&self, slots: &[ChainSlot]) -> TierSet {
         let kept = slots.iter().filter_map(|slot| self.kept.get(slot.place()));
         TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
 
-    /// Notes whether the block is published as resumable in `tier`: a request can go on after it. Returns the block's
-    /// hash if this is a change.
+    /// Notes whether the block is published in `tier` as resumable, that is, as a block after which a request can
+    /// continue. Returns the block's hash if the published state differs from the earlier one.
     pub(super) fn set_resumable(
         &mut self,
         slot: ChainSlot,
@@ -331,16 +336,17 @@ impl Chain {
         (kept.barred != before).then_some(kept.sequence)
     }
 
-    /// Whether the block lies within a chunk of `tier`, before the chunk's last block. No prefix that ends with the block can
-    /// then be loaded.
+    /// Whether the block is a part of a chunk of `tier`, but not its last block. A prefix that ends with such a block
+    /// cannot be loaded, because a chunk is loaded only as a whole.
     pub(super) fn is_within_chunk(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         self.kept
             .get(slot.place())
             .is_some_and(|kept| kept.inner & tier.bit() != 0)
     }
 
-    /// Notes whether the block lies within a chunk of `tier` (blocks that load only together), before the last block. A block
-    /// that is published there already is not put into a chunk.
+    /// Notes whether the block is a part of a chunk of `tier` (blocks that load only together), but not its last
+    /// block. If the block is already published in the tier, it can be loaded alone, so it is never marked as such a
+    /// part.
     pub(super) fn set_within_chunk(&mut self, slot: ChainSlot, tier: TierIndex, is_within: bool) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;
@@ -352,14 +358,14 @@ impl Chain {
         }
     }
 
-    /// Counts one more name of the block.
+    /// Counts one more name that stands for the block.
     pub(super) fn add_name(&mut self, slot: ChainSlot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names += 1;
         }
     }
 
-    /// Counts one name fewer of the block.
+    /// Counts one name fewer that stands for the block.
     pub(super) fn drop_name(&mut self, slot: ChainSlot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names = kept.names.saturating_sub(1);

@@ -1,8 +1,8 @@
-//! Clears. vLLM's clears don't tell their tier. A connector with a pool of blocks (SimpleCPUOffloadConnector) clears
-//! the pool by the same event by which the engine clears the device.
+//! Clears. A clear of vLLM doesn't tell which tier it empties. A connector with a pool of blocks
+//! (SimpleCPUOffloadConnector) reports a clear of its pool with the same event that reports a clear of the device.
 //!
-//! In a batch, the events of a connector come after all events of the device. So the place of a clear mostly shows what
-//! the clear empties. The first row that fits counts:
+//! In a batch, the events of a connector come after all events of the device. So the place of a clear in its batch
+//! mostly shows whether it empties the device or the pool. The first matching row of this table decides:
 //!
 //! | place of the clear | it empties |
 //! |---|---|
@@ -22,18 +22,18 @@ use super::output::Translation;
 use super::recalled::Recalled;
 use super::tiers::{PerTier, TierSet};
 
-/// The part of a holder's tiers that a clear empties.
+/// The tiers of a holder that a clear empties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClearedPart {
     /// The device, and the tiers up to [`crate::TranslatorSettings::clears_up_to`].
     Device,
-    /// The pool of a connector, beyond the device.
+    /// Tiers beyond the device: the clear empties a KV connector's pool of blocks.
     Pool,
-    /// Either the device or the pool; it is unknown which.
+    /// Either the device or a connector's pool: the event does not tell which.
     Unknown,
 }
 
-/// Whether the event is about blocks on the device; `None` if it is about no tier.
+/// Whether the event is about blocks on the device. `None` if the event does not name exactly one tier.
 fn is_of_device(event: &EngineEvent) -> Option<bool> {
     match &event.change {
         EngineChange::Stored(stored) => Some(stored.tier == Tier::DEVICE),
@@ -43,7 +43,7 @@ fn is_of_device(event: &EngineEvent) -> Option<bool> {
 }
 
 impl Translator {
-    /// Applies the clear at `place` among the events of `batch`.
+    /// Applies a clear. `place` is the index of the clear among the events of `batch`.
     pub(super) fn clear_at(&mut self, batch: &EngineBatch, place: usize, output: &mut Translation) {
         match self.part_cleared(batch.events(), place) {
             ClearedPart::Device => self.clear(output),
@@ -95,8 +95,8 @@ impl Translator {
         output.push_for_all_tiers(Event::Cleared);
     }
 
-    /// Removes all blocks beyond the device. These tiers stay in doubt, because they may have other stores than the
-    /// pool that was cleared.
+    /// Removes all blocks in tiers beyond the device, after a clear of a connector's pool. Tiers that had blocks stay
+    /// in doubt, because other stores, which were not cleared, may have blocks there, too.
     fn clear_beyond(&mut self, output: &mut Translation) {
         let held = self.held_tiers();
         for (lane, name) in self.groups.names_beyond() {

@@ -16,7 +16,7 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// The sequence hashes of the last event.
+    /// The sequence hashes of the blocks of the event that was computed or taken last.
     pub(super) fn chain(&self) -> &[SequenceHash] {
         &self.chain
     }
@@ -77,12 +77,16 @@ impl Contents {
         Ok(())
     }
 
-    /// Takes the engine's names of its blocks as the sequence hashes of the event's `count` blocks. The names must be hashes
-    /// of the hash scheme `chains` (see [`SchemeChains`]). If the blocks begin a sequence, the scheme's hashes are computed
-    /// from the tokens and compared with the names. Blocks with an adapter, an image or prompt embeddings are not compared.
+    /// Takes the engine's names of the event's `count` blocks as their sequence hashes. The names must be hashes of
+    /// the hash scheme `chains` (see [`SchemeChains`]).
     ///
-    /// Fails with [`Reason::ForeignChain`] if a name differs from the computed hash. Fails with another reason if the event
-    /// has no fitting tokens, or fewer or more names than `count`. The caller then leaves out the event.
+    /// If `begins` tells that the blocks begin a sequence, also computes the hashes from the tokens and compares them
+    /// with the names. Blocks with an adapter, an image or prompt embeddings are not compared.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the caller has to leave the event out: [`Reason::ForeignChain`] if a name differs from the
+    /// computed hash, and another reason if the tokens don't fit or the number of names is not `count`.
     pub(super) fn take_in(
         &mut self,
         chains: &SchemeChains,
@@ -122,14 +126,15 @@ impl Contents {
         }
     }
 
-    /// Takes the sequence hashes from the engine's names.
+    /// Takes the engine's names of the blocks as their sequence hashes.
     pub(super) fn take_names(&mut self, names: &[u64]) {
         self.chain.clear();
         self.chain.extend(names.iter().copied().map(SequenceHash::from));
     }
 
-    /// Checks one block in every `sample` against its content, if the event has content. `unchecked` counts blocks since the last
-    /// check.
+    /// Checks a sample of the blocks, whose names should be hashes of their content: computes the hash of one block
+    /// in every `sample`, and compares it with the name. `unchecked` counts the blocks since the last checked one. If
+    /// `sample` is 0 or the event has no content, checks no block.
     pub(super) fn check(
         &self,
         batch: &EngineBatch,
@@ -180,7 +185,7 @@ pub fn content_hashes(
     (0..stored.names.len()).map(next).collect()
 }
 
-/// The block hashes of an event, one after the other.
+/// Computes the block hashes of one event, block by block.
 struct BlockHashes<'a> {
     source: BlockHashSource<'a>,
     objects: &'a [BlockObject],
@@ -230,7 +235,7 @@ impl<'a> BlockHashes<'a> {
         own
     }
 
-    /// Goes on to the next block without computing a hash.
+    /// Skips the current block without computing its hash.
     fn pass(&mut self) {
         self.take_objects();
     }

@@ -36,7 +36,8 @@ pub enum SavedError {
 }
 
 impl Block {
-    /// The block, which comes from a saved form; an error if no block can stand where it stands.
+    /// Returns the block unchanged. Fails if its position is too large, if a block at position 0 has a parent, or if
+    /// a block at another position has no parent.
     pub(super) fn checked(self) -> Result<Self, SavedError> {
         let is_placed = Position::new(u64::from(self.position)).is_ok();
         if !is_placed || self.parent.is_none() != (self.position == 0) {
@@ -63,9 +64,9 @@ pub(super) struct SavedChain {
     pub(super) has_tree: bool,
 }
 
-/// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many
-/// of the copies on the device are uncertain. A copy is uncertain if its stored event may only have reported a known
-/// block.
+/// A block name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and
+/// the number of uncertain copies on the device. A copy is uncertain if its stored event may only have reported a
+/// block that was already known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedName(
     pub(super) u64,
@@ -134,7 +135,8 @@ pub(super) struct SavedBeyond {
     /// The field is missing in saved forms from before the first release.
     #[serde(default)]
     pub(super) has_kinds: bool,
-    /// By tier. The field is missing in saved forms from before the first release.
+    /// The chunks that have names of their own, one element for each tier. Translators that were saved before the
+    /// first release lack this field.
     #[serde(default)]
     pub(super) own_chunks: Vec<SavedOwnChunks>,
 }
@@ -142,7 +144,8 @@ pub(super) struct SavedBeyond {
 /// The chunks of a tier that have names of their own. A chunk is several blocks that load only together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwnChunks {
-    /// The names of the chunks, each with the name of the chunk before it.
+    /// The names of the held chunks. Each comes with the name of the chunk before it, or `None` for the first chunk
+    /// of a sequence.
     pub(super) parents: Vec<(u64, Option<u64>)>,
     pub(super) is_used: bool,
     pub(super) has_removals: bool,

@@ -31,10 +31,10 @@ pub(super) struct GroupLaneId(usize);
 /// All groups of layers of a holder.
 #[derive(Debug, Default)]
 pub(super) struct HolderGroups {
-    /// Each group's number and its lane: the group's block names, with their copies. Events without a group number have
-    /// a lane of their own. Its blocks count as held by all groups.
+    /// The groups of main attention: for each, its number and its lane (its block names, with their copies). Events
+    /// that give no group number share a lane without a number. The blocks of that lane count as held by all groups.
     lanes: Vec<(Option<u32>, GroupLane)>,
-    /// Numbers of groups of unknown kinds.
+    /// Numbers of groups whose kind kvatlas does not know.
     others: Vec<u32>,
     /// Blocks that all groups of main attention have, but in different tiers: no tier has them in all groups.
     split: HashSet<ChainSlot>,
@@ -50,7 +50,7 @@ impl HolderGroups {
         }
     }
 
-    /// Restores the saved state, whose blocks are in `chain`.
+    /// Restores the saved groups. `chain` must already have their blocks.
     pub(super) fn restore(saved: SavedGroups, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut groups = Self {
             others: saved.others,
@@ -86,7 +86,7 @@ impl HolderGroups {
         self.main_lanes().flat_map(GroupLane::iter)
     }
 
-    /// The block of main attention that `name` stands for.
+    /// The slot of the block that has the name `name` in a group of main attention.
     pub(super) fn find_in_main(&self, name: u64) -> Option<ChainSlot> {
         self.main_lanes().find_map(|lane| lane.find(name))
     }
@@ -102,13 +102,14 @@ impl HolderGroups {
         self.split.clear();
     }
 
-    /// Number of extra block names, that is, of names beyond the first name of each block, in all groups of layers.
+    /// Number of additional block names, in all groups of layers. If a block has n names in a group, n − 1 of them
+    /// are additional.
     pub(super) fn aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
     }
 
-    /// Number of extra block names on the device, that is, of names beyond the first name of each block there, in all groups
-    /// of layers.
+    /// Number of additional block names on the device, in all groups of layers. If a block on the device has n names
+    /// in a group, n − 1 of them are additional.
     pub(super) fn device_aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
     }
@@ -119,8 +120,8 @@ impl HolderGroups {
         self.lanes.iter().map(|(_, lane)| lane.unclear()).sum()
     }
 
-    /// Notes that the last copy of each of the `names` on the device is uncertain: its stored event may only have
-    /// reported a block that the device had already. The first copy of a name is always certain.
+    /// Marks a copy of each of `names` on the device as uncertain: the stored event that has just added it may only
+    /// have reported a block that the device had already. A name's only copy stays certain.
     pub(super) fn doubt_copies(&mut self, lane: GroupLaneId, names: &[u64]) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             for name in names {
@@ -134,7 +135,8 @@ impl HolderGroups {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
     }
 
-    /// Whether the group is main attention, as far as events have told. [`Self::learn`] may change the answer.
+    /// Whether the group counts as main attention, according to the events so far. Later events may tell otherwise,
+    /// see [`Self::learn`].
     pub(super) fn counts(&self, group: Group) -> bool {
         match (group.index, group.kind) {
             (_, Some(kind)) => kind == GroupKind::Main,
@@ -210,8 +212,8 @@ impl HolderGroups {
         (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane (names and copies) of a removed event's group. `None` if the event may be about any group: the event
-    /// gives no group number, or it gives group 0 and there is no lane with that number.
+    /// The lane (block names and copies) to which a removed event applies. The result is `None` if the event may be
+    /// about any group: it gives no group number, or it gives group 0 although no stored event has named that group.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<GroupLaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -225,11 +227,11 @@ impl HolderGroups {
         }
     }
 
-    /// The lanes (each with the names of one group of layers) in which `name` is looked up:
+    /// The lanes in which to look up `name`. A lane has the block names of one group of layers.
     ///
-    /// - If a `lane` is given, only that lane.
-    /// - Else, if the lane without a group number has the name, only that lane.
-    /// - Else all lanes that have the name.
+    /// - If `lane` is given, it is the only one.
+    /// - Otherwise, if the lane without a group number has the name, that lane is the only one.
+    /// - Otherwise, these are all lanes that have the name.
     pub(super) fn lanes_with(
         &self,
         lane: Option<GroupLaneId>,
@@ -250,8 +252,7 @@ impl HolderGroups {
             .map(GroupLaneId)
     }
 
-    /// The block that `name` stands for in `lane` (one group of layers). If it stands for none there, searches the
-    /// other lanes.
+    /// The slot of the block that has the name `name` in `lane` (one group of layers), or else in any other lane.
     pub(super) fn find(&self, lane: GroupLaneId, name: u64) -> Option<ChainSlot> {
         self.find_in(lane, name).or_else(|| self.find_any(name))
     }
@@ -261,20 +262,21 @@ impl HolderGroups {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }
 
-    /// Whether events have given the number of a group of main attention.
+    /// Whether at least one group of main attention has a number that an event has given.
     pub(super) fn has_numbered_main(&self) -> bool {
         let is_main = |index: &Option<u32>| index.is_some_and(|index| index != STAND_IN);
         self.lanes.iter().any(|(index, _)| is_main(index))
     }
 
-    /// Whether an event has told of the group, and the group is main attention or of an unknown kind.
+    /// Whether events have told of the group, either as a group of main attention or as a group whose kind kvatlas
+    /// does not know.
     pub(super) fn knows(&self, index: u32) -> bool {
         self.others.contains(&index) || self.lane_with(Some(index)).is_some()
     }
 
-    /// Whether groups of main attention lie in different tiers: one beyond the device only, while another has blocks on
-    /// the device. vLLM's HiSparse keeps a group in a pool on the host. A request then reuses blocks although no tier
-    /// has them in all groups.
+    /// Whether one group of main attention has blocks on the device, while another has blocks only on host, disk or
+    /// remote storage. vLLM's HiSparse works like this: it keeps one group in a pool on the host. A request can then
+    /// reuse blocks although no single tier has them in all groups.
     pub(super) fn are_apart(&self) -> bool {
         let numbered = || self.lanes.iter().filter(|(index, _)| index.is_some());
         let on_device = |lane: &GroupLane| lane.has_in(TierIndex::DEVICE);
@@ -319,8 +321,8 @@ impl HolderGroups {
             .is_some_and(|(_, lane)| lane.has_copy(name, tier))
     }
 
-    /// Sets the number of copies of the block `name` in `tier` to `count`, but at least to one. Does nothing if the
-    /// tier has no copy.
+    /// Sets the number of copies of the block `name` in `tier` to `count`. The number stays at least one. Does
+    /// nothing if the tier has no copy of the block.
     pub(super) fn set_copies(&mut self, lane: GroupLaneId, name: u64, tier: TierIndex, count: u16) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             lane.set_copies(name, tier, count);
@@ -350,13 +352,14 @@ impl HolderGroups {
         taken
     }
 
-    /// Whether all groups of main attention have some block, but in different tiers. A request may then reuse the block,
-    /// although no tier has it in all groups.
+    /// Whether there is a block that all groups of main attention hold, but in no common tier. A request can reuse
+    /// such a block, although no tier has it in all groups.
     pub(super) fn has_split(&self) -> bool {
         !self.split.is_empty()
     }
 
-    /// Notes whether groups have the block in different tiers, after one of them has got or lost a copy.
+    /// Updates whether the groups hold the block only in different tiers. To be called after a group has got or lost
+    /// a copy of the block.
     fn note_split(&mut self, slot: ChainSlot) {
         // Most engines have one group, and need no look into the set.
         if self.lanes.len() < 2 {
@@ -380,8 +383,8 @@ impl HolderGroups {
         self.split = slots.into_iter().filter(|slot| self.is_split(*slot)).collect();
     }
 
-    /// Whether the block is held in `tier`. Either all groups of layers with a number have it there, or events without
-    /// a group number have stored it there.
+    /// Whether the block counts as held in `tier`. There are two cases: all groups with a number hold it in this
+    /// tier, or events without a group number have stored it there.
     pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);

@@ -18,8 +18,8 @@ use super::tiers::{PerTier, TierIndex};
 struct Name {
     slot: ChainSlot,
     copies: PerTier<u16>,
-    /// Number of uncertain copies on the device: those counted for a stored event that may only have reported a known
-    /// block.
+    /// Number of uncertain copies on the device. A copy is uncertain if the stored event that added it may only have
+    /// reported a block that was already known.
     reported: u16,
 }
 
@@ -31,22 +31,22 @@ impl Name {
     }
 }
 
-/// The outcome of adding a copy.
+/// The result of adding a copy of a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AddedCopy {
     pub(super) slot: ChainSlot,
-    /// Whether the block is held under another name too.
+    /// Whether the group also holds the block under another name.
     pub(super) is_alias: bool,
 }
 
-/// The outcome of taking a copy away.
+/// The result of removing a copy of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     /// The tier had no copy of the name's block.
     Nothing,
-    /// A copy of this block was taken. The name has other copies.
+    /// A copy of the block in this slot was removed. Further copies under the same name are left.
     Copy(ChainSlot),
-    /// The last copy of this block under the name was taken, so the name is gone, too.
+    /// The last copy under the name was removed, so the name was removed, too. The slot is that of its block.
     Name(ChainSlot),
 }
 
@@ -65,18 +65,18 @@ pub(super) struct GroupLane {
     names: HashMap<u64, Name>,
     /// The names of each block, by the index of its slot.
     held: Vec<BlockNameCounts>,
-    /// Number of extra names, that is, of names beyond the first name of each block.
+    /// Number of additional names. If a block has n names, n − 1 of them are additional.
     aliases: usize,
-    /// Number of extra names on the device, that is, of names beyond the first name of each block there.
+    /// Number of additional names on the device. If a block on the device has n names, n − 1 of them are additional.
     device_aliases: usize,
     /// For each tier, the number of names that have a copy there.
     names_in: PerTier<usize>,
-    /// Number of names that have only uncertain copies on the device.
+    /// Number of names whose copies on the device are all uncertain.
     unclear: usize,
 }
 
 impl GroupLane {
-    /// Returns the names with their copies, in saved form and in no order.
+    /// Returns the names with their copies, in saved form and in no particular order.
     pub(super) fn save(&self) -> Vec<SavedName> {
         let saved = |(name, known): (&u64, &Name)| {
             SavedName(*name, known.slot.number(), known.copies, known.reported)
@@ -131,8 +131,9 @@ impl GroupLane {
         self.unclear
     }
 
-    /// Notes that the last copy of `name` on the device is uncertain: its stored event may only have reported a block
-    /// that the device had already. The first copy of a name is always certain, because the name was not known before.
+    /// Marks a copy of `name` on the device as uncertain: the stored event that has just added it may only have
+    /// reported a block that the device had already. If the copy is the only one, it stays certain, because its event
+    /// must have added the block.
     pub(super) fn doubt_copy(&mut self, name: u64) {
         if let Some(name) = self.names.get_mut(&name) {
             let was_unclear = name.is_unclear();
@@ -151,13 +152,13 @@ impl GroupLane {
         self.device_aliases
     }
 
-    /// Whether the group of layers has any block in the tier.
+    /// Whether the group of layers has at least one block in the tier.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.names_in[tier] > 0
     }
 
-    /// Sets the number of copies of the block `name` in `tier` to `count`, but at least to one. Does nothing if the
-    /// tier has no copy.
+    /// Sets the number of copies of the block `name` in `tier` to `count`. The number stays at least one. Does
+    /// nothing if the tier has no copy of the block.
     pub(super) fn set_copies(&mut self, name: u64, tier: TierIndex, count: u16) {
         let Some(name) = self.names.get_mut(&name) else {
             return;
@@ -197,7 +198,7 @@ impl GroupLane {
         TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier))
     }
 
-    /// Adds a copy of `block`, which the engine calls `name`. An error changes nothing.
+    /// Adds a copy of `block` under the engine's name `name`. If this fails, nothing is changed.
     pub(super) fn add(
         &mut self,
         name: u64,

@@ -1,31 +1,31 @@
 //! Translates an [`EngineBatch`] into events of the contract, for one holder.
 //!
-//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events
-//! name blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
+//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its
+//! events name blocks only by the contract's hashes, so a daemon needs no table of names for the holder.
 //!
 //! Words of this module:
 //!
 //! - *Name*: the engine's number for a block. *Copy*: an engine can store a block several times under one name, and
 //!   each time adds a copy.
 //! - *Group*: layers of a model that share a cache.
-//! - *Main attention*: the groups of which a request needs all blocks of a prefix. The other groups are sliding windows
-//!   and recurrent states: a request needs only their last blocks.
+//! - *Main attention*: the groups of which a request needs all blocks of a prefix. The other groups are sliding
+//!   windows   and recurrent states: a request needs only their last blocks.
 //! - *Lane*: the names and copies of one group of main attention.
 //! - *Report*: a stored event about blocks that the engine held before, which adds no copies.
 //! - *Tiers beyond the device*: host, disk and remote storage.
 //!
-//! The promises of a translator:
+//! A translator guarantees:
 //!
-//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores a
-//!    block when the first copy is added, and removes the block when the last copy goes. Test:
+//! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores
+//!    a    block when the first copy is added, and removes the block when the last copy goes. Test:
 //!    `oracle::events_add_up_to_the_cache`.
 //! 2. Its events never add a block that the engine's events don't add. An engine's event that contradicts itself or
 //!    earlier events is left out as a whole, and counted. Test: `rules::contradictions_are_left_out`.
 //! 3. The full state that it gives for a resync equals the sum of its events so far, with parents before children.
 //!    Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
-//! 5. A translator that is saved and restored between any two batches emits the same events as one that is not. Tests:
-//!    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
+//! 5. A translator that is saved and restored between any two batches emits the same events as one that is not.
+//!    Tests:    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
 mod beside;
@@ -93,7 +93,8 @@ pub struct Translator {
     sizes: Sizes,
     adapters: Adapters,
     untold: Untold,
-    /// Number of tokens after a block that the block's name also covers; `None` before the first block with tokens.
+    /// Number of tokens after a block that the engine's name for the block also covers. `None` until an event with
+    /// tokens shows it.
     lookahead: Option<usize>,
     slots: Vec<ChainSlot>,
     doubt: Option<Reason>,
@@ -140,7 +141,8 @@ impl Translator {
             .or(when(self.groups.unclear() > 0, Reason::Reported))
     }
 
-    /// The facts that the engine's events cannot tell. Answers to queries that ask for such a fact are never certain.
+    /// Returns the facts that the engine's events cannot tell: salts, the names of adapters, or both. If a query
+    /// depends on such a fact, the answer is never certain.
     pub fn untold(&self) -> Untold {
         self.untold.or(Untold {
             adapters: self.adapters.is_uncertain(),
@@ -148,7 +150,7 @@ impl Translator {
         })
     }
 
-    /// Whether the hash of a block also covers tokens after the block.
+    /// Whether the engine's hash of a block also covers tokens after the block.
     pub fn looks_ahead(&self) -> bool {
         self.lookahead.is_some_and(|tokens| tokens > 0)
     }
@@ -169,8 +171,9 @@ impl Translator {
             }
     }
 
-    /// Whether events have told of group 0, or no numbered group of main attention is known yet. Before the first event
-    /// about a group, it is unknown which blocks of that group a request needs.
+    /// Whether it is known which blocks of group 0 a request needs. It is known once an event has told of group 0.
+    /// The result is also true if no numbered group of main attention is known, because the question does not arise
+    /// then.
     fn knows_first_group(&self) -> bool {
         let is_known = || self.groups.knows(0) || self.windows.find(0).is_some();
         !self.groups.has_numbered_main() || is_known()
@@ -182,7 +185,8 @@ impl Translator {
         self.windows.layers()
     }
 
-    /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.
+    /// Notes the reason why the holder's blocks are in doubt, for example because events were lost. The doubt lasts
+    /// until the engine clears. An earlier reason stays.
     pub fn note_doubt(&mut self, reason: Reason) {
         self.doubt.get_or_insert(reason);
     }
@@ -217,8 +221,9 @@ impl Translator {
         self.translate_some(batch, |_| true, output);
     }
 
-    /// Translates the events of `batch` for which `is_ours` holds, and appends their changes to `output`. All doubts of the batch
-    /// apply, each at its place among the events, because unread parts may be about any holder.
+    /// Translates those events of `batch` for which `is_ours` returns true, and appends their changes to `output`.
+    /// All doubts of the batch apply to the holder, each at its place among the events, because the parts that could
+    /// not be read may be about any holder.
     pub fn translate_some(
         &mut self,
         batch: &EngineBatch,
@@ -245,14 +250,16 @@ impl Translator {
         self.hides_groups |= batch.reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Counts the reasons of a batch whose events are not applied, and takes over the doubts of these reasons.
+    /// Counts the reasons of a batch whose events are not applied. If one of these reasons leaves the holder's state
+    /// in doubt, the holder is in doubt from now on.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());
         self.hides_groups |= reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Translates the event of `batch` at `place` and appends its changes to `output`, unless it has to wait for later events.
+    /// Translates the event at index `place` of `batch`, and appends its changes to `output`. Some events are only
+    /// put aside here, because they need later events of the batch.
     fn translate_event(&mut self, batch: &EngineBatch, place: usize, output: &mut Translation) {
         let Some(event) = batch.events().get(place) else {
             return;
@@ -341,9 +348,9 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether the event may only report blocks that are held already, without new copies. If a request asks for it,
-    /// vLLM reports the request's whole prefix as stored again. New copies of a held prefix are rare, unless another
-    /// group of layers lacks the prefix.
+    /// Whether a stored event may be a report that adds no copies. If a request asks for it, vLLM reports the whole
+    /// prefix of the request as stored, although it holds the prefix already. An event that stores a held prefix
+    /// again is otherwise rare, unless another group of layers lacks the prefix.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: GroupLaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
@@ -362,8 +369,8 @@ impl Translator {
             .judge(size, registered, stored.names.len(), follows_unknown)
     }
 
-    /// Refuses names that cover more tokens after a block than the hashes of queries cover, or another number of tokens
-    /// than earlier names covered.
+    /// Checks how many tokens after a block the engine's name for the block covers. Refuses the event if queries
+    /// cannot cover so many, or if the number differs from that of earlier events.
     fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
         let Content::Tokens { window, .. } = stored.content else {
             return Ok(());
@@ -380,7 +387,8 @@ impl Translator {
         }
     }
 
-    /// Notes the adapter's name and number. Refuses blocks of an adapter that has a number but no known name.
+    /// Notes the number of the blocks' adapter together with its name. Refuses blocks whose adapter has only a
+    /// number, if no name is known for the number.
     fn check_adapter(&mut self, batch: &EngineBatch, stored: &EngineStored) -> Result<(), Reason> {
         let name = self.lora_name(batch, stored);
         match (name, stored.lora_id) {
@@ -426,8 +434,8 @@ impl Translator {
         }
     }
 
-    /// Finds the sequence hashes of the event's blocks: computes them from the content, or takes the engine's names of the
-    /// blocks.
+    /// Finds the sequence hashes of the event's blocks. Depending on the settings, they are computed from the
+    /// content, or taken from the engine's names.
     fn compute_chain(
         &mut self,
         batch: &EngineBatch,
@@ -475,7 +483,8 @@ impl Translator {
         self.contents.compute_in(steps, batch, stored, before, count)
     }
 
-    /// Adds a copy of each block, or of no block if one fails. Returns whether a block is held under another name already.
+    /// Adds a copy of each block. If a copy can't be added, takes back the copies added before and returns the
+    /// reason. Otherwise returns whether at least one of the blocks is also held under another name.
     fn insert(
         &mut self,
         names: &[u64],
@@ -507,8 +516,8 @@ impl Translator {
         Ok(is_alias)
     }
 
-    /// Returns the exact reason why `name` could not be added. A name conflict becomes a cycle if the block that `name`
-    /// stands for is an ancestor.
+    /// Returns a more exact reason why the name `name` could not be added, if there is one. A name conflict is in
+    /// fact a cycle if the name already stands for a block before the event's first block.
     fn explain(&self, reason: Reason, name: u64, start: &StoredStart, lane: GroupLaneId) -> Reason {
         let known = self.groups.find(lane, name).and_then(|slot| self.chain.get(slot));
         match (reason, known, start.parent) {
@@ -528,7 +537,7 @@ impl Translator {
         }
     }
 
-    /// Emits every difference between the held blocks and the published ones.
+    /// Compares the held blocks with the published ones in all tiers, and emits every difference.
     fn publish_all(&mut self, output: &mut Translation) {
         for slot in self.chain.slots() {
             for tier in TierIndex::ALL {

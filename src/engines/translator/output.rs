@@ -10,10 +10,11 @@ use super::block::Block;
 /// Maximum number of blocks in one event: an eighth of a megabyte of hashes.
 const EVENT_BLOCKS_MAX: usize = 16_384;
 
-/// Events of one tier, for one batch of the contract.
+/// Consecutive events of one tier. A publisher sends each part as one batch of the contract.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TranslationPart {
-    /// The tier of all events. Only [`Event::Cleared`] is for every tier, whichever part it is in.
+    /// The tier that all events of the part are about. Exception: an [`Event::Cleared`] is about every tier, whatever
+    /// this field says.
     pub tier: Tier,
     /// The events, in order.
     pub events: Vec<Event>,
@@ -24,18 +25,19 @@ pub struct TranslationPart {
 pub struct Translation {
     /// The parts, to be published one after the other.
     pub parts: Vec<TranslationPart>,
-    /// Counts of the parts of the engine's batch that are not among the events, by reason.
+    /// Reasons why parts of the engine's batch are not among the events, each with the number of such parts.
     pub reasons: ReasonCounts,
-    /// Number of finished events in the last part. Later blocks are not added to them, but begin a new event.
+    /// Number of leading events of the last part to which no block may be appended any more. The next block begins a
+    /// new event instead.
     sealed: usize,
     /// Whether one of the events is [`Event::Cleared`].
     has_cleared: bool,
-    /// Empty lists for further events, so that a steady stream takes no new memory.
+    /// Emptied lists of hashes, which further events use again. So a steady stream of events allocates no memory.
     spare: Vec<Vec<SequenceHash>>,
     spare_parts: Vec<Vec<Event>>,
 }
 
-/// A place between two events of a translation.
+/// A point in a translation: all events before it were appended earlier than all events after it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TranslationMark {
     parts: usize,
@@ -65,7 +67,7 @@ impl Translation {
         self.has_cleared
     }
 
-    /// Keeps the lists of events that are no longer needed.
+    /// Empties a list of events that is no longer needed, and keeps its memory and that of the events for reuse.
     fn recycle(&mut self, mut events: Vec<Event>) {
         for event in events.drain(..) {
             self.keep_spare(event);
@@ -101,14 +103,14 @@ impl Translation {
         &mut self.parts[last].events
     }
 
-    /// Appends an event that is for every tier.
+    /// Appends an event that is about every tier, such as a clear.
     pub(super) fn push_for_all_tiers(&mut self, event: Event) {
         let tier = self.parts.last().map_or(Tier::DEVICE, |part| part.tier);
         self.has_cleared |= matches!(event, Event::Cleared);
         self.events(tier).push(event);
     }
 
-    /// The last event of the last part, if it is of `tier` and not finished.
+    /// The last event of the last part, if blocks of `tier` may still be appended to it.
     fn open(&mut self, tier: Tier) -> Option<&mut Event> {
         let sealed = self.sealed;
         let events = self.events(tier);
@@ -171,8 +173,8 @@ impl Translation {
         }
     }
 
-    /// Appends an event that tells whether held blocks are resumable, that is, whether a request can go on after them. With a
-    /// `mark`, inserts the event at that place, before later events of the tier.
+    /// Appends events that tell whether `blocks`, which are held, are resumable: whether a request can continue after
+    /// them. If `mark` is given, inserts the events at that point instead, before the later events of the tier.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,

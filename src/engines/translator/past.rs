@@ -1,5 +1,6 @@
-//! Past names: names of blocks that the engine no longer has on the device. Later events may still use these names. The
-//! reason is that an event about a copy on the host, disk or remote storage may come only after the device's copy has gone.
+//! Past names: names of blocks that the engine no longer has on the device. Such a name can still come in a later
+//! event about a copy of the block on the host, disk or remote storage, because that event may come after the
+//! device's copy has gone.
 
 use std::collections::VecDeque;
 

@@ -1,13 +1,14 @@
-//! Recalled names: names that were known before batches of the engine's events were lost. They help to find blocks that are
-//! still held.
+//! Recalled names: names of blocks that were known before batches of the engine's events were lost. Such names can
+//! prove that blocks are still held.
 //!
-//! Some engines store a block only while they hold all blocks before it, because the request that computes the block holds
-//! them. Suppose that such an engine stores a block whose parent's name is known. Then the parent and all blocks before it
-//! are on the device at that moment. So a prefix whose events were lost counts as held again as soon as a block is stored
-//! after it. The number of copies stays unknown, and so do the other held blocks. So the holder stays in doubt.
+//! Some engines store a block only while they hold all blocks before it, because the request that computes the block
+//! holds them. Suppose that such an engine stores a block, and that the name of its parent is known. Then the parent
+//! and all blocks before it are on the device at that moment. So after a loss of events, a prefix counts as held
+//! again as soon as the engine stores a block after it. The holder stays in doubt, because the number of copies and
+//! the other held blocks are still unknown.
 //!
-//! Some engines name a block by a hash of everything that distinguishes it from other blocks. Such engines use the same name
-//! for the same block. So one engine's names can tell which block another engine's name stands for.
+//! Some engines name a block by a hash of everything that distinguishes it from other blocks. Two such engines give
+//! the same block the same name. So the names of one engine can tell which block a name of another engine stands for.
 
 use hashbrown::HashMap;
 
@@ -23,10 +24,11 @@ use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
-/// Maximum number of unknown parents of one batch that other engines are asked for.
+/// Maximum number of names per batch about which the translators of other engines are asked. They are names of
+/// parents that this translator does not know.
 const STRANGE_MAX: usize = 256;
 
-/// The blocks that names of main attention stood for before batches were lost.
+/// The blocks that names of main attention stood for before batches were lost, by name and by hash.
 #[derive(Debug, Default)]
 pub(super) struct Recalled {
     blocks: HashMap<u64, Block>,
@@ -77,17 +79,19 @@ impl Recalled {
 pub struct NamedBlocks(Vec<(u64, Block)>);
 
 impl Translator {
-    /// Forgets that the holder has any blocks, as [`Self::reset`] does, but remembers the block of each name. Call it for a
-    /// holder that is in doubt because batches were lost. If the engine's stored events prove nothing about earlier blocks,
-    /// forgets the names, too (see [`crate::TranslatorSettings::proves_ancestors`]).
+    /// Forgets all that the engine's events have told, as [`Self::reset`] does, except which block each name stood
+    /// for. To be called when batches were lost.
+    ///
+    /// Also forgets the names if the engine's stored events prove nothing about earlier blocks (see
+    /// [`crate::TranslatorSettings::proves_ancestors`]).
     pub fn reset_but_names(&mut self) {
         let recalled = self.names_so_far();
         self.reset();
         self.recalled = recalled;
     }
 
-    /// Takes the remembered names, and adds those of the held blocks. Empty if the engine's stored events prove nothing about
-    /// earlier blocks.
+    /// Takes the recalled names and adds the names of the blocks that are held now. The result is empty if the
+    /// engine's stored events prove nothing about earlier blocks.
     pub(super) fn names_so_far(&mut self) -> Recalled {
         let earlier = std::mem::take(&mut self.recalled);
         if !self.settings.proves_ancestors {
@@ -99,9 +103,9 @@ impl Translator {
         Recalled::of(all.take(self.settings.blocks_max))
     }
 
-    /// Returns the names of unknown parents in the batch's stored events. The batches that told of these parents were
-    /// lost, but the translator of another engine may know the names. Returns at most 256 names, none twice in a row.
-    /// Empty unless the state is in doubt.
+    /// Returns the names of parents in the batch's stored events that this translator does not know, because the
+    /// batches that told of them were lost. The translator of another engine may know these names. Returns at most
+    /// 256 names, and no name twice in a row. If the state is not in doubt, returns none.
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
@@ -173,8 +177,9 @@ impl Translator {
         Some(prefix)
     }
 
-    /// Adds the block named `parent` and all blocks before it as held on the device. The proof is a stored event of `blocks`
-    /// blocks whose parent has this name. Returns whether `parent` is known now.
+    /// Adds the block with the name `parent` and all blocks before it as held on the device. To be called for a
+    /// stored event with `blocks` blocks and this parent, which proves that the device has them. Returns whether the
+    /// parent is held afterwards.
     pub(super) fn recall(
         &mut self,
         lane: GroupLaneId,

@@ -12,7 +12,7 @@ use super::output::Translation;
 use super::tiers::{TierIndex, TierSet};
 
 impl Translator {
-    /// Applies a removed event: takes away the copies of the blocks that the event names.
+    /// Applies a removed event: removes a copy of each block that the event names.
     pub(super) fn remove(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
         let only = removed.tier.and_then(TierIndex::of);
         let lane = match self.groups.lane_of(removed.group) {
@@ -43,8 +43,8 @@ impl Translator {
         }
     }
 
-    /// Takes a copy of a block away from each of `tiers` that has one. With `left`, takes copies away until `left` remain.
-    /// Returns whether a tier had a copy.
+    /// Removes a copy of the block `name` from each of `tiers` that has one. If `left` is given, removes copies in
+    /// each tier until only `left` are there. Returns whether at least one tier had a copy.
     pub(super) fn remove_one(
         &mut self,
         lane: Option<GroupLaneId>,

@@ -1,17 +1,17 @@
 //! The end of a step. A *step* is the translation of one batch. At its end, the translator applies the changes of
-//! windows and states (the groups other than main attention). Then it tells after which blocks a request can now
-//! resume.
+//! windows and states (the groups of layers other than main attention). Then it tells after which blocks a request
+//! can now resume.
 //!
-//! To apply a change of a window or state, the translator must know the place in a sequence at which each named block
-//! ends. An event of main attention tells the places of the same names. It can come before or after the change, so the
-//! change waits for the end of the batch.
+//! To apply a change of a window or state, the translator must know at which place in a sequence each named block
+//! ends. An event of main attention tells this place for each of its names. Such an event can come before or after
+//! the change of the window, so the change waits for the end of the batch.
 //!
-//! If the blocks of a group are smaller than those of main attention, the group has names that main attention does not
-//! have. Their places are found in one of two ways:
+//! If the blocks of a group are smaller than those of main attention, main attention does not have all names of the
+//! group. The places of these names are found in one of two ways:
 //!
 //! - The event skips no block. Then its parent and its tokens show the places.
-//! - The event skips blocks. Then some of its names may be known from main attention. The names just before a known
-//!   name stand for the blocks just before the known block.
+//! - The event skips blocks. Then main attention may show the place of one of its names. The names before this one in
+//!   the event stand for the blocks directly before that place.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -38,16 +38,18 @@ use super::{StoredStart, Translator};
 /// The state that the translation of one batch (a step) needs until its end.
 #[derive(Debug, Default)]
 pub(super) struct Step {
-    /// The changes of windows and states (the groups other than main attention).
+    /// The changes of windows and states (groups other than main attention) in this batch, which are applied at its
+    /// end.
     waiting: Vec<EngineChange>,
-    /// The names of main attention that were removed in this batch, in order, each with its block. The blocks are kept until the
-    /// end of the batch.
+    /// The names of main attention that this batch has removed, in order of removal, each with the slot of its block.
+    /// The blocks are kept until the end of the batch, because other events of the batch may still use the names.
     gone: Vec<(u64, ChainSlot)>,
-    /// The list `gone` as a table by name, made when it is first needed: few steps need it.
+    /// Table that finds the elements of `gone` by name. It is built on first use, because few batches need it.
     gone_by_name: OnceCell<HashMap<u64, ChainSlot>>,
-    /// Whether a new group of layers has changed which blocks a request needs, so that every block has to be checked again.
+    /// Whether this batch has brought a new group of layers. A request then needs other blocks than before, so all
+    /// blocks have to be checked again.
     has_new_rules: bool,
-    /// Lists for the computation, kept for the next batch.
+    /// Working lists, which keep their memory for the next batch (this one and the three below).
     touched: Vec<(Reverse<u32>, ChainSlot)>,
     stack: Vec<ChainSlot>,
     changed: Vec<ChainSlot>,
@@ -55,14 +57,15 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Forgets the changes and removals of the batch so far, because a clear came.
+    /// Forgets the changes and removals of the batch so far. To be called when the batch has a clear.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.gone.clear();
         self.gone_by_name.take();
     }
 
-    /// The block that `name` stood for before it was removed in this batch. Call it after the last removal of the batch.
+    /// The slot of the block whose name `name` was removed in this batch. To be called only after the last removal of
+    /// the batch.
     fn gone(&self, name: u64) -> Option<ChainSlot> {
         let by_name = || self.gone.iter().copied().collect();
         self.gone_by_name.get_or_init(by_name).get(&name).copied()
@@ -70,8 +73,8 @@ impl Step {
 }
 
 impl Translator {
-    /// The group of an event, with its kind: the kind that the event tells, or else the kind that the settings state.
-    /// The kind is `None` if neither tells it.
+    /// Returns the group with its kind. The kind is the one that the event tells, or else the one that the settings
+    /// give. It is `None` if neither gives it.
     pub(super) fn stated(&self, group: Group) -> Group {
         let kinds = &self.settings.groups.kinds;
         let stated = || match Component::of(group) {
@@ -87,8 +90,8 @@ impl Translator {
         }
     }
 
-    /// The number and the kind of the group that a change is about, if the group is known to be a window or a state;
-    /// otherwise `None`.
+    /// Returns the number and the kind of the changed group, if the group is known to be a window or a state. Returns
+    /// `None` for any other group.
     fn beside_main(&self, change: &EngineChange) -> Option<(u32, GroupKind)> {
         let (EngineChange::Stored(EngineStored { group, .. })
         | EngineChange::Removed(EngineRemoved { group, .. })) = change
@@ -101,8 +104,8 @@ impl Translator {
         matches!(kind, GroupKind::Window(_) | GroupKind::State).then_some((index, kind))
     }
 
-    /// Learns of the windows and states (the groups other than main attention) that a batch's events name. Call it
-    /// before the events are translated, because a new group changes where a request can resume.
+    /// Learns which windows and states (groups other than main attention) the batch's stored events name. To be
+    /// called before the events are translated, because a new group changes where a request can resume.
     pub(super) fn learn_windows<'a>(
         &mut self,
         events: impl Iterator<Item = &'a EngineEvent>,
@@ -132,8 +135,8 @@ impl Translator {
         }
     }
 
-    /// Postpones a change of a window or a state to the end of the batch. Returns true if the caller has nothing left
-    /// to do for the change.
+    /// Postpones a change of a window or a state to the end of the batch. Returns true if the caller is done with
+    /// this change. Returns false if the caller still has to apply the change to main attention.
     pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
         let Some((index, kind)) = self.beside_main(change) else {
             return Ok(self.defer_of_all(change));
@@ -146,10 +149,15 @@ impl Translator {
         Ok(true)
     }
 
-    /// Handles a removal that names no group or an unknown window, from an engine that has SGLang's components (groups
-    /// of layers). A removal from all components is postponed to the end of the batch, and the result is false: the
-    /// caller still has to apply it to main attention. The result is true if the removal is only from windows without
-    /// known blocks, so that nothing is left to do.
+    /// Handles a change whose group is not a known window or state. Only removals from engines with SGLang's
+    /// components (groups of layers) need handling:
+    ///
+    /// - A removal that names no component is about all components. It is postponed for the windows and states. The
+    ///   result is false: the caller also has to apply it to main attention.
+    /// - A removal from a window without known blocks changes nothing. The result is true: the caller is done with
+    ///   it.
+    ///
+    /// The result is false for every other change.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -178,9 +186,9 @@ impl Translator {
         }
     }
 
-    /// Lists the small blocks of each of the event's blocks, if the event tells their tokens. Small blocks are a
-    /// window's blocks that are smaller than those of main attention. Leaves out blocks with images, because events
-    /// don't tell at which token an image begins.
+    /// Records which small blocks each of the event's blocks consists of, if the event gives the tokens. Small blocks
+    /// are blocks of a window that are smaller than those of main attention. Blocks with images are left out, because
+    /// events don't tell at which token an image begins.
     pub(super) fn list_small_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -211,8 +219,8 @@ impl Translator {
         }
     }
 
-    /// Ends the translation of a batch, which began at `begun`. Appends to `output` the changes in which blocks are
-    /// resumable.
+    /// Ends the translation of a batch: applies the postponed changes, and appends to `output` which blocks have
+    /// become resumable or no longer are. `begun` is the point at which the batch's events begin in `output`.
     pub(super) fn finish_step(
         &mut self,
         batch: &EngineBatch,
@@ -252,8 +260,8 @@ impl Translator {
         output.seal();
     }
 
-    /// Notes the blocks on the device whose small blocks (a window's smaller blocks) are not known. Checks the blocks of this
-    /// batch, or all blocks if a group is new.
+    /// Notes each block on the device whose small blocks (a window's blocks that are smaller) are not known. Looks at
+    /// the blocks that this batch has published, or at all blocks if the batch has brought a new group.
     fn note_unlisted(&mut self) {
         if !self.windows.has_small_blocks() {
             return;
@@ -266,9 +274,9 @@ impl Translator {
         }
     }
 
-    /// Stores a window's blocks as main attention, too, in a model without main attention. The window's event must skip
-    /// no block. How much a request can reuse is then unknown: the engine may have dropped the earlier blocks of the
-    /// window, because no request needs these.
+    /// In a model without main attention, also stores the blocks of a window as if they were blocks of main
+    /// attention. This works only for an event that skips no block. It is then unknown how much a request can reuse:
+    /// the engine may have dropped earlier blocks of the window, because no request needs them.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
         let is_first = stored
             .group
@@ -325,8 +333,8 @@ impl Translator {
         self.step.places = places;
     }
 
-    /// The block of the contract that ends where the block `name` ends. Searches main attention, windows and states,
-    /// and the names that were removed in this batch.
+    /// The slot of the contract's block that ends at the same place as the engine's block `name`. Searches the names
+    /// of main attention, the names of windows and states, and the names that this batch has removed.
     fn end_named(&self, name: u64) -> Option<ChainSlot> {
         self.groups
             .find_any(name)
@@ -334,8 +342,9 @@ impl Translator {
             .or_else(|| self.step.gone(name))
     }
 
-    /// The place where the block `name` of a group ends; `None` if it cannot be found. `walked` is the place according to the
-    /// tokens, and `behind` the place of the event's next block.
+    /// Finds the place where a group's block `name` ends; `None` if it cannot be found. `walked` is the place that
+    /// the event's tokens show, if they show it. `behind` is the place of the next block in the event, if it is
+    /// known.
     fn place(
         &self,
         id: WindowId,
@@ -350,9 +359,9 @@ impl Translator {
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
-    /// Walks along the tokens of an event that skips no block. Writes to `places` the place where each of the event's
-    /// small blocks ends, or `None` if that is not known. The small blocks may lie in blocks of the contract that main
-    /// attention does not have.
+    /// Follows the tokens of an event that skips no block, to find where its small blocks end. Writes one place to
+    /// `places` for each small block, or `None` if the place is not known. This also works where main attention does
+    /// not have the contract's blocks.
     fn walk(
         &self,
         id: WindowId,
@@ -400,7 +409,8 @@ impl Translator {
         }
     }
 
-    /// Hash seed of a sequence that begins with the event.
+    /// Hash seed of the event's sequence, from the adapter and the salt in the event. To be used if the event's
+    /// blocks begin the sequence.
     fn seed_of(&self, batch: &EngineBatch, stored: &EngineStored) -> Option<HashSeed> {
         let lora_name = self.lora_name(batch, stored).ok()?;
         let salt = stored.cache_salt.map(|salt| batch.text(salt));
@@ -449,8 +459,9 @@ impl Translator {
         }
     }
 
-    /// Recomputes the runs of all blocks that a change affects: the changed blocks, and the blocks after each of them until a run
-    /// stays the same. A run is the number of a group's blocks that are held without a gap ([`super::windows`]).
+    /// Recomputes the runs of all blocks that a change affects. A run is the number of a group's blocks that are held
+    /// without a gap ([`super::windows`]). Starts at the changed blocks and goes on to their children, as long as the
+    /// runs differ from before.
     fn recompute(&mut self) {
         let (mut stack, mut changed) = (
             std::mem::take(&mut self.step.stack),
@@ -526,10 +537,9 @@ impl Translator {
         self.chain.keep_fresh(fresh);
     }
 
-    /// Emits which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, blocks
-    /// Emits the changes of blocks that were held before: which blocks are now resumable, and which are no longer
-    /// resumable. With a `begun`, blocks that are no longer resumable are emitted at that place, before all other
-    /// events.
+    /// Emits the changes of blocks that were held before this batch: which have become resumable, and which no longer
+    /// are. If `begun` is given, emits the blocks that are no longer resumable at that point, before the batch's
+    /// other events.
     fn tell_changed(&mut self, begun: Option<TranslationMark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {
@@ -552,7 +562,7 @@ impl Translator {
     }
 }
 
-/// Whether block `number` has one of the `objects`, which must be ascending by block.
+/// Whether block `number` of an event has one of `objects`. The objects must be sorted by block number.
 fn has_object(objects: &[BlockObject], number: u32) -> bool {
     objects
         .binary_search_by_key(&number, |object| object.block)

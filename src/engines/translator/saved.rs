@@ -21,7 +21,7 @@ use super::settings::TranslatorSettings;
 use super::sizes::Sizes;
 use super::windows::Windows;
 
-/// All that a translator knows between two batches.
+/// The complete state of a translator between two batches, in a form that can be written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTranslator {
     block_size: u32,
@@ -54,7 +54,7 @@ impl SavedTranslator {
 }
 
 impl Translator {
-    /// Returns all that the translator knows. Call it between two batches.
+    /// Returns the complete state of the translator. May be called only between two batches.
     ///
     /// Takes time and memory in proportion to the held blocks.
     pub fn save(&self) -> SavedTranslator {
@@ -75,12 +75,12 @@ impl Translator {
         }
     }
 
-    /// A translator that continues from where `saved` was taken. Events that the saved translator has emitted are not
-    /// emitted again.
+    /// Makes a translator with the state `saved`. It continues where the saved translator stopped, and emits no event
+    /// again that the saved translator has emitted.
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings.
+    /// [`SavedError`] if `saved` contradicts itself, or doesn't fit these settings.
     pub fn restore(settings: TranslatorSettings, saved: SavedTranslator) -> Result<Self, SavedError> {
         let (found, expected) = (saved.block_size, settings.block_size.as_u32());
         if found != expected {

@@ -35,28 +35,32 @@ pub struct TranslatorSettings {
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
     pub lora_names: HashMap<u64, String>,
-    /// Whether each removal is of one copy of a block. Otherwise a removal takes all copies.
+    /// Whether each removal event removes one copy of a block. If not, it removes all copies.
     pub counts_copies: bool,
-    /// Whether a KV connector reports blocks in tiers beyond the device. Its events tell the tokens, but nothing else by
-    /// which blocks differ. Each event is about a chunk, which can be loaded only as a whole.
+    /// Whether a KV connector reports blocks in tiers beyond the device. The connector's events give the tokens of
+    /// blocks, but no other fact by which blocks differ. Each event is about a chunk: several blocks that can be
+    /// loaded only together.
     pub has_connector: bool,
-    /// Whether requests may ask the engine to report blocks that it already has, in the form of stored events.
+    /// Whether the engine may send stored events about blocks that it already has. vLLM does so when a request asks
+    /// for such a report.
     pub has_reports: bool,
-    /// Whether a block is stored on the device only while all blocks before it are held there.
+    /// Whether a stored block on the device proves that all blocks before it are on the device, too.
     pub proves_ancestors: bool,
-    /// The farthest tier that a clear is known to empty. The clear also empties all nearer tiers.
+    /// The farthest tier that a clear certainly empties. The clear also empties all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether a batch may have clears of a KV connector's own pool, after the batch's events about the device. Such a
-    /// clear does not tell its tier.
+    /// Whether a KV connector may report clears of its own pool. Such a clear comes after the device's events of the
+    /// same batch, and does not tell its tier.
     pub has_pool_clears: bool,
-    /// Whether the engine numbers its groups of layers from 0 on, and tells of them in that order.
+    /// Whether the engine numbers its groups of layers from 0, and tells of group 0 first, then of group 1, and so
+    /// on.
     pub numbers_groups: bool,
-    /// Whether the engine's blocks differ by something that its events do not tell. Its blocks are then always in doubt.
+    /// Whether the engine's blocks differ by something that its events do not tell. If so, the holder's blocks are
+    /// always in doubt.
     pub is_untold: bool,
     /// Whether no request to the engine has a salt or an adapter. LMCache's events don't tell them.
     pub has_no_salts: bool,
-    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. If not,
-    /// such a tier is in doubt while it has blocks.
+    /// Whether the events about tiers beyond the device tell each removal, and tell which blocks can be loaded alone.
+    /// If not, each tier beyond the device is in doubt while it has blocks.
     pub tells_beyond: bool,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,

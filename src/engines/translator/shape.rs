@@ -46,7 +46,8 @@ impl Shape {
         })
     }
 
-    /// A table for the group's blocks of `block` tokens, if they are smaller than the blocks of the contract.
+    /// Makes an empty table of small blocks, for a group whose blocks of `block` tokens are smaller than the blocks
+    /// of the contract. `None` for other groups.
     pub(super) fn spots(self, block: u64) -> Option<Spots> {
         let block = usize::try_from(block).ok().filter(|_| self.fan > 1)?;
         Some(Spots::new(block, self.fan, self.need))

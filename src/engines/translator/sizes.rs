@@ -11,8 +11,8 @@ use crate::reason::Reason;
 pub(super) struct Sizes {
     /// Whether an event has shown a block of the size that the engine was registered with.
     is_proven: bool,
-    /// Whether a smaller block may have followed another smaller block. If so, the engine's blocks may be smaller than
-    /// registered.
+    /// Whether a smaller block has followed a block that is not held. That block may be a smaller one, too. The
+    /// engine's blocks may then be smaller than registered.
     is_doubted: bool,
 }
 
@@ -27,11 +27,12 @@ impl Sizes {
         self.is_doubted = false;
     }
 
-    /// Judges an event with `blocks` blocks of `told` tokens each, for an engine registered with blocks of `size` tokens.
-    /// `follows_unknown` tells that no group holds the parent of the blocks.
+    /// Judges the block size of a stored event. The event has `blocks` blocks of `told` tokens each, and the engine
+    /// was registered with blocks of `size` tokens. `follows_unknown` tells that no group holds the parent of the
+    /// blocks.
     ///
-    /// A single block with fewer than `size` tokens is an incomplete block at the end of a sequence; no block follows it. But
-    /// after an unknown parent, a smaller block can mean one of two things:
+    /// A single block with fewer than `size` tokens is an incomplete block at the end of a sequence, which no block
+    /// follows. But if its parent is unknown, the single block can mean one of two things:
     ///
     /// - The parent is a smaller block, too, and the engine's blocks are smaller than registered.
     /// - The block belongs to another cache than the blocks of the registered size.

@@ -1,18 +1,18 @@
-//! Small blocks: blocks of a window that are smaller than those of main attention. A block of main attention is a block
-//! of the contract, and consists of several small blocks. The table in this file tells which small blocks are held, and
-//! in which blocks of the contract they lie.
+//! Small blocks: blocks of a window that are smaller than those of main attention. A block of main attention is a
+//! block of the contract, and consists of several small blocks. The table in this file tells which small blocks are
+//! held, and in which blocks of the contract they lie.
 //!
 //! The engine's name of a small block is a hash of the prefix up to the small block's end. Several blocks of the
-//! contract can contain the end of this prefix. Events may tell of these blocks before or after the small block. So the
-//! table identifies a small block by its *spot*. A spot is a hash of the last whole block of the contract in the
-//! prefix, and of the tokens after that block. Each block of the contract lists its spots that matter. Each spot lists
-//! the blocks of the contract that have the spot.
+//! contract can contain the end of this prefix. Events may tell of these blocks before or after the small block. So
+//! the table identifies a small block by its *spot*. A spot is a hash of the last whole block of the contract in the
+//! prefix, and of the tokens after that block. Each block of the contract lists the spots that a request may need.
+//! Each spot lists the blocks of the contract that have the spot.
 //!
 //! To continue after a block of the contract, a request needs the last `need` small blocks up to that block's end. A
-//! block of the contract consists of `fan` small blocks. So the last min(`need`, `fan`) small blocks of each block
-//! matter. The very last one needs no spot, because it ends where the block ends. Each other small block that matters
-//! takes 16 bytes here and about 30 in the table of spots. With the windows of DeepSeek-V4, a block of 256 tokens has
-//! 18 such small blocks: about three bytes a token.
+//! block of the contract consists of `fan` small blocks. So a request may need the last min(`need`, `fan`) small
+//! blocks of each block. The very last one needs no spot, because it ends where the block ends. Each other one takes
+//! 16 bytes here and about 30 in the table of spots. With the windows of DeepSeek-V4, a block of 256 tokens has 18 of
+//! them: about three bytes a token.
 
 use std::num::NonZeroU64;
 
@@ -39,7 +39,8 @@ impl PrefixSpot {
     }
 }
 
-/// A prefix: whole blocks of the contract, and `blocks` small blocks of the next.
+/// A prefix that may end inside a block of the contract: some whole blocks of the contract, then `blocks` small
+/// blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
     content: SequenceHash,
@@ -60,7 +61,7 @@ impl Reach {
         Self::end_of(SequenceHash::from(seed.as_u64()))
     }
 
-    /// Returns this prefix, extended by the next small block, which has these tokens.
+    /// Returns the prefix that is one small block longer. That small block has the tokens `tokens`.
     pub(super) fn next(self, tokens: &[Token]) -> Self {
         // `content` covers the seed of the sequence already.
         let block = block_hash(tokens, HashSeed::default());
@@ -71,13 +72,14 @@ impl Reach {
     }
 }
 
-/// The place of a small block (smaller than those of main attention) that doesn't end with a block of the contract.
+/// The place of a small block (a block that is smaller than those of main attention) inside a block of the contract,
+/// but not at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
     /// Hash of the small block's content; `None` if it is not known. A small block that a request may need must have a
     /// known hash: see [`Spots::knows`].
     pub(super) spot: Option<PrefixSpot>,
-    /// Number of small blocks that come after this one in the same block of the contract, at least one.
+    /// Number of small blocks from the end of this one to the end of the contract's block; at least one.
     pub(super) before: u8,
 }
 
@@ -115,8 +117,8 @@ impl Cell {
     };
 }
 
-/// The users of a spot (content hash of a small block): the number of its names, and the first cell of its list. A spot has at
-/// least one name or cell.
+/// The uses of a spot (content hash of a small block): the number of names that stand for it, and the first cell of
+/// the list of cells that have it. A spot without names and cells is forgotten.
 #[derive(Debug, Clone, Copy)]
 struct Users {
     names: u32,
@@ -135,20 +137,21 @@ impl Users {
 pub(super) struct Spots {
     /// Number of tokens in a small block, that is, one smaller than those of main attention.
     block: usize,
-    /// Small blocks in a block of the contract.
+    /// Number of small blocks in a block of the contract.
     fan: u32,
-    /// Number of small blocks in a block of the contract that a request may need, not counting the last one. Each takes a
-    /// [`Cell`].
+    /// Number of spots that are listed for each block of the contract, each in a [`Cell`]. They stand for the small
+    /// blocks that a request may need. The last small block in the contract's block needs no spot and does not count.
     kept: u32,
     names: HashMap<u64, SmallBlockName>,
     users: HashMap<PrefixSpot, Users>,
-    /// Cells of the small blocks of each block of the contract, by the block's slot: `kept` for each slot. The first is the cell
-    /// of the small block nearest to the block's end.
+    /// Cells of all slots, `kept` cells for each slot, in the order of the slots. The first cell of a slot is for the
+    /// listed small block that is nearest to the end of the slot's block.
     cells: Vec<Cell>,
 }
 
 impl Spots {
-    /// Returns the names of small blocks, in no order, and the spots (content hashes) that blocks of the contract list.
+    /// Returns the saved form: the names of small blocks, in no particular order, and the spots (content hashes) that
+    /// are listed for each block of the contract.
     pub(super) fn save(&self) -> SavedSpots {
         let saved = |(name, known): (&u64, &SmallBlockName)| {
             let spot = known.spot.map(|spot| spot.0);
@@ -207,27 +210,30 @@ impl Spots {
         self.cells.clear();
     }
 
-    /// Number of names of small blocks that don't end with a block of the contract.
+    /// Number of names of small blocks that end inside a block of the contract, not at its end.
     pub(super) fn names(&self) -> usize {
         self.names.len()
     }
 
-    /// Number of [`Cell`]s that a block of the contract takes.
+    /// Number of [`Cell`]s that the table keeps for each block of the contract.
     pub(super) fn kept(&self) -> u32 {
         self.kept
     }
 
-    /// Whether the block in `slot` lists its spots, the content hashes of its small blocks. True if no such hash is needed.
+    /// Whether the spots (content hashes of the small blocks) of the block in `slot` are listed. Also true if no spot
+    /// has to be listed for any block.
     pub(super) fn is_listed(&self, slot: ChainSlot) -> bool {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
-    /// Whether the small block at this place has a known spot (content hash), or no request can need it.
+    /// Whether enough is known of the small block at this place to keep it: its spot (content hash) is known, or no
+    /// request can need the block.
     pub(super) fn knows(&self, at: Within) -> bool {
         u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
     }
 
-    /// The place of the small block that `reach` ends with; `None` if it doesn't end within a block of the contract.
+    /// The place of the last small block of the prefix `reach`; `None` if the prefix does not end inside a block of
+    /// the contract.
     pub(super) fn within(&self, reach: Reach) -> Option<Within> {
         let before = self.fan.checked_sub(reach.blocks).filter(|before| *before > 0)?;
         Some(Within {
@@ -236,7 +242,8 @@ impl Spots {
         })
     }
 
-    /// The prefix up to the end of the small block `name`; `None` if the spot (content hash) of that block is not known.
+    /// The prefix up to the end of the small block `name`; `None` if the name is not known, or the spot (content
+    /// hash) of its block is not known.
     pub(super) fn reach(&self, name: u64) -> Option<Reach> {
         let Within { spot, before } = self.find(name)?;
         Some(Reach {
@@ -250,7 +257,8 @@ impl Spots {
         self.names.get(&name).map(SmallBlockName::at)
     }
 
-    /// The place of the small block in `slot`'s block that is followed by `before` small blocks.
+    /// The place of a small block inside the block in `slot`. From its end to the end of that block, there are
+    /// `before` small blocks.
     pub(super) fn at(&self, slot: ChainSlot, before: u8) -> Within {
         let cell = self.cell(slot, before).and_then(|cell| self.cells.get(cell));
         Within {
@@ -275,9 +283,9 @@ impl Spots {
             .map(|cell| ChainSlot::new(cell / self.kept.max(1)))
     }
 
-    /// Lists the spots (content hashes of the small blocks) of the block in `slot`, which has these tokens and continues `reach`.
-    /// Returns a mask of the small blocks that are held. `None` if the spots are listed already, or the cells would be too many
-    /// for 32 bits.
+    /// Lists the spots (content hashes) of the small blocks in the block in `slot`. That block has the tokens
+    /// `tokens` and comes after the prefix `reach`. Returns a mask of those small blocks that are held. Returns
+    /// `None` if the spots are listed already, or if there would be more cells than 32 bits can number.
     pub(super) fn list(&mut self, slot: ChainSlot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
         if self.is_listed(slot) || u32::try_from(end).is_err() {
@@ -307,8 +315,8 @@ impl Spots {
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
-    /// Puts a cell (a small block of one block of the contract) first in the list of `spot`. Returns whether the spot
-    /// is held, that is, whether a name stands for it.
+    /// Puts a cell at the front of the list of cells that have the spot `spot`. A cell stands for one small block in
+    /// one block of the contract. Returns whether the spot is held, that is, whether a name stands for it.
     fn link(&mut self, cell: usize, spot: PrefixSpot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
         let users = self.users.entry(spot).or_insert(Users::NONE);
@@ -327,7 +335,7 @@ impl Spots {
         is_held
     }
 
-    /// Removes a cell from the list of the small blocks with its spot, if it is in one.
+    /// Removes a cell from the list of cells that have the same spot. Does nothing if the cell is in no list.
     fn unlink(&mut self, cell: usize) {
         let Some(place) = self.cells.get_mut(cell) else {
             return;
@@ -353,9 +361,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if its spot (content hash) is held only from now
-    /// on; `None` if the spot was held before, or no request can need it. An error changes nothing, except for
-    /// [`Reason::HiddenKey`]: then `name` is added as a second name of the spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if no name stood for its spot (content
+    /// hash) before. Returns `None` if the spot was held already, or no request can need it. An error changes
+    /// nothing, except for [`Reason::HiddenKey`]: then `name` is added as a second name of the spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
@@ -384,8 +392,8 @@ impl Spots {
         }
     }
 
-    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot (content
-    /// hash) is no longer held.
+    /// Removes a copy of the small block `name`. The first result tells whether there was a copy. The second result
+    /// is the block's place if its spot (content hash) is no longer held.
     pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return (false, None);
@@ -405,7 +413,8 @@ impl Spots {
         (true, is_gone.then_some(at))
     }
 
-    /// The spot (content hash) of the small block at `at`; `None` if no request can need that block, or its spot is unknown.
+    /// The spot (content hash) of the small block at `at`; `None` if the spot is unknown or no request can need the
+    /// block.
     fn mattering(&self, at: Within) -> Option<PrefixSpot> {
         at.spot.filter(|_| u32::from(at.before) <= self.kept)
     }

@@ -9,7 +9,7 @@ use super::block::Block;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
-/// Index that stands for no block.
+/// Index that means "no block".
 const NONE: usize = usize::MAX;
 
 impl Translator {

@@ -18,7 +18,8 @@ struct BlockLinks {
     up: u32,
     /// The slot of the first child.
     first: u32,
-    /// The siblings before and after. Blocks whose common parent is not kept are siblings too.
+    /// Slots of the sibling before this block (`before`) and of the sibling after it (`next`). Blocks that have the
+    /// same parent are siblings, even if the parent is not kept.
     before: u32,
     next: u32,
 }
@@ -32,15 +33,15 @@ impl BlockLinks {
     };
 }
 
-/// Hash and position of a parent that is not kept. A block counts as the parent only if both match, so that cycles are
-/// impossible.
+/// Sequence hash and position of a parent that is not kept. A kept block becomes the parent only if both are equal.
+/// This makes cycles impossible.
 type Missing = (SequenceHash, u32);
 
 /// The blocks as a forest, in doubly linked lists of siblings.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     links: Vec<BlockLinks>,
-    /// The first child of each parent that is not kept.
+    /// For each parent that is not kept, the slot of its first child.
     orphans: HashMap<Missing, u32>,
     /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
     touched: Vec<ChainSlot>,
@@ -89,8 +90,8 @@ impl Tree {
         self.touched.push(slot);
     }
 
-    /// Blocks that have changed since the last [`Self::forget_touched`], some of them listed several times. A change is a new or
-    /// lost parent, or a new state in a group of layers.
+    /// Blocks that have changed since the last [`Self::forget_touched`]: they have got or lost a parent, or their
+    /// state in a group of layers is new. A block can be listed several times.
     pub(super) fn touched(&self) -> &[ChainSlot] {
         &self.touched
     }
@@ -141,7 +142,7 @@ impl Tree {
         self.entered.push(slot);
     }
 
-    /// Removes `block`. Its children stay, without a parent that is kept.
+    /// Removes `block`. Its children stay, and count from now on as children of a parent that is not kept.
     pub(super) fn leave(&mut self, slot: ChainSlot, block: Block) {
         let links = self.get(slot.number());
         self.change(links.next, |next| next.before = links.before);

@@ -37,10 +37,10 @@ pub(super) struct WindowId(usize);
 /// The place where a block of a group ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockEnd {
-    /// At the end of this block of the contract.
+    /// The place where the contract's block in this slot ends.
     End(ChainSlot),
-    /// Inside a block of the contract, and so inside each block that begins with the same tokens. The slot is that of one
-    /// such block, if one is known.
+    /// A place inside a block of the contract. All of the contract's blocks that begin with the same tokens have this
+    /// place. The slot is that of one such block, if one is known.
     Within(Within, Option<ChainSlot>),
 }
 
@@ -58,19 +58,20 @@ struct WindowGroup {
     /// Tokens in a block.
     block: u64,
     shape: Shape,
-    /// Names of blocks that end with a block of the contract.
+    /// The names of the group's blocks that end together with a block of the contract.
     names: HashMap<u64, EndName>,
-    /// Blocks that end within a block of the contract. `None` unless a block of the contract has several of the group's blocks.
+    /// The group's blocks that end inside a block of the contract. `None` if the group's blocks are not smaller than
+    /// the contract's.
     spots: Option<Spots>,
-    /// Masks by slot, if a block of the contract has several of the group's blocks. A mask tells which of these blocks are held.
-    /// The last of them has the lowest bit.
+    /// One mask for each slot, used only if the group's blocks are smaller than the contract's. A mask tells which of
+    /// the group's blocks in that slot's block are held. The lowest bit stands for the last of these blocks.
     masks: Vec<u64>,
     /// Run of each block of the contract, by slot: the number of the group's blocks that are held without a gap up to the block's
     /// end.
     runs: Vec<u32>,
 }
 
-/// The outcome of a group's stored event.
+/// The result of learning a group from a stored event: the group's id, and whether the group is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Learned {
     pub(super) id: WindowId,
@@ -82,14 +83,15 @@ pub(super) struct Learned {
 pub(super) struct Windows {
     /// Tokens in a block of the contract.
     size: u64,
-    /// Number of the contract's blocks in the least common multiple of all block sizes. Cache hits end at multiples of this
-    /// number.
+    /// Number of the contract's blocks that are as long as the least common multiple of all block sizes. Cache hits
+    /// end only at multiples of this number of blocks.
     stride: u64,
     all: Vec<WindowGroup>,
-    /// Blocks of the contract on the device whose small blocks (a window's blocks within them) are not known.
+    /// Blocks of the contract that are on the device although their small blocks (a window's blocks inside them) are
+    /// not known.
     unlisted: HashSet<ChainSlot>,
-    /// Minimum number of groups of layers, if the groups are SGLang's components; otherwise `None`. SGLang's tree tells of a
-    /// component only once the component has a block.
+    /// Expected minimum number of windows and states, if the groups are SGLang's components; otherwise `None`. Fewer
+    /// may be known, because SGLang's events name a component only once it has a block.
     expected: Option<usize>,
 }
 
@@ -133,7 +135,7 @@ impl Windows {
         }
     }
 
-    /// Notes that the groups are SGLang's components, of which at least `count` are windows or states.
+    /// Notes that the groups are SGLang's components, and that at least `count` of these are windows or states.
     pub(super) fn expect(&mut self, count: usize) {
         self.expected = Some(count);
     }
@@ -175,21 +177,21 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether it is unknown what requests can reuse. Either no event has told of an expected group yet, or the small blocks (a
-    /// window's blocks) within a block on the device are not known.
+    /// Whether it is unknown how much a request can reuse. There are two causes: no event has named an expected group
+    /// yet, or the small blocks (blocks of a window) inside a block on the device are not known.
     pub(super) fn has_unlisted(&self) -> bool {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
 
-    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. Cache hits
-    /// then end within blocks of main attention, where no block of the contract ends.
+    /// Whether a state has smaller blocks than main attention, as with vLLM's decode context parallelism. A cache hit
+    /// can then end inside a block of main attention, where no block of the contract ends.
     pub(super) fn has_inner_states(&self) -> bool {
         let is_inner = |window: &WindowGroup| window.kind == GroupKind::State && window.shape.fan > 1;
         self.all.iter().any(is_inner)
     }
 
-    /// Notes that the block in `slot` is on the device, or has been. Its small blocks (a window's blocks within it) then have to
-    /// be known.
+    /// Notes that the block in `slot` is or was on the device. If its small blocks (a window's blocks inside it) are
+    /// not known, adds the block to `unlisted`.
     pub(super) fn note_on_device(&mut self, slot: ChainSlot) {
         let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());
         if spots.any(|spots| !spots.is_listed(slot)) {
@@ -213,7 +215,7 @@ impl Windows {
         }
     }
 
-    /// Whether the group was learned before all others, and has no small blocks.
+    /// Whether the group was learned before all other groups and has no small blocks (smaller than the contract's).
     pub(super) fn is_first(&self, index: u32) -> bool {
         let first = self.all.first();
         first.is_some_and(|window| window.index == index && window.spots.is_none())
@@ -262,7 +264,7 @@ impl Windows {
         Ok(Learned { id, is_new: true })
     }
 
-    /// The kind of a group.
+    /// The kind of the group `id`; `None` if there is no such group.
     pub(super) fn kind(&self, id: WindowId) -> Option<GroupKind> {
         self.all.get(id.0).map(|window| window.kind)
     }
@@ -284,14 +286,14 @@ impl Windows {
         Some(BlockEnd::Within(at, slot))
     }
 
-    /// The block of the contract that ends where the block `name` of any group ends.
+    /// The slot of the contract's block that ends where a group's block `name` ends. Searches all groups.
     pub(super) fn slot_of(&self, name: u64) -> Option<ChainSlot> {
         let found = |window: &WindowGroup| window.names.get(&name).map(|name| name.slot);
         self.all.iter().find_map(found)
     }
 
-    /// The place where the group's block before `place` ends, that is, before the block that ends at `place`. `None` if the
-    /// contract's blocks there are not kept.
+    /// The place where the preceding block of the group ends, for the block that ends at `place`. `None` if the chain
+    /// does not keep the contract's block at that place.
     pub(super) fn place_before(&self, id: WindowId, place: BlockEnd, chain: &Chain) -> Option<BlockEnd> {
         let window = self.all.get(id.0)?;
         let (slot, before) = match place {
@@ -308,7 +310,7 @@ impl Windows {
         Some(BlockEnd::End(slot))
     }
 
-    /// Whether a block of the group can end at `place`, and the place is known well enough to keep the block.
+    /// Whether a block of the group can end at `place`, and the place is known well enough to keep such a block.
     pub(super) fn fits(&self, id: WindowId, place: BlockEnd, chain: &Chain) -> bool {
         let Some(window) = self.all.get(id.0) else {
             return false;
@@ -321,8 +323,9 @@ impl Windows {
         }
     }
 
-    /// Lists the small blocks of the block in `slot`, which has these tokens and continues `reach`. Does nothing if all groups
-    /// together would need more than `cells_max` cells, one for each small block that is kept.
+    /// Lists, for each group, the small blocks inside the block in `slot`. That block has the tokens `tokens` and
+    /// comes after the prefix `reach`. Does nothing if the lists of all slots would need more than `cells_max` cells.
+    /// A cell is the memory for one listed small block.
     pub(super) fn list(
         &mut self,
         slot: ChainSlot,
@@ -352,8 +355,8 @@ impl Windows {
         self.unlisted.remove(&slot);
     }
 
-    /// Forgets the runs and small blocks that belong to blocks of the contract that are gone, so that new blocks in the same
-    /// slots begin with nothing.
+    /// Forgets the runs and small blocks of all slots that have become free. A new block in such a slot then starts
+    /// without them.
     pub(super) fn sweep(&mut self, chain: &mut Chain) {
         while let Some(slot) = chain.take_freed() {
             if !self.unlisted.is_empty() {
@@ -394,8 +397,9 @@ impl Windows {
         }
     }
 
-    /// Takes a copy of the block `name` away. Returns whether there was a copy. If that was the last copy, and the
-    /// block ends with a block of the contract, also returns the slot of that block of the contract.
+    /// Removes a copy of the group's block `name`. The second result tells whether there was a copy. If it was the
+    /// last copy, and the block ended together with a block of the contract, the first result is the slot of the
+    /// contract's block.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
@@ -502,7 +506,8 @@ impl WindowGroup {
         Ok(())
     }
 
-    /// Sets whether the group's block that ends with the block in `slot` is held. Returns whether it was held before.
+    /// Sets whether the group holds the block that ends together with the block in `slot`. Returns whether the group
+    /// held it before.
     fn set_end(&mut self, slot: ChainSlot, is_held: bool) -> bool {
         if self.spots.is_some() {
             let mask = self.mask(slot);
@@ -547,8 +552,8 @@ impl WindowGroup {
         self.runs.get(slot.place()).map_or(0, |run| run & !HELD)
     }
 
-    /// Number of the group's held blocks in the block in `slot`, counted back from the end of that block to the first
-    /// gap.
+    /// Number of the group's blocks in the block in `slot` that are held without a gap, counted back from the end of
+    /// that block.
     fn own(&self, slot: ChainSlot) -> u32 {
         if self.shape.fan == 1 {
             let run = self.runs.get(slot.place()).copied().unwrap_or_default();

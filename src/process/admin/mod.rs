@@ -38,8 +38,9 @@ pub use readiness::{Latch, Readiness, ReadinessReport};
 pub use server::{AdminError, AdminServer};
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
-/// Maximum number of answers that are streamed at the same time. A client address may have twice as many connections.
-/// So the listener never has to close the streams of a client to make room for other requests of the same client.
+/// Maximum number of answers that are streamed at the same time. A single client may have twice as many connections.
+/// So a client that holds all streams can still make other requests, and the listener closes none of its streams to
+/// make room for them.
 pub const STREAMS_MAX: usize = 16;
 
 /// The source of the admin listener's answers. All methods run on the admin thread. A method must be quick, and must
@@ -54,11 +55,11 @@ pub trait AdminSource: Send + Sync {
     /// Returns the workers that the query selects, as one JSON value.
     fn workers_json(&self, query: &WorkersQuery) -> String;
 
-    /// Returns the sizes of the index by namespace, as one JSON value.
+    /// Returns the sizes of the index as one JSON value, with an entry for each namespace.
     fn index_json(&self) -> String;
 
-    /// Returns flags of vLLM's router for a query string, or an error text for the client if the query string is not valid.
-    /// `None` if no engines are republished here.
+    /// Returns the flags with which vLLM's router follows the engines that this process republishes. `Err` has a text
+    /// for the client if the query string is not valid. `None` if this process republishes no engines.
     fn router_flags(&self, _query: Option<&str>) -> Option<Result<String, String>> {
         None
     }

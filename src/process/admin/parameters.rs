@@ -12,7 +12,7 @@ pub enum ParametersError {
     /// The text has a character that no query string may have.
     #[error("the query string: {0}")]
     Text(#[from] InvalidUri),
-    /// A parameter is missing, not known, given twice or not of its form.
+    /// A parameter is missing, not known, or given twice, or its value has the wrong form.
     #[error("{}", .0.body_text())]
     Parameters(#[from] QueryRejection),
 }

@@ -21,17 +21,17 @@ worded! {
         QueriesSubscribed => "queries_subscribed",
         /// Events that were published before the start are applied.
         CaughtUp => "caught_up",
-        /// The index knows as much as the index of a serving replica, or the time allowed for that is over. Also set if no
-        /// replica serves.
+        /// The index knows as much as the index of a replica that already takes queries, or the time allowed for
+        /// catching up is over. Also set if there is no such replica.
         Settled => "settled",
-        /// The bridge in this process knows the blocks of all engines that it follows, or the time allowed for that is over. Also
-        /// set if there is no bridge.
+        /// The bridge in this process knows the blocks of all engines that it follows, or the time allowed for
+        /// learning them is over. Also set if there is no bridge.
         EnginesFollowed => "engines_followed",
     }
 }
 
 impl Latch {
-    /// Returns the event that the daemon waits for while the latch is not set, in words for people.
+    /// Returns, in words for people, the event that sets the latch.
     const fn awaited(self) -> &'static str {
         match self {
             Self::Connected => "a NATS server to be reached",
@@ -88,8 +88,8 @@ impl Readiness {
         self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
     }
 
-    /// Adds a connection for [`Latch::Connected`]; `stands` returns whether the connection is up at the moment. From
-    /// now on, only the added connections decide this latch: it is set while at least one added connection is up.
+    /// Adds a connection for [`Latch::Connected`]. The function `stands` returns whether this connection is up at the
+    /// moment. Once a connection has been added, the latch is set exactly while at least one added connection is up.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
     }
@@ -109,15 +109,16 @@ impl Readiness {
         self.connections.lock().clear();
     }
 
-    /// Whether a question that has reached the daemon may be answered. All latches must be set except
-    /// [`Latch::Connected`], and the daemon must not be draining. While [`Latch::Connected`] is not set, no NATS server
-    /// can be reached, and answers call no holder exact.
+    /// Whether the daemon may answer a question that it has received. It may if it is not draining and all latches
+    /// other than [`Latch::Connected`] are set. While [`Latch::Connected`] is not set, no NATS server can be reached,
+    /// and answers call no holder exact.
     pub fn may_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
 
-    /// Whether a question may be answered, by the rules of [`Self::may_answer`], but also while the daemon is draining. This is
-    /// for clients that would mistake a refusal for an answer. A draining daemon follows events until all questions are answered.
+    /// Whether the daemon may answer a question, even while it is draining. All other rules are those of
+    /// [`Self::may_answer`]. Use this for clients that would mistake a refusal for an answer. A draining daemon still
+    /// follows events until all questions are answered.
     pub fn may_still_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) & !DRAINING | Latch::Connected.bit() == ALL_LATCHES
     }
@@ -154,8 +155,8 @@ pub struct ReadinessReport {
 }
 
 impl ReadinessReport {
-    /// Returns the report with `refusals`, the NATS server's refusals of the precondition that `latch` stands for. If
-    /// there are any, `latch` is unset, and the refusals are shown as reasons.
+    /// Returns the report with the NATS server's `refusals`, which concern the precondition of `latch`. If there are
+    /// refusals, the report shows the latch as unset and the refusals as reasons.
     #[must_use]
     pub fn refused(self, latch: Latch, refusals: Vec<String>) -> Self {
         let bits = match refusals.is_empty() {
@@ -184,11 +185,11 @@ impl ReadinessReport {
         self.bits & DRAINING != 0
     }
 
-    /// Returns the unset latch that an operator should look at first; `None` if the daemon is ready or stopping. The first of
-    /// these counts:
+    /// Returns the unset latch that an operator should look at first. `None` if the daemon is ready or stopping. The
+    /// result is:
     ///
-    /// - [`Latch::Connected`], if it is unset and a connection has trouble;
-    /// - the first unset latch in the order in which a daemon sets latches.
+    /// - [`Latch::Connected`] if it is unset and a connection has trouble,
+    /// - else the first unset latch in the order in which a daemon sets latches.
     pub fn awaited(&self) -> Option<Latch> {
         const STARTED: [Latch; Latch::ALL.len()] = [
             Latch::SnapshotLoaded,

@@ -59,7 +59,8 @@ fn typed(content_type: &'static str, body: String) -> impl IntoResponse {
     ([(CONTENT_TYPE, content_type)], body)
 }
 
-/// Answers a request. Refuses a request with a body, and one that a page of another site makes for the page's data.
+/// Answers a request, unless it must be refused. Refused are requests that have a body, and requests for the page's
+/// data that come from a page of another site.
 async fn guard(request: Request, next: Next) -> Response {
     let has_body = !request.body().is_end_stream();
     // A page of another site, open in the operator's browser, must not make such requests.

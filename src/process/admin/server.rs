@@ -40,7 +40,7 @@ pub enum AdminError {
     /// connection, and its port becomes free when that method returns.
     #[error("the admin thread did not end within {limit:?}; what it serves is stuck")]
     StopTimedOut {
-        /// Maximum time of the wait.
+        /// Time after which the caller stopped waiting for the thread's end.
         limit: Duration,
     },
     /// The admin thread ended by a panic, which was logged.
@@ -75,12 +75,13 @@ impl Default for AdminLimits {
     }
 }
 
-/// The running admin listener. Dropping it stops it without waiting; [`AdminServer::stop`] waits.
+/// The running admin listener. Dropping this value stops the listener and does not wait for its end.
+/// [`AdminServer::stop`] waits.
 #[derive(Debug)]
 pub struct AdminServer {
     local_addr: SocketAddr,
     stopping: CancellationToken,
-    /// Channel that disconnects when the listener's thread has ended. Nothing is ever sent on it.
+    /// Channel on which nothing is ever sent. It disconnects when the listener's thread has ended.
     ended: Receiver<Infallible>,
     thread: Option<JoinHandle<()>>,
     limits: AdminLimits,

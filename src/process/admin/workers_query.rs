@@ -39,7 +39,7 @@ pub struct WorkersQuery {
     pub has_changes: bool,
     /// Largest number of holders to return, 1 to [`WORKERS_LIMIT_MAX`].
     pub limit: usize,
-    /// Only holders after this cursor, in the order of namespace, worker and rank.
+    /// Only the holders after this cursor. Holders are ordered by namespace, worker and rank.
     pub after: Option<WorkersCursor>,
 }
 

@@ -9,11 +9,12 @@ use kvatlas_config::Authentication;
 
 use super::signed;
 
-/// Returns the credentials for one connection. `nonce` is the server's text that the credentials have to sign.
+/// Returns the credentials with which a connection authenticates. `nonce` is the server's text for this connection,
+/// which some credentials have to sign.
 ///
 /// # Errors
 ///
-/// Errors of reading or using the file.
+/// Errors of reading or using the file with the credentials.
 pub(super) fn present(how: &Authentication, nonce: &[u8]) -> io::Result<Auth> {
     let mut auth = Auth::new();
     match how {

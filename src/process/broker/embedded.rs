@@ -306,7 +306,7 @@ pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerErro
     })
 }
 
-/// Places where a `nats-server` may be.
+/// Places in which a `nats-server` binary is searched for.
 #[derive(Debug, Default)]
 struct ServerBinaryPaths {
     configured: Option<PathBuf>,

@@ -21,8 +21,8 @@ use kvatlas_telemetry::log_gated;
 /// Interval between two checks of the number of bytes that were received and not taken. The number can exceed the bound
 /// by the bytes that arrive in one interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Upper bound on the bytes that the server sends with a message in addition to the message's subjects, headers and
-/// payload. With a lower number, bytes of messages that have been taken would count as waiting.
+/// Upper bound on the bytes that the server sends for a message in addition to its subjects, headers and payload. A
+/// bound that is too low would leave bytes of taken messages counted as waiting.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
 /// Counts the bytes that a connection has received, and how many of them the process has taken.
@@ -32,13 +32,14 @@ pub struct Intake {
     /// Statistics of the connection; empty before the connection is made.
     statistics: OnceLock<Arc<Statistics>>,
     taken: AtomicU64,
-    /// Tells the task that takes messages to check whether its buffers are empty. The server also sends bytes that
-    /// never reach a subscription. These count as waiting until that task calls [`Intake::took_all`].
+    /// Wakes the task that takes messages, so that it checks whether its buffers are empty. Some bytes from the
+    /// server belong to no message and would count as waiting for ever. If the buffers are empty, the task calls
+    /// [`Intake::took_all`], which ends that.
     look_again: Notify,
 }
 
 impl Intake {
-    /// Makes a bound of about `bytes_max` on the bytes that are received but not taken.
+    /// Returns an intake that allows about `bytes_max` bytes to be received and not yet taken.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes_max: bytes_max as u64,
@@ -48,7 +49,7 @@ impl Intake {
         })
     }
 
-    /// Counts the bytes that `client` receives. Calls after the first change nothing.
+    /// Begins to count the bytes that `client` receives. Only the first call has an effect.
     pub(super) fn count(&self, client: &Client) {
         self.statistics.get_or_init(|| client.statistics());
     }
@@ -59,8 +60,8 @@ impl Intake {
         statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
     }
 
-    /// Notes that the process has taken a message from the connection. Only one task may call this,
-    /// [`Self::took_bytes`] and [`Self::took_all`].
+    /// Notes that the process has taken a message from the connection. All calls of this method, of
+    /// [`Self::took_bytes`] and of [`Self::took_all`] must come from one task.
     pub fn took(&self, message: &Message) {
         self.took_bytes(bytes_of(message));
     }
@@ -77,8 +78,8 @@ impl Intake {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Waits until more than half of the bound counts as waiting. If the caller then finds its buffers empty, it calls
-    /// [`Self::took_all`].
+    /// Waits until the intake asks whether the caller's buffers are empty, because more than half of the bound counts
+    /// as waiting. If the buffers are empty, the caller then calls [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }
@@ -93,8 +94,8 @@ impl Intake {
         }
     }
 
-    /// Whether the bytes that were received and not taken are at most half of the bound. Only then is a new connection
-    /// made.
+    /// Whether a new connection may be made: the bytes that were received and not taken are at most half of the
+    /// bound.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() <= self.bytes_max / 2
     }

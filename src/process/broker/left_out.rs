@@ -1,4 +1,5 @@
-//! Refusal of credentials that sign the server's nonce, for a program that was built without the feature `nkeys`.
+//! Functions for a program that was built without the feature `nkeys`. They refuse all credentials that have to sign
+//! the server's nonce.
 
 use std::io;
 use std::path::Path;

@@ -31,8 +31,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Time that the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Number of round trips after which a subscription counts as confirmed. The client library delivers the server's errors on
-/// another path than messages. The second trip gives the errors time to arrive first.
+/// Number of round trips to the server after which a subscription counts as confirmed. The client library delivers
+/// errors and messages on different paths. During the second round trip, an error of the subscription has time to
+/// arrive.
 const CONFIRMATION_TRIPS: usize = 2;
 
 /// Cause of a connection that fails for TLS.
@@ -133,12 +134,12 @@ pub enum ConnectionNotice {
     /// The server is about to shut down (lame duck mode). It takes no new connections, and ends the existing ones one
     /// after the other.
     LameDuck,
-    /// The server or the client library reported another error. The text is theirs.
+    /// Any other error, in the words of the server or of the client library.
     Error(String),
 }
 
 impl ConnectionNotice {
-    /// Whether messages of core NATS may have been lost in this incident.
+    /// Whether the incident may mean that messages of core NATS were lost.
     pub fn loses_messages(&self) -> bool {
         matches!(self, Self::Disconnected | Self::SlowConsumer)
     }
@@ -177,7 +178,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Makes a bound on the number of messages only.
+    /// Makes a buffer that is bounded in the number of messages, and not in their size.
     pub fn of_messages(messages_max: usize) -> Self {
         Self {
             messages_max,
@@ -185,7 +186,8 @@ impl Buffer {
         }
     }
 
-    /// Makes a bound on the number of messages and on their total size. Also returns the [`Intake`], which counts their bytes.
+    /// Makes a buffer that is bounded in the number of messages and in their total size. Also returns the [`Intake`],
+    /// which counts the bytes of the messages.
     pub fn of_bytes(messages_max: usize, bytes_max: usize) -> (Self, Arc<Intake>) {
         let intake = Intake::new(bytes_max);
         let buffer = Self {
@@ -212,7 +214,8 @@ pub async fn connect(
     connect_with(config, role, buffer, patience, notice).await
 }
 
-/// Returns the servers of a configuration as text for people: hosts and ports, without the passwords in URLs.
+/// Returns the configured servers as text for people: `HOST:PORT` for each, separated by commas. Passwords in the
+/// URLs are left out.
 pub fn places_of(config: &NatsConfig) -> String {
     let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
     config.urls.iter().map(name).collect::<Vec<_>>().join(", ")
@@ -331,8 +334,8 @@ pub async fn connect_counted(
     connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
-/// Adds `client` to the connections that [`Readiness`] follows: the process is not ready while no followed connection
-/// is up.
+/// Adds `client` to the connections that decide whether the process is ready. It is not ready while none of them is
+/// up.
 pub fn follow_connection(readiness: &Readiness, client: &Client) {
     let client = client.clone();
     readiness.follow_connection(move || client.connection_state() == State::Connected);
@@ -343,7 +346,8 @@ pub fn follow_connection(readiness: &Readiness, client: &Client) {
 struct LastErrors(Mutex<Vec<String>>);
 
 impl LastErrors {
-    /// Keeps the texts of the last errors of the servers in `pool`, the servers that are tried.
+    /// Remembers the last error of each server in `pool`. These are the servers to which the client library tries to
+    /// connect.
     fn note(&self, pool: &[Server]) {
         *self.0.lock() = pool
             .iter()
@@ -351,7 +355,7 @@ impl LastErrors {
             .collect();
     }
 
-    /// Returns the text of the last error of this kind. Returns the kind itself if no such error is kept.
+    /// Returns the full text of the last error of the kind `kind`; returns `kind` itself if no such text is kept.
     fn of_kind(&self, kind: &str) -> String {
         let errors = self.0.lock();
         let error = errors.iter().find(|error| error.starts_with(kind));
@@ -392,8 +396,8 @@ fn describe(error: &async_nats::ConnectError) -> String {
     cause_of(&error.kind().to_string(), &error.to_string())
 }
 
-/// Whether `error`, the text of an error of connecting, is about TLS. The client library calls errors of a TLS session
-/// errors of input and output. The function recognizes them by the first words of rustls's error texts.
+/// Whether `error`, the text of a failed attempt to connect, is about TLS. The client library gives errors of TLS
+/// sessions the kind of input and output errors. So this function looks for the first words of rustls's error texts.
 fn is_about_tls(error: &str) -> bool {
     let input_output = ConnectErrorKind::Io.to_string();
     let session = [
@@ -414,8 +418,9 @@ fn is_about_tls(error: &str) -> bool {
     is_of_session || error.starts_with(&ConnectErrorKind::Tls.to_string())
 }
 
-/// Returns a clear cause for an error of connecting, by the text of its [`ConnectErrorKind`] and its whole text. `None`
-/// if there is no clearer text. The original text would not tell an operator that no server is there.
+/// Returns a clearer text for the cause of a failed attempt to connect; `None` if the client library's text is clear.
+/// `kind` is the text of the error's [`ConnectErrorKind`], and `error` is the error's whole text. For example, the
+/// library's text would not tell an operator that no server is there.
 fn known_cause(kind: &str, error: &str) -> Option<&'static str> {
     if is_about_tls(error) {
         return Some(NO_TLS);
@@ -438,7 +443,7 @@ fn known_cause(kind: &str, error: &str) -> Option<&'static str> {
         .map(|(_, cause)| *cause)
 }
 
-/// Returns advice on what to check if the connection cannot be made.
+/// Returns advice for people: the settings to check after an attempt to connect has failed with `error`.
 fn mend_of(error: &async_nats::ConnectError) -> &'static str {
     match error.kind() {
         _ if is_about_tls(&error.to_string()) => {
@@ -476,11 +481,11 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
         .unwrap_or(Err(RoundTripError::TimedOut(patience)))
 }
 
-/// Waits until the server has confirmed a subscription that was made on `client` before, and then returns `true`. While
-/// the server cannot be reached, the function keeps waiting. `name` names the subscription in the log.
+/// Waits until the server has confirmed a subscription that was made on `client` before, and then returns `true`.
+/// Keeps waiting while the server cannot be reached. `name` is the subscription's name for the log.
 ///
-/// Returns `false` if so many bytes wait in `intake` that no new connection is made. The subscriber must then
-/// [discard](Intake::discard) its subscription, because no task takes messages from an unconfirmed subscription.
+/// Returns `false` if too many bytes wait in `intake`, so that no new connection is made. The caller must then
+/// [discard](Intake::discard) the subscription: no task takes its messages, because it is not confirmed.
 pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {

@@ -19,13 +19,15 @@ pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines whose events have only the numbers.
     pub adapters: BTreeMap<u64, String>,
     /// Whether the engine distinguishes blocks by a property that its events leave out: an adapter, a salt, or tokens
-    /// beyond the block. If so, it is in doubt which blocks the engine holds.
+    /// after the block. If so, it is never certain which blocks the engine holds.
     pub is_untold: bool,
-    /// Whether no request to the engine has a salt or an adapter. Some connectors don't tell these.
+    /// Whether all requests to the engine come without a salt and without an adapter. This is needed for connectors
+    /// whose events tell neither.
     #[serde(default)]
     pub has_no_salts: bool,
-    /// Whether the events about tiers beyond the device tell each removal, and which blocks can be loaded alone. Only
-    /// Dynamo's event plane needs the statement.
+    /// Whether the events about tiers beyond the device (host, disk, remote storage) tell each removal, and tell
+    /// which blocks can be loaded alone. Has to be given only for Dynamo's event plane: for other formats, the format
+    /// decides.
     #[serde(default)]
     pub tells_beyond: bool,
 }

@@ -56,15 +56,15 @@ pub struct NewEngine {
     pub block_size: u32,
     /// Prefix of the topics that are followed; empty for all topics.
     pub topic: String,
-    /// Facts about the engine's blocks that are not in the engine's events.
+    /// Facts about the engine's blocks that the engine's events don't tell.
     pub beside: BesideEvents,
-    /// Facts about the engine's groups of layers that are not in the engine's events.
+    /// Facts about the engine's groups of layers that the engine's events don't tell.
     pub groups: GroupFacts,
     /// Address where requests for the engine go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// Place where Dynamo's workers record how a bridge can ask them for all their blocks. Only operators can give this
-    /// place; a registered publisher has none.
+    /// Place at which Dynamo's workers record how a bridge can ask them for all their blocks. Only operators can give
+    /// this place. `None` for a publisher that a client has registered.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
 }
@@ -100,8 +100,8 @@ impl NewEngine {
         }
     }
 
-    /// Whether the connection over which this publisher's events come may also bring events of other holders. False for
-    /// a publisher that has ZeroMQ sockets of its own.
+    /// Whether this publisher's connection may also bring events of other holders. False for a publisher with its own
+    /// ZeroMQ sockets.
     pub fn is_source(&self) -> bool {
         self.connection() != Connection::Sockets
     }
@@ -112,7 +112,7 @@ impl NewEngine {
 pub enum Connection {
     /// Two ZeroMQ sockets of a publisher: one publishes, the other one replays.
     Sockets,
-    /// One topic or subject of Dynamo's event plane, with the events of many workers.
+    /// A topic or subject of Dynamo's event plane. It carries the events of many workers.
     Plane,
     /// A stream over gRPC from the engine's server.
     Stream,
@@ -141,9 +141,9 @@ pub struct NewServer {
     pub format: Format,
     /// Number of tokens in a block; `None` if the engine has to report the number.
     pub block_size: Option<u32>,
-    /// Facts about the engine's blocks that are not in the engine's events.
+    /// Facts about the engine's blocks that the engine's events don't tell.
     pub beside: BesideEvents,
-    /// Facts about the engine's groups of layers that are not in the engine's events.
+    /// Facts about the engine's groups of layers that the engine's events don't tell.
     pub groups: GroupFacts,
     /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
@@ -200,8 +200,8 @@ impl NewServer {
         }
     }
 
-    /// Whether `other` is asked and followed in exactly the same way. The address for requests and the labels may differ, also
-    /// the labels with which the server was found.
+    /// Whether a bridge would ask and follow the server `other` in exactly the same way. The two may differ in the
+    /// address for requests and in all labels.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
@@ -240,8 +240,8 @@ impl GivenEngine {
         }
     }
 
-    /// Returns the endpoints that the bridge connects to for this engine. For a server, this is only its URL, because
-    /// the endpoints of its publishers are not known in advance.
+    /// Returns the endpoints to which the bridge connects for this engine. For a server, this is only the server's
+    /// URL. The bridge learns the endpoints of its publishers later.
     pub fn endpoints(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Publisher(engine) => Box::new(engine.endpoints()),
@@ -315,7 +315,7 @@ pub enum SizeOf {
     /// An engine that is followed.
     #[error("{0} has that size; unregister the engines of the model first")]
     Engine(Box<EngineKey>),
-    /// A holder in the index. Further holders may have this block size, too.
+    /// A holder in the index, whose blocks have this size. There may be more such holders.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
     Holder(HolderId),
 }
@@ -331,14 +331,14 @@ pub enum RegisterRefusal {
         /// Address at which the publisher is followed.
         endpoint: String,
     },
-    /// Another engine, with another model or block size, is followed at the same address.
+    /// Another engine is already followed at this address. It has another model or another block size.
     #[error("{endpoint} is followed as {key} with blocks of {block_size} tokens; unregister that first")]
     SameAddress {
         /// Key of the publisher that is followed there.
         key: Box<EngineKey>,
         /// Address of the publisher.
         endpoint: String,
-        /// Block size of the publisher that is followed there.
+        /// Block size of the publisher that is already followed at the address.
         block_size: u32,
     },
     /// The configuration does not allow the bridge to connect to this host.
@@ -354,7 +354,7 @@ pub enum RegisterRefusal {
     OtherBlockSize {
         /// Block size in the registration.
         asked: u32,
-        /// Block size of the namespace.
+        /// Block size that the namespace already has.
         in_force: u32,
         /// Party that has determined the namespace's block size.
         whose: SizeOf,
@@ -383,7 +383,8 @@ pub enum RegisterRefusal {
 }
 
 impl RegisterRefusal {
-    /// Whether a holder in the index is the reason for the refusal. Such a holder may be about to leave the index.
+    /// Whether the reason for the refusal is the block size of a holder in the index. That holder may be about to
+    /// leave the index.
     fn is_by_holder(&self) -> bool {
         let Self::OtherBlockSize { whose, .. } = self else {
             return false;
@@ -392,8 +393,8 @@ impl RegisterRefusal {
     }
 }
 
-/// Calls `attempt`, which tries to follow engines. Repeats it for at most two seconds while holders with another block size
-/// prevent that. Such holders leave the index soon if their engines were just unregistered.
+/// Calls `attempt`, which tries to follow engines. Repeats the call for at most two seconds while it fails because of
+/// holders with another block size. Such holders leave the index soon if their engines were just unregistered.
 ///
 /// # Errors
 ///
@@ -455,13 +456,14 @@ pub trait EngineRegistry: Send + Sync {
     /// [`RegisterRefusal::Host`].
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
 
-    /// Returns the registration token: a client has to show it to register engines. Programs on this machine need no
-    /// token, nor do clients that have shown the token of the HTTP listener. `None` if the bridge has no registration
-    /// token.
+    /// Returns the token that a client has to show to register engines. No token is needed from programs on this
+    /// machine, or from clients that have shown the token of the HTTP listener. `None` if the bridge has no
+    /// registration token.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Stops following all engines for which `is_meant` returns true, and returns their keys. If it returns true for one rank of
-    /// a server, the bridge stops following all ranks of that server.
+    /// Stops following the engines for which `is_meant` returns true. Returns the keys of all engines that are no
+    /// longer followed. If `is_meant` selects one rank of a server, the bridge stops following all ranks of that
+    /// server.
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
 
     /// Returns the followed engines and their states, in the order of their keys.

@@ -75,8 +75,8 @@ impl DirectoryLock {
     }
 }
 
-/// Unlocks the file explicitly, because closing it is not enough. If another thread is just starting a child process, the child
-/// has the file open, too, until its program begins.
+/// Unlocks the file explicitly, because closing it does not always unlock it. If another thread is just starting a
+/// child process, the child also has the file open until the child's own program begins.
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Unlocking fails only if there is no lock any more.

@@ -24,8 +24,8 @@ pub(super) enum CacheChange {
     SidesEvicted(Vec<SequenceHash>),
 }
 
-/// Returns the changes that an admission makes to a cache. Applied in their order, they never let the index promise too many
-/// blocks.
+/// Returns the changes that an admission makes to a cache, in a safe order: an index that applies them in this order
+/// never shows more reusable blocks than the cache has.
 pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<CacheChange> {
     let blocks = events_of(chain, &admission);
     let mut changes = vec![CacheChange::SidesEvicted(admission.sides_evicted)];
@@ -144,7 +144,8 @@ impl RouterGuesses {
         }
     }
 
-    /// Returns how many leading blocks of a prompt a request should be able to reuse at each worker, by the guesses.
+    /// Returns, for each worker, how many leading blocks of a prompt a request could reuse there if the router's
+    /// guesses are right.
     pub(super) fn usable(&self, chain: &[SequenceHash]) -> Vec<u64> {
         let usable = |cache: &PrefixCache| u64::try_from(cache.usable_blocks(chain)).unwrap_or(u64::MAX);
         self.caches.iter().map(usable).collect()
@@ -160,8 +161,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The index gives the same depths as the worker's cache. This also holds after the cache was emptied, and for
-        /// prompts that were never admitted.
+        /// Tests that the index gives the same depths as the worker's cache. This also holds after the cache was
+        /// emptied, and for prompts that were never admitted.
         #[test]
         fn what_is_heard_is_the_cache(
             capacity in 4_usize..30,

@@ -63,9 +63,9 @@ pub struct ServiceModel {
 }
 
 impl Default for ServiceModel {
-    /// Costs of a worker that computes about 25,000 prompt tokens a second, in blocks of 512, and 40 answer tokens a second.
-    /// Events arrive within 5 ms, and there is a heartbeat every second. A block in flight costs other requests a tenth of the
-    /// cost of a block to compute.
+    /// Returns the costs of a typical worker. It computes about 25,000 prompt tokens a second, in blocks of 512
+    /// tokens, and 40 answer tokens a second. Its events arrive after 5 ms, and it sends a heartbeat every second. A
+    /// block in flight counts a tenth as much as a block to compute.
     fn default() -> Self {
         Self {
             block_us: 20_000,
@@ -88,14 +88,14 @@ pub struct Scenario {
     pub restart_every_us: u64,
     /// Number of lost events in a thousand.
     pub lost_events_per_mille: u32,
-    /// Length of a period, in microseconds; 0 if the index always answers. The index answers during one period, gives
-    /// no answers during the next, and so on.
+    /// Length of the periods in which the index alternately answers and does not answer, in microseconds. The first
+    /// period is one with answers. 0 if the index always answers.
     pub blind_every_us: u64,
 }
 
 impl Scenario {
-    /// The scenarios of a comparison: one router without faults, four routers, restarts, lost events, and four routers without
-    /// answers for half of the time.
+    /// All scenarios of a comparison: one router without faults; four routers; restarts of workers; lost events; four
+    /// routers that get no answers half of the time.
     pub const ALL: [Self; 5] = [
         Self {
             name: "one router",
@@ -160,13 +160,13 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Serves the requests by every policy, scenario by scenario. `observe` is called after each run. With windows or states,
-    /// only scenarios without faults run.
+    /// Serves the requests once for each policy in each scenario. Calls `observe` after each of these runs. For a
+    /// cache with windows or states, runs only the scenarios without faults.
     ///
     /// # Errors
     ///
-    /// [`SimulationError`](super::SimulationError) if the index does not take the fleet, or a histogram can't be made. Both would
-    /// be errors in this program.
+    /// [`SimulationError`](super::SimulationError) if the index does not take the fleet, or a histogram can't be
+    /// made. Both would be errors in this program.
     pub fn run(
         &self,
         requests: &[Request],

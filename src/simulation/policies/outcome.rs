@@ -8,7 +8,8 @@ use super::super::attention::CacheModel;
 /// Figures of one policy under one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PolicyOutcome {
-    /// The scenario's name, followed by the cache's model if its attention is not full.
+    /// The scenario's name. If the cache also keeps windows or states, the name is followed by a description of the
+    /// cache.
     pub scenario: String,
     /// The policy's name.
     pub policy: &'static str,
@@ -62,7 +63,8 @@ impl Counts {
         self.computed_blocks += prompt_blocks.saturating_sub(hit_blocks);
     }
 
-    /// Counts a request's first token: its blocks, its reused blocks, and the time that it waited.
+    /// Counts a request whose first token has come: the blocks of its prompt, the reused blocks among them, and the
+    /// time from the request to the first token.
     pub(super) fn first_token(&mut self, prompt_blocks: u64, hit_blocks: u64, waited_us: u64) {
         self.prompt_blocks += prompt_blocks;
         self.hit_blocks += hit_blocks;

@@ -3,16 +3,16 @@
 use fastrand::Rng;
 use kvatlas_core::worded;
 
-/// Number of a prompt's first blocks by which some policies choose its worker, so that prompts with equal beginnings go
-/// to the same worker. These blocks reach beyond the system prompt, which most prompts share.
+/// Number of leading blocks that decide which worker some policies choose, so that prompts with the same beginning go
+/// to the same worker. The number is large enough to reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
-/// Divisor for the tolerance of [`Policy::ExactWithHome`] if some of the prompt is cached. The tolerance is the
-/// prompt's own cost divided by this number. Workers whose cost exceeds the least cost by at most the tolerance count as
-/// equally cheap.
+/// Divisor that gives the tolerance of [`Policy::ExactWithHome`] for a prompt that is partly cached: the prompt's own
+/// cost divided by this number. Workers whose cost is above the least cost by at most the tolerance count as equally
+/// cheap.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
-/// Greatest load at which [`Policy::AffinityWithLoad`] still sends a prompt to a worker, in hundredths of the mean
-/// load. A prompt's *home* is the worker that its first blocks hash to. If the home has more load, the next worker is
-/// tried.
+/// Greatest load that a worker may have to get a prompt by [`Policy::AffinityWithLoad`], in percent of the mean load.
+/// The policy first tries the prompt's *home*, the worker that the prompt's first blocks hash to. If its load is
+/// greater, the policy tries the next worker.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
 worded! {
@@ -22,10 +22,10 @@ worded! {
         /// The worker with the least cost. The cost is the weighted sum of the worker's blocks to compute (which the
         /// index tells) and of its blocks in flight.
         ExactWithLoad => "exact answers, with load",
-        /// The worker with the highest hash score for the prompt's first blocks, among the workers with about the least cost. The
-        /// cost is that of `ExactWithLoad`.
+        /// The worker with the highest hash score for the prompt's first blocks, among the workers whose cost is
+        /// close to the least cost. The cost is that of `ExactWithLoad`.
         ExactWithHome => "exact answers, load, home",
-        /// The worker with the most blocks to reuse, by the index.
+        /// The worker that can reuse the most blocks, according to the index.
         Exact => "exact answers",
         /// As `ExactWithLoad`, but every matched block of full attention counts as reusable.
         MatchedWithLoad => "matched only, with load",
@@ -33,9 +33,10 @@ worded! {
         Matched => "matched only",
         /// The worker with the least cost, as `ExactWithLoad`, but by the router's guesses instead of the index.
         GuessWithLoad => "own guesses, with load",
-        /// The worker with the most blocks to reuse, by the router's guesses.
+        /// The worker that can reuse the most blocks, according to the router's own guesses.
         Guess => "own guesses",
-        /// The worker that the first blocks hash to, or the next worker whose load is not far above the mean.
+        /// The worker that the prompt's first blocks hash to. If its load is far above the mean, the next worker
+        /// whose load is not.
         AffinityWithLoad => "first blocks, with load",
         /// The worker that the first blocks hash to.
         Affinity => "first blocks",
@@ -154,7 +155,7 @@ impl PolicyRouter {
         }
     }
 
-    /// Returns the worker with the least cost. Among equals chance decides.
+    /// Returns the worker with the least cost. If several workers have the least cost, draws one of them at random.
     fn least(&mut self, cost: impl Fn(usize, &Load) -> u64) -> usize {
         let costs: Vec<u64> = self
             .loads
@@ -169,12 +170,13 @@ impl PolicyRouter {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Returns the worker with the highest score for the first blocks. Only workers whose cost exceeds the least cost
-    /// by no more than a tolerance are considered. This is rendezvous hashing (Thaler and Ravishankar, 1998): all
-    /// routers prefer the same workers for a prompt, in the same order, without talking to each other.
+    /// Returns the worker with the highest score for the prompt's first blocks, among the workers that are cheap
+    /// enough: their cost is above the least cost by at most a tolerance. This is rendezvous hashing (Thaler and
+    /// Ravishankar, 1998). All routers prefer the same workers for a prompt, in the same order, without talking to
+    /// each other.
     ///
-    /// If some of the prompt is known to be cached, the tolerance is a tenth of the prompt's own cost. If nothing is known, the
-    /// preferred worker probably has the prompt. So the tolerance is the prompt's whole cost.
+    /// If some of the prompt is known to be cached, the tolerance is a tenth of the prompt's own cost. If nothing is
+    /// known, the preferred worker probably has the prompt. So the tolerance is the prompt's whole cost.
     fn cheapest_near_home(&self, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         let found = |worker: usize| reusable.get(worker).copied().unwrap_or_default();

@@ -14,7 +14,8 @@ use super::service::{Ticket, Worker};
 use super::{Comparison, Scenario};
 use fastrand::Rng;
 
-/// Latest time of an arrival, in microseconds. The times of what follows an arrival have room above it.
+/// Latest time at which a request may arrive, in microseconds. It is far below the largest `u64`, so that the times
+/// of all later happenings still fit.
 const ARRIVAL_US_MAX: u64 = u64::MAX / 4;
 /// Number of restarts for each worker that are carried out in a time without work. Further restarts are skipped.
 const IDLE_RESTARTS_PER_WORKER: u64 = 16;
@@ -23,7 +24,7 @@ const IDLE_RESTARTS_PER_WORKER: u64 = 16;
 enum Happening {
     /// A request arrives at a router. The value is the index of the request.
     Arrival(usize),
-    /// A worker has computed a prompt, unless it has restarted since.
+    /// A worker has finished computing a prompt. Ignored if the worker has restarted since it began the prompt.
     Computed {
         worker: usize,
         life: u32,
@@ -35,31 +36,32 @@ enum Happening {
         router: usize,
         blocks: u64,
     },
-    /// The changes of a worker's cache reach the index.
+    /// The index receives the changes of a worker's cache.
     Heard {
         worker: usize,
         changes: Vec<CacheChange>,
     },
-    /// A worker's heartbeat shows which changes were lost.
+    /// A worker sends its heartbeat. If events of the worker were lost, the index notices this and receives the lost
+    /// changes.
     Heartbeat(usize),
     /// A random worker restarts.
     Restart,
 }
 
-/// State of a run: one policy under one scenario.
+/// State of a run, which serves all requests by one policy under one scenario.
 struct PolicyRun<'a> {
     comparison: &'a Comparison,
     scenario: &'a Scenario,
     policy: Policy,
     requests: &'a [Request],
-    /// Planned happenings (events of the simulation) by time. Happenings of the same time stand in the order of
-    /// planning.
+    /// Planned happenings (events of the simulation), in the order of their times. Happenings at the same time are in
+    /// the order in which they were planned.
     plan: BTreeMap<(u64, u64), Happening>,
     planned: u64,
     workers: Vec<Worker>,
     routers: Vec<(PolicyRouter, RouterGuesses)>,
     heard: Option<DaemonIndex>,
-    /// Changes of the caches that were lost on the way to the index, by worker.
+    /// For each worker, the changes of its cache that were lost before they reached the index.
     lost: Vec<Vec<CacheChange>>,
     /// Number of requests that still wait for their first token.
     open: usize,
@@ -260,7 +262,8 @@ impl<'a> PolicyRun<'a> {
         self.begin(now_us, number);
     }
 
-    /// Sends a worker's changes to the index. Lost changes are kept for the worker's next event or heartbeat.
+    /// Sends the changes of a worker's cache to the index. At random, the changes are lost: they are then kept, and
+    /// the index receives them with the worker's next event or heartbeat.
     fn publish(&mut self, now_us: u64, worker: usize, changes: Vec<CacheChange>) {
         if self.heard.is_none() || changes.is_empty() {
             return;
@@ -278,7 +281,7 @@ impl<'a> PolicyRun<'a> {
         self.plan(next_us, Happening::Heartbeat(worker));
     }
 
-    /// Plans the delivery to the index of the changes that were lost earlier, followed by `changes`.
+    /// Plans that the index receives the worker's lost changes, followed by `changes`.
     fn deliver(&mut self, now_us: u64, worker: usize, changes: Vec<CacheChange>) {
         let mut all = self.lost.get_mut(worker).map(std::mem::take).unwrap_or_default();
         all.extend(changes);

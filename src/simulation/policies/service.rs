@@ -17,7 +17,7 @@ pub(super) struct Ticket {
     pub(super) router: usize,
     /// Time at which the request reached the router, in microseconds.
     pub(super) arrived_us: u64,
-    /// Blocks that the router expects the worker to compute.
+    /// Number of the prompt's blocks that the worker has to compute, as the router expects.
     pub(super) expected_blocks: u64,
 }
 
@@ -28,9 +28,9 @@ pub(super) struct Worker {
     model: CacheModel,
     cache: PrefixCache,
     waiting: VecDeque<Ticket>,
-    /// The prompt that is being computed.
+    /// The request whose prompt the worker is computing; `None` if it is idle.
     computing: Option<Ticket>,
-    /// Number of restarts so far. A prompt that was begun before a restart is not finished after it.
+    /// Number of restarts so far. It shows whether a restart has interrupted the computation of a prompt.
     pub(super) life: u32,
 }
 

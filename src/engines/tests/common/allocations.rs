@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 pub(crate) struct Taken {
     /// Number of allocations.
     pub(crate) count: usize,
-    /// Maximum memory that was held at the same time, in bytes, beyond what was held before.
+    /// Largest amount of memory that the work held at one time, in bytes. Memory from before the work does not count.
     pub(crate) peak: usize,
     /// Memory that the result of the work holds, in bytes.
     pub(crate) held: usize,

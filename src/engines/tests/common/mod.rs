@@ -24,11 +24,11 @@ use rmp::encode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     Map,
-    /// Arrays, with this number of elements in a stored event.
+    /// Arrays. A stored event has this number of elements.
     Array(u32),
 }
 
-/// Encoding in which an engine writes the names of blocks.
+/// Encoding of block names in an engine's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Names {
     Unsigned,
@@ -53,7 +53,7 @@ pub(crate) struct Store {
     /// Images of the blocks: for each image the index of its block in the event, from 0, and its identifier.
     pub(crate) images: Vec<(usize, String)>,
     pub(crate) group: Option<(u32, Option<&'static str>)>,
-    /// Tokens of the group's window.
+    /// Length of the group's sliding window, in tokens; `None` for other groups.
     pub(crate) window: Option<u32>,
 }
 
@@ -327,7 +327,7 @@ pub(crate) fn restarted(translator: &Translator, settings: TranslatorSettings) -
     restored
 }
 
-/// Returns a translator's answers to all questions about its state, as one text.
+/// Returns all answers of a translator about its state as one text, to compare two translators.
 fn told(translator: &Translator) -> String {
     let doubts: Vec<_> = translator.tier_doubts().collect();
     format!(
@@ -381,7 +381,8 @@ pub(crate) fn contract_chain(
 /// The place of a block, as its stored event says: the parent's hash, and the position.
 pub(crate) type Place = (Option<SequenceHash>, u64);
 
-/// A daemon's view of events: for each tier, the held blocks with their places, and the blocks after which no request can resume.
+/// A naive index of events, as a daemon would have it. Has, for each tier, the held blocks with their places, and the
+/// held blocks after which no request can resume (`barred`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Naive {
     pub(crate) held: BTreeMap<u8, BTreeMap<SequenceHash, Place>>,
@@ -459,7 +460,7 @@ impl Naive {
         }
     }
 
-    /// The blocks of a tier.
+    /// The blocks that are held in a tier.
     pub(crate) fn blocks(&self, tier: u8) -> BTreeSet<SequenceHash> {
         self.held
             .get(&tier)

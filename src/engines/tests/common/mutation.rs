@@ -139,7 +139,7 @@ pub(crate) fn pool_events() -> Value {
     ], 0])
 }
 
-/// Damages `payload` in one to three places. Most often, it changes one byte at a place.
+/// Damages `payload` in one to three places. Most often, the damage is one changed byte.
 pub(crate) fn mutate(payload: &mut Vec<u8>, others: &[(Format, Vec<u8>)], random: &mut Rng) {
     for _ in 0..=random.usize(..3) {
         let at = random.usize(..payload.len().max(1));

@@ -1,11 +1,12 @@
-//! Chunks under one name: several blocks that load only together.
+//! Chunks that have a single name. A chunk is several blocks that load only together.
 //!
-//! vLLM's offloading gives a chunk the name of its last block. LMCache gives it a name of its own, for which three things
-//! hold:
+//! vLLM's offloading names a chunk by the name of its last block. LMCache gives a chunk a name of its own, and
+//! differs in three ways:
 //!
-//! - The name covers tokens only. LMCache keeps a copy of a chunk for each salt, and all copies have the same name. An
-//!   event does not tell the salt of the copy that was stored or removed.
-//! - Without a stream of events from LMCache's server, the connector tells what it stores, and never what is removed.
+//! - The name covers tokens only. LMCache keeps a copy of a chunk for each salt, and all copies have the same name.
+//!   An event does not tell the salt of the copy that was stored or removed.
+//! - The connector always tells which chunks it stores. It tells which chunks are removed only if it receives a
+//!   stream of events from LMCache's server.
 //! - LMCache loads a chunk only together with all chunks before it.
 
 use hashbrown::HashMap;
@@ -22,23 +23,26 @@ use super::super::output::Translation;
 use super::super::tiers::{PerTier, TierIndex, TierSet};
 use super::{NamedBlock, UnplacedReason};
 
-/// The chunks with names of their own, in each tier.
+/// The chunks that have names of their own (LMCache's chunks), in each tier.
 #[derive(Debug, Default)]
 pub(super) struct OwnChunks(PerTier<TierChunks>);
 
-/// The chunks with names of their own in one tier.
+/// The chunks of one tier that have names of their own.
 #[derive(Debug, Default)]
 struct TierChunks {
-    /// The names of the held chunks, each with the name of the chunk before it.
+    /// The names of the held chunks. Each comes with the name of the chunk before it, or `None` for the first chunk
+    /// of a sequence.
     parents: HashMap<u64, Option<u64>>,
-    /// For each name, the number of held chunks that follow the chunk of that name. The chunk itself may have gone.
+    /// For each chunk, by its name, the number of held chunks that directly follow it. A chunk can be removed while
+    /// chunks that follow it are still held.
     followers: HashMap<u64, usize>,
-    /// Number of held chunks that follow a chunk which is not held.
+    /// Number of held chunks whose preceding chunk is not held.
     orphans: usize,
-    /// Whether an event has told of such a chunk.
+    /// Whether a stored event has named a chunk by a name of its own.
     is_used: bool,
-    /// Whether removals are told: the last removal left chunks behind. The connector removes all chunks when it loses
-    /// the stream of its server's events, and then it may tell no more removals.
+    /// Whether the connector tells which chunks are removed. This counts as shown if the last removal left other
+    /// chunks in the tier. A removal of all chunks shows the opposite: the connector removes all chunks when it loses
+    /// the stream of events from LMCache's server, and may then tell no further removals.
     has_removals: bool,
 }
 
@@ -79,7 +83,8 @@ impl TierChunks {
 }
 
 impl OwnChunks {
-    /// The reason why the chunks of `tier` leave the tier in doubt; `None` if they don't.
+    /// Returns the reason why the blocks of `tier` are in doubt because of its chunks; `None` if the chunks leave no
+    /// doubt.
     pub(super) fn doubt(&self, tier: TierIndex, has_no_salts: bool) -> Option<Reason> {
         match &self.0[tier] {
             chunks if !chunks.is_used => None,
@@ -90,8 +95,8 @@ impl OwnChunks {
         }
     }
 
-    /// Notes that chunks have been stored in `tier`. The first of them follows `parent`, each other one the chunk
-    /// before it.
+    /// Notes that the chunks `names` were stored in `tier`. The first chunk follows the chunk `parent`, and each
+    /// other chunk follows the one before it in the list.
     pub(super) fn hold(&mut self, tier: TierIndex, names: &[u64], mut parent: Option<u64>) {
         let chunks = &mut self.0[tier];
         for name in names {
@@ -100,7 +105,8 @@ impl OwnChunks {
         }
     }
 
-    /// Notes that a copy of the chunk `name` was removed from `tier`. `is_held` tells whether another copy is left.
+    /// Notes that a copy of the chunk `name` was removed from `tier`. `is_held` tells whether the tier still has
+    /// another copy of this chunk.
     fn note_removal(&mut self, tier: TierIndex, name: u64, is_held: bool) {
         let chunks = &mut self.0[tier];
         if !chunks.parents.contains_key(&name) {
@@ -130,8 +136,9 @@ impl OwnChunks {
         TierIndex::ALL.map(|tier| saved(&self.0[tier])).to_vec()
     }
 
-    /// Restores the saved chunks of each tier. An earlier program has saved none. `has_chunks` tells whether it had
-    /// chunks at all: any of them may have had a name of its own.
+    /// Restores the saved chunks of each tier. If the state was saved before chunks had names of their own, `saved`
+    /// is empty. If `has_chunks` then tells that there were chunks, each tier counts as one that has chunks with such
+    /// names, because any of its chunks may have had one.
     pub(super) fn restore(saved: Vec<SavedOwnChunks>, has_chunks: bool) -> Self {
         let mut restored = Self::default();
         if saved.is_empty() && has_chunks {
@@ -157,8 +164,8 @@ fn part_name(name: u64, part: u32) -> u64 {
 }
 
 impl Translator {
-    /// Removes the blocks of the chunk `name` before its last block. A chunk is several blocks that load only together;
-    /// if it has a single name, that is the name of its last block.
+    /// Removes the blocks of the chunk `name`, except for its last block. A chunk is several blocks that load only
+    /// together. If the engine gives it a single name, this is the name of its last block.
     pub(in super::super) fn remove_parts(
         &mut self,
         lane: Option<GroupLaneId>,
@@ -181,7 +188,7 @@ impl Translator {
         }
     }
 
-    /// Whether the chunks of an event have names of their own, and not the names of their last blocks.
+    /// Whether the names in a stored event are the chunks' own names, and not the names of the chunks' last blocks.
     pub(super) fn has_own_names(
         &self,
         batch: &EngineBatch,

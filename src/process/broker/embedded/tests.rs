@@ -29,7 +29,7 @@ async fn a_broker_takes_clients_and_large_messages() {
     }
 }
 
-/// Tests that a stream's maximum size may exceed the free disk space.
+/// Tests that a stream can be made whose maximum size exceeds the free disk space.
 #[tokio::test]
 async fn a_stream_may_be_larger_than_the_free_disk() {
     for binary in binaries() {

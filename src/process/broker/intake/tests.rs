@@ -24,8 +24,8 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Makes a connection whose waiting bytes are bounded. Returns the client, a channel with its numbers of connects and
-/// disconnects, and the bound.
+/// Makes a connection with a bound on waiting bytes. Returns the client, a channel that has the numbers of connects
+/// and disconnects so far, and the intake that enforces the bound.
 async fn bounded(url: &str) -> (Client, watch::Receiver<(u32, u32)>, Arc<Intake>) {
     let flags = BTreeMap::from([("nats.url".to_owned(), url.to_owned())]);
     let config = Config::load(flags, std::iter::empty(), None).unwrap();
