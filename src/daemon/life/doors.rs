@@ -14,7 +14,8 @@ pub(super) struct Doors {
     pub(super) grpc: Option<SocketAddr>,
 }
 
-/// Refuses settings that need a cargo feature without which this program was built.
+/// Refuses the settings of doors (listeners and senders) that were left out when this program was built. Each door is a
+/// cargo feature.
 pub(super) fn check_built(config: &Config) -> Result<(), StartError> {
     let left_out = |setting, feature| Err(StartError::LeftOut { setting, feature });
     if !cfg!(feature = "dynamo") && !config.dynamo.components.is_empty() {

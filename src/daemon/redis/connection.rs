@@ -298,8 +298,8 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-    /// Puts this answer into the queue of heavy requests if it has many entries. Returns `None` if it has few. The
-    /// answers in the queue of one namespace are made one after the other.
+    /// Registers this answer in the queue of heavy requests if it has many entries. Returns `None` if it has few. A
+    /// namespace has one queue, in which answers are made one after the other. Fails if too much work waits.
     fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
