@@ -134,7 +134,8 @@ pub(super) async fn workers(
     Ok(json_response(&listed, None))
 }
 
-/// Returns the transport of an endpoint, under Dynamo's name for the transport if Dynamo has one.
+/// Returns the name of an endpoint's transport, read from the scheme of its address. An address with any other scheme,
+/// or with none, is a ZeroMQ endpoint (`zmq`).
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",

@@ -51,8 +51,8 @@ pub(super) async fn open_doors(shared: &Shared, stage: &Stage) -> Result<Doors, 
     })
 }
 
-/// Starts to send trace spans to the collector, if one is configured. The sending task belongs to `upkeep`. At the
-/// daemon's stop, the tasks of `upkeep` end after all tasks that open spans.
+/// Starts to send trace spans to the collector, if one is configured. The sending task belongs to `upkeep`. When the
+/// daemon stops, the tasks that open spans end before the tasks of `upkeep`.
 #[cfg(feature = "traces")]
 pub(super) fn spawn_traces(shared: &mut Shared, upkeep: &Stage) {
     let instance = kvatlas_process::instance_name(&shared.nats.connection_name);
