@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Interval at which the counters of answers are marked. A cost counts the answers since the last mark but one, so it
-/// covers one to two intervals.
+/// Interval at which the counters of answers are marked. A cost counts the answers since the mark before the last one,
+/// so it covers one to two intervals.
 const SPAN: Duration = Duration::from_secs(60);
 /// Maximum number of holders whose cost is kept. Only a holder in doubt (its state is not certain) has a cost, which
 /// takes about 200 bytes.
@@ -114,8 +114,8 @@ impl ToldCost {
     }
 }
 
-/// Counters of the answers about a holder or namespace, as they were at three moments: at the last mark but one, at the
-/// last mark, and at the last look. Marks are at least [`SPAN`] apart.
+/// Values of the counters of answers about a holder or namespace at three moments: at the mark before the last one
+/// (`before`), at the last mark (`current`), and at the last look (`now`). Marks are at least [`SPAN`] apart.
 #[derive(Debug)]
 struct CostMarks {
     begun_at: Instant,

@@ -1,6 +1,6 @@
 //! Troubles of a namespace that degrade none of its holders: publishers whose batches are dropped, and epochs in the
-//! future. An epoch numbers the runs of a publisher by their start times, in microseconds. It counts as in the future if
-//! it is more than 5 seconds later than this daemon's clock.
+//! future. An epoch numbers the runs of a publisher by their start times, in microseconds. It counts as in the future
+//! if it is more than 5 seconds later than this daemon's clock.
 
 use std::sync::Arc;
 

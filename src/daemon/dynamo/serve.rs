@@ -38,8 +38,8 @@ use super::messages::{Instance, MessageError, ReplyTo, RequestTransport, read_re
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of requests that are answered at the same time. Further requests wait.
 const ANSWERS_MAX: usize = 256;
-/// Maximum number of answers that are sent at the same time. Further answers wait. An answer that waits still counts
-/// for `ANSWERS_MAX`.
+/// Maximum number of answers that are sent at the same time. Further answers wait. Each of these still holds one of the
+/// `ANSWERS_MAX` permits.
 const SENDINGS_MAX: usize = 1024;
 /// Maximum number of connections that stay open after their answer was sent, until the router ends them. The daemon
 /// ends further connections at once.

@@ -61,8 +61,8 @@ pub(super) struct AnswerWithCertainty<T> {
     pub(super) is_exact: Option<bool>,
 }
 
-/// Result of the searches for a prompt in all searched namespaces. It lists each holder with the tiers whose state is
-/// certain only.
+/// Result of the searches for a prompt in all searched namespaces. It lists each holder only with those tiers whose
+/// state is certain.
 #[derive(Debug, Default)]
 struct Certain {
     /// Workers of the searched namespaces. A worker is listed once for each of its addresses, with the numbers of the
@@ -197,8 +197,9 @@ impl Questions {
     }
 
     /// Returns the blocks of a prompt that each worker has, by tier. For workers in the index, these are leading
-    /// blocks. Each is listed once, under the nearest tier that has all blocks up to it together with the tiers nearer
-    /// still. For workers that report over gRPC, each block is listed under every tier that has it.
+    /// blocks. Each is listed once, under the nearest tier whose depth includes it. The depth of a tier counts the
+    /// leading blocks on this tier and all nearer tiers. For workers that report over gRPC, each block is listed under
+    /// every tier that has it.
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,
@@ -259,9 +260,9 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// Leaves out each of the `reported` workers that has the same address as a worker in the index. About such an
-    /// address, only the events count. The report may be outdated, because a report that nobody corrects any more looks
-    /// as certain as a new one.
+    /// Leaves out each of the `reported` workers that has the same address as a worker in the index. Such a report may
+    /// be outdated: if nobody corrects a report any more, it still looks as certain as a new one. So the events count
+    /// instead.
     fn untold_by_events<T>(&self, mut reported: Vec<T>, address: impl Fn(&T) -> &str) -> Vec<T> {
         let (Some(name), Source::Here(index)) = (&self.namespace, &*self.source) else {
             return reported;
@@ -367,7 +368,8 @@ impl Questions {
         }
     }
 
-    /// Whether [`Self::asked`] names every namespace that may have blocks for SGLang's router.
+    /// Whether the list of [`Self::asked`] is complete, that is, whether no other namespace may have blocks that the
+    /// router asks about.
     fn asks_all(&self) -> bool {
         let is_sglang = |name: &NamespaceName| {
             let chains = ModelKey::of_namespace(name).and_then(|model| model.chains());
@@ -377,7 +379,7 @@ impl Questions {
     }
 
     /// Turns an error into gRPC's status, and counts it. If the error is not the router's fault, the status has a code
-    /// after which the router chooses a worker by its load, without an answer.
+    /// after which the router chooses a worker by its load, and does not need an answer.
     fn refused(&self, error: &WireError) -> Status {
         self.errors.failed(error.code, &error.text);
         let code = match error.code {
@@ -402,8 +404,8 @@ fn too_many(blocks: impl std::fmt::Display) -> Status {
     Status::resource_exhausted(text)
 }
 
-/// Returns a worker's leading blocks by tier. A block is listed under the nearest tier that has all blocks up to it
-/// together with the tiers nearer still.
+/// Returns a worker's leading blocks by tier. Each is listed under the nearest tier whose depth includes it. The depth
+/// of a tier counts the leading blocks on this tier and all nearer tiers.
 fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
     let [device, with_host] = worker.near_blocks;
     let mut before = 0;

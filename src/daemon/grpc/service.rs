@@ -273,7 +273,7 @@ fn unimplemented(text: &str) -> Response<Body> {
 }
 
 /// Returns the status for a question that did not arrive in full. It has a code after which the router chooses a worker
-/// by its load, without an answer. The router may send the question again.
+/// by its load, and does not need an answer. The router may send the question again.
 fn not_received(error: &HttpRefusal) -> Status {
     match error {
         HttpRefusal::BodyTooLarge { .. } => {

@@ -1,8 +1,8 @@
 //! History of holders' states: when each holder was exact, and when and why it was not. For the last hour, all
 //! changes are kept. For the rest of the last day, the last change of each minute is kept.
 //!
-//! Each second a pass over all holders notes the states that have changed. If there is a snapshot directory, a file there
-//! keeps the history, too, so that it outlives the daemon.
+//! Each second a pass over all holders notes the states that have changed. If there is a snapshot directory, a file
+//! there keeps the history, too, so that it outlives the daemon.
 //!
 //! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A
 //! holder for which there is no room is counted, and has no history.

@@ -79,8 +79,8 @@ impl Scores {
     }
 
     /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller. `n` is the number of leading tokens
-    /// that the instance has. The location is the nearest tier that has all of them together with the tiers nearer
-    /// still. Instances with no leading tokens are left out.
+    /// that the instance has. The location is the nearest tier whose depth is `n`, where the depth of a tier counts the
+    /// tokens on this tier and all nearer tiers. Instances with no leading tokens are left out.
     pub(super) fn by_location(&self) -> impl Serialize {
         self.of_instances(|ranks| Some(ranks.location()).filter(|(_, tokens)| *tokens > 0))
     }
@@ -119,8 +119,8 @@ impl<'a> Ranks<'a> {
     }
 
     /// Returns LMCache's word for a tier, and the number of leading tokens that the instance has. The tier is the
-    /// nearest one that has all these tokens together with the tiers nearer still. LMCache has no word for the device,
-    /// so kvatlas uses its own word `GPU`.
+    /// nearest one that has all these tokens, counted together with the nearer tiers. LMCache has no word for the
+    /// device, so kvatlas uses its own word `GPU`.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;

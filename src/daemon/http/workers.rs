@@ -134,8 +134,8 @@ pub(super) async fn workers(
     Ok(json_response(&listed, None))
 }
 
-/// Returns the name of an endpoint's transport, read from the scheme of its address. An address with any other scheme,
-/// or with none, is a ZeroMQ endpoint (`zmq`).
+/// Returns the name of an endpoint's transport. It is `grpc`, `http` or `nats` if the endpoint's address has such a
+/// scheme, else `zmq`.
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",

@@ -52,8 +52,8 @@ pub(crate) struct HolderPromises {
     pub(crate) lately: PromiseTally,
 }
 
-/// Comparison of promised and found blocks, over the last one to two minutes: the blocks that exact answers promised at
-/// the holders of a namespace, and the blocks that the requests found there.
+/// Comparison for the holders of a namespace, over the last one to two minutes: their blocks that exact answers
+/// promised, and their blocks that requests found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct NamespacePromises {
     /// Number of holders about which a router has reported an outcome.
@@ -177,9 +177,9 @@ impl Outcomes {
         (lately.requests > 0).then_some(lately)
     }
 
-    /// Returns the holders for which exact answers recently promised many more blocks than requests found, at most
-    /// [`BROKEN_MAX`]. The holder with the largest number of missing blocks comes first. Holders with few promised
-    /// blocks are left out.
+    /// Returns the holders that have broken promises: more than a twentieth of their blocks that exact answers recently
+    /// promised were not found by the requests. Returns at most [`BROKEN_MAX`] holders, the holder with the most
+    /// missing blocks first. Holders with few promised blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
         let (_, broken) = self.worst(name, now, BROKEN_MAX, PromiseTally::is_broken, |lately| {
             lately.missing_blocks

@@ -52,7 +52,7 @@ pub(super) struct Atlas {
     pub(super) total: u64,
     /// Seconds that the sample of queries covers, if the weights are from that sample; else `None`.
     pub(super) seconds: Option<u64>,
-    /// Whether the walk over the index stopped early, at a bound on its length, so that prefixes may be missing.
+    /// Whether the walk over the index stopped early, at a bound on its size or time, so that prefixes may be missing.
     pub(super) partial: bool,
     /// Number of nodes that were left out because their weight is too small.
     pub(super) left_out: usize,

@@ -11,8 +11,8 @@ use super::atlas::Branch;
 
 /// Maximum number of runs (edges of the index's radix tree) that a walk visits.
 const RUNS_MAX: usize = 100_000;
-/// Maximum number of blocks that one walk over the index keeps; 8 bytes each. Blocks are kept in whole runs (consecutive
-/// blocks), so the last run may exceed this number.
+/// Maximum number of blocks that one walk over the index keeps; 8 bytes each. Blocks are kept in whole runs
+/// (consecutive blocks), so the last run may exceed this number.
 const BLOCKS_MAX: usize = 1 << 21;
 /// Maximum time that one walk over the index takes. A walk stops at the first step after this time.
 const TIME_MAX: Duration = Duration::from_millis(500);
@@ -105,7 +105,7 @@ pub(super) struct Below {
     blocks: u64,
     /// Number of pairs of a holder and a block that the holder has.
     copies: u64,
-    /// Whether the count stopped early, at a bound on its length, so that there may be more blocks.
+    /// Whether the count stopped early, at a bound on its size or time, so that there may be more blocks.
     partial: bool,
 }
 

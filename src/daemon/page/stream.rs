@@ -121,9 +121,8 @@ struct PageNamespace {
     bytes: u64,
     /// Holders for which exact answers recently promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
-    /// Comparison of promised and found blocks, over the last one to two minutes: the blocks that exact answers
-    /// promised at the namespace's holders, and the blocks that the requests found there. `None` if no router reports
-    /// outcomes.
+    /// Comparison for the namespace's holders, over the last one to two minutes: their blocks that exact answers
+    /// promised, and their blocks that requests found. `None` if no router reports outcomes.
     promises: Option<NamespacePromises>,
     /// Number of recent answers about the namespace, and number of those that were not exact.
     cost: Option<ToldCost>,

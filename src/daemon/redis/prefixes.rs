@@ -45,8 +45,9 @@ impl Pod {
         depth
     }
 
-    /// Returns the pod's field for the block at `position`. The field names the nearest tier that has all blocks up to
-    /// this one together with the tiers nearer still. `None` if the pod does not hold all blocks up to `position`.
+    /// Returns the pod's field for the block at `position`. The field names the nearest tier whose depth includes the
+    /// block, where the depth of a tier counts the leading blocks on this tier and all nearer tiers. `None` if the pod
+    /// does not hold all blocks up to `position`.
     fn field(&self, position: u32) -> Option<&[u8]> {
         let nearest = self.depths.iter().position(|depth| position < *depth)?;
         self.fields.get(nearest).map(Vec::as_slice)

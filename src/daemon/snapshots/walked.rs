@@ -107,8 +107,8 @@ impl Walked {
         Ok(())
     }
 
-    /// Writes each holder whose dump is no longer valid again, as events. A dump is valid as long as two things
-    /// together give the holder's present state: the blocks that the walk found, and the batches after the dump.
+    /// Writes a holder again, as events, if its dump is no longer valid. A dump is valid as long as two things together
+    /// give the holder's present state: the blocks that the walk found, and the batches after the dump.
     pub(super) fn write_changed(
         self,
         writer: &mut FileWriter<'_, '_>,

@@ -353,7 +353,8 @@ impl BlockReports {
     }
 
     /// Calls `look` for every worker whose state is certain. `look` returns the number of blocks that it has looked up.
-    /// The result says whether the state of all workers is certain, and whether that of any is.
+    /// The result says two things: whether the state of all workers is certain, and whether the state of at least one
+    /// is.
     ///
     /// After each [`AT_ONCE`] blocks, other tasks get a turn. So the workers of one answer may be seen at different
     /// times.
