@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Length of one span of counting. The cost of a doubt covers the last one to two spans.
+/// Interval at which the counters of answers are marked. A cost counts the answers since the mark before the last one,
+/// so it covers one to two intervals.
 const SPAN: Duration = Duration::from_secs(60);
 /// Maximum number of holders whose cost is kept. Only a holder in doubt (its state is not certain) has a cost, which
 /// takes about 200 bytes.
@@ -35,7 +36,8 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns the sum of two replicas' costs of the same doubt. Each query is answered by one replica only.
+    /// Adds the costs of the same doubt that two replicas have counted. Only one replica answers a query, so no query
+    /// is counted twice.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -45,8 +47,8 @@ impl Cost {
         }
     }
 
-    /// Returns the share of inexact answers among all answers about the namespace, as a sentence. For a publisher
-    /// without a holder, only this share can be told, because no answer lists the publisher.
+    /// Returns the share of the answers about the namespace that were not exact, as text. For a publisher that has no
+    /// holder, this is the only share that is known, because answers list holders, not publishers.
     pub fn of_all(self) -> String {
         match self.queries {
             0 => "no queries lately".to_owned(),
@@ -112,15 +114,15 @@ impl ToldCost {
     }
 }
 
-/// Numbers of answers about a holder or namespace at three moments: the start of the previous span of counting, the
-/// start of the current span, and now.
+/// Values of the counters of answers about a holder or namespace at three moments: at the mark before the last one
+/// (`before`), at the last mark (`current`), and at the last look (`now`). Marks are at least [`SPAN`] apart.
 #[derive(Debug)]
 struct CostMarks {
     begun_at: Instant,
     before: Cost,
     current: Cost,
     now: Cost,
-    /// Number of the last call of [`Costs::look`] that has seen the holder or namespace. The calls are numbered.
+    /// Number of the last call of [`Costs::look`] that found the holder or namespace. The calls are numbered in order.
     seen: u64,
 }
 

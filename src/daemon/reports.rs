@@ -15,9 +15,10 @@ use kvatlas_telemetry::labels::{Connection, LabelValue};
 /// consumer.
 const WAITING_MAX: usize = 1024;
 
-/// Subjects and connection from which one kind of reports comes: hints or outcomes.
+/// Source of one kind of reports, hints or outcomes: the subjects to which routers send them, and the connection that
+/// receives them.
 pub(crate) struct Told {
-    /// Label of the connection, which also names the reports in logs.
+    /// Label of the connection. Logs call the reports by the same name.
     pub(crate) connection: Connection,
     pub(crate) subjects: String,
     /// Queue group by which replicas share the reports, so that each report reaches one replica. `None` if every
@@ -25,8 +26,8 @@ pub(crate) struct Told {
     pub(crate) group: Option<String>,
 }
 
-/// Subscribes to reports of one kind, and calls `take` for each report, as a task of `stage`. `take` returns the number
-/// of hints or outcomes that it accepts from the report.
+/// Starts a task of `stage` that subscribes to reports of one kind, and calls `take` for each report. `take` returns
+/// the number of hints or outcomes that it accepts from the report.
 ///
 /// # Errors
 ///

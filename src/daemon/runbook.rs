@@ -1,20 +1,20 @@
 //! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
 //! Markdown, so that each sentence is written in one place only.
 
-/// Pages that are searched for a word. The page with advice comes first.
+/// Pages for operators, in which words are looked up. The page with advice comes first.
 const PAGES: [&str; 3] = [
     include_str!("runbook/operating.md"),
     include_str!("runbook/metrics.md"),
     include_str!("runbook/settings.md"),
 ];
 
-/// Entry of the runbook's pages that explains a word.
+/// Explanation of a word: a table row or a section of one of the pages for operators.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Heading of the section in which the entry stands.
+    /// Heading of the section that has the explanation.
     pub section: String,
-    /// Pairs of a table column's title and the sentences that the column has about the word. For a section of text, a
-    /// single pair with an empty title.
+    /// Sentences about the word, each with the title of the table column that has them. If the explanation is a section
+    /// of text, there is a single pair with an empty title.
     pub said: Vec<(String, String)>,
 }
 
@@ -24,8 +24,9 @@ pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
-/// Returns the advice about `words`: for each word, the first sentence in a table column with this `title`. Each
-/// sentence is returned once. For a word without such a sentence, returns the command that explains the word.
+/// Returns the advice about `words`. The advice about a word is the first sentence about it in a table column called
+/// `title`. If there is no such sentence, the advice is the command that explains the word. Repeated advice is given
+/// once.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
@@ -37,7 +38,7 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
     mends.join("; ")
 }
 
-/// Text in the commands of the pages that stands for the namespace, worker and rank of a holder.
+/// Placeholder in the commands on the pages for operators. It stands for a holder's namespace, worker and rank.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
 /// Returns the advice of [`mend_of`] for one holder. The commands in the advice name the holder's namespace, worker and
@@ -59,7 +60,7 @@ fn said_of(word: &str, title: &str) -> Option<String> {
     said.find(|(column, _)| column == title).map(|(_, text)| text)
 }
 
-/// Returns all words that the pages explain, in the order of the pages.
+/// Returns all words that the pages for operators explain, in the order of the pages.
 pub fn words() -> Vec<&'static str> {
     let mut words: Vec<&str> = Vec::new();
     for line in PAGES.iter().flat_map(|page| page.lines()) {

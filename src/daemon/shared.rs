@@ -22,7 +22,7 @@ use super::traces::Tracer;
 use kvatlas_config::{Config, Live, NatsConfig};
 use kvatlas_process::admin::Readiness;
 
-/// State that the rooms of a starting daemon share.
+/// State that the rooms (folders) of the daemon share from its start on.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     /// Configuration of the connection to NATS. Has the address of the embedded broker, if the broker is embedded.

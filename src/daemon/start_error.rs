@@ -49,7 +49,7 @@ pub enum StartError {
     /// Connecting to NATS failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Shards cannot be asked for the answers of a listener.
+    /// Gateway cannot get a listener's answers, because the shards cannot be asked.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// Subject prefix is not valid.
@@ -71,7 +71,7 @@ pub enum StartError {
     /// Listener for SGLang's routers cannot be made from the settings. The value is the reason.
     #[error("{0}")]
     Grpc(String),
-    /// Setting needs a cargo feature without which this program was built.
+    /// Setting needs a cargo feature, and this program was built without that feature.
     #[error("{setting}: this program was built without the feature {feature}")]
     LeftOut {
         /// Name of the setting.
@@ -79,7 +79,7 @@ pub enum StartError {
         /// Name of the cargo feature.
         feature: &'static str,
     },
-    /// Snapshots cannot be used, so that the daemon cannot start with them.
+    /// Snapshots cannot be used. The value is the reason.
     #[error(transparent)]
     Snapshots(SnapshotStartError),
 }
@@ -93,7 +93,8 @@ impl From<SnapshotStartError> for StartError {
     }
 }
 
-/// Opens the listener of a door. Returns it with its address. `purpose` says in errors what the listener is for.
+/// Opens the listener of a door (listener for routers of another project), and returns it with its address. Errors use
+/// `purpose` to say what the listener is for.
 #[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
 pub(crate) async fn bind(
     address: SocketAddr,

@@ -1,5 +1,6 @@
-//! Troubles of a namespace that degrade none of its holders: publishers whose batches are dropped, and epochs that lie
-//! ahead of the clock.
+//! Troubles of a namespace that degrade none of its holders: publishers whose batches are dropped, and epochs in the
+//! future. An epoch numbers the runs of a publisher by their start times, in microseconds. It counts as in the future
+//! if it is more than 5 seconds later than this daemon's clock.
 
 use std::sync::Arc;
 
@@ -21,12 +22,12 @@ pub(crate) struct Troubles {
     refused_publishers: Vec<WorkerName>,
     /// Publishers of `refused_publishers`, each with the reason for which its batches are dropped.
     refused: Vec<RefusedPublisher>,
-    /// Holders whose epochs lie ahead of the clock, each as `WORKER/RANK`.
+    /// Some of the holders whose epoch lies in the future, each as `WORKER/RANK`.
     ahead: Vec<String>,
-    /// Earliest of the times at which this daemon saw an epoch of `epochs_ahead` begin, in microseconds since the Unix
-    /// epoch. `None` if no such time is known.
+    /// Earliest time at which this daemon saw one of the epochs counted in `epochs_ahead` begin, in microseconds since
+    /// the Unix epoch. `None` if no such time is known.
     ahead_since_us: Option<u64>,
-    /// Number of all holders whose epochs lie ahead of the clock, including holders that `ahead` does not name.
+    /// Number of all holders whose epoch lies in the future, including holders that `ahead` does not name.
     epochs_ahead: usize,
 }
 

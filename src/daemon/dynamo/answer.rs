@@ -69,11 +69,12 @@ impl Indexer {
     }
 }
 
-/// Returns the holders in Dynamo's format. A score counts a prompt's leading blocks on the device. The `hits` of host
-/// or disk count the blocks that follow the leading blocks of the nearer tiers.
+/// Returns the holders in Dynamo's format. A score is the number of a prompt's leading blocks that a worker has on the
+/// device. The `hits` of the tiers `host_pinned` and `disk` are the numbers of blocks with which that tier continues
+/// the prefix of the nearer tiers.
 ///
-/// Only certain numbers are given: if a far tier of a worker is in doubt, the worker is listed with its nearer tiers
-/// only. Workers whose names are not numbers are left out, because Dynamo does not know them.
+/// Only certain numbers are given: if a far tier of a worker is in doubt, only the worker's nearer tiers are listed. A
+/// worker whose name is not a number is left out, because Dynamo identifies workers by numbers.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());

@@ -112,10 +112,11 @@ fn file_of(folder: &Path, key: &str) -> PathBuf {
         .join(name.bytes().map(encode).collect::<String>())
 }
 
-/// Writes a record to the file at `path`, below `folder`.
+/// Writes a record to the file at `path`, in a subfolder of `folder`.
 ///
-/// A file that already has this text only gets a new modification time, because Dynamo removes files with an old one. A
-/// new file is made in `folder` and then moved: Dynamo watches the file's own folder for instances.
+/// If the file has this text already, only its modification time is renewed, because Dynamo removes files with an old
+/// modification time. A new file is written in `folder` first and then moved into the subfolder, because Dynamo watches
+/// the subfolder and must not find an unfinished file there.
 fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryError> {
     if std::fs::read_to_string(path).is_ok_and(|kept| kept == text) {
         let file = std::fs::File::options().write(true).open(path)?;

@@ -38,10 +38,11 @@ use super::messages::{Instance, MessageError, ReplyTo, RequestTransport, read_re
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of requests that are answered at the same time. Further requests wait.
 const ANSWERS_MAX: usize = 256;
-/// Maximum number of answers that are sent at the same time. Further answers wait, and each of them keeps one of the
+/// Maximum number of answers that are sent at the same time. Further answers wait. Each of these still holds one of the
 /// `ANSWERS_MAX` permits.
 const SENDINGS_MAX: usize = 1024;
-/// Maximum number of connections that have sent their answer and wait for the router to end them.
+/// Maximum number of connections that stay open after their answer was sent, until the router ends them. The daemon
+/// ends further connections at once.
 const ENDINGS_MAX: usize = 1024;
 /// Time for which connections and unsent answers may go on after the daemon is told to stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -149,7 +150,8 @@ fn instance(component: &DynamoComponent, seed: &str) -> Instance {
 struct Service {
     /// Tenant of each component that has one. The keys come from [`tenant_key`].
     tenants: HashMap<String, String>,
-    /// Subjects of the wire contract. A request that names such a subject for its acknowledgement is dropped.
+    /// Subjects of the wire contract. The daemon drops a request if the acknowledgement would go to one of these
+    /// subjects.
     subjects: Subjects,
     indexer: Indexer,
     answers: Arc<Semaphore>,
@@ -211,8 +213,8 @@ impl Service {
     /// Sends an answer. Returns `outcome` if the router has taken the answer, or else [`DynamoOutcome::NotTaken`].
     /// `None` if the router has not taken the answer within [`DRAIN_TIMEOUT`] after the daemon's stop.
     ///
-    /// `permit` is one of the `ANSWERS_MAX` permits. It is freed when the sending begins, so that slow routers do not
-    /// delay further answers.
+    /// `permit` is one of the `ANSWERS_MAX` permits that limit the requests being answered. This function gives the
+    /// permit back when it begins to send, so that slow routers do not delay the answers to other requests.
     async fn send(
         &self,
         reply_to: &ReplyTo,
@@ -250,7 +252,8 @@ impl Service {
         tokio::time::sleep(time).await;
     }
 
-    /// Reserves memory for a request of `bytes`. Fails if the requests that are being received leave too little.
+    /// Reserves memory for a request of `bytes` bytes. Fails if other requests have reserved so much that too little is
+    /// left.
     fn room(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(ROOM_BYTES)).unwrap_or(u32::MAX);
         Arc::clone(&self.room).try_acquire_many_owned(units).map_err(|_| {
@@ -301,8 +304,8 @@ fn tenant_key(component: &DynamoComponent) -> String {
     format!("{namespace}/{name}")
 }
 
-/// Waits until this replica takes queries. Before that, other replicas know more blocks than this one. Returns false if
-/// the daemon stops first.
+/// Waits until this replica takes queries. After its start, it first catches up with the other replicas' blocks, for a
+/// limited time. Returns false if the daemon stops before.
 async fn settled(service: &Service) -> bool {
     let mut looks = interval(LOOK_EVERY);
     let takes_queries = || {
@@ -405,8 +408,10 @@ async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Serv
     }
 }
 
-/// Takes the requests of one connection until the connection ends. After the stop, also ends when no request comes for
-/// [`QUIET_TIMEOUT`]. A request is a path, headers and a payload. Each part comes after its length.
+/// Takes the requests of one connection until the connection ends. After the daemon is told to stop, also returns when
+/// no request has come for [`QUIET_TIMEOUT`].
+///
+/// On the wire, a request consists of a path, headers and a payload. The length of each part comes before the part.
 async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
         let path = tokio::select! {
@@ -435,8 +440,8 @@ struct TcpRequest {
     room: OwnedSemaphorePermit,
 }
 
-/// Receives a request, except for its first field: the caller has already read `path`, the length of the request's path
-/// in bytes.
+/// Receives the rest of a request. The caller has already read the first field, which is the length of the request's
+/// path in bytes, and passes this length as `path`.
 async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<TcpRequest> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());

@@ -24,8 +24,8 @@ use super::service::Door;
 
 /// Maximum size of the headers of one request, in bytes.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Maximum number of bytes that may arrive without being read (HTTP/2 flow control). The first number is for one
-/// question, the second for all questions of one connection.
+/// Limits on the bytes that a client may send before the server reads them (HTTP/2 flow control). The first limit is
+/// for one question, the second for all questions of one connection.
 const UNREAD_BYTES_MAX: [u32; 2] = [64 << 10, 256 << 10];
 
 /// Limits on one client connection.

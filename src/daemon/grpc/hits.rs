@@ -23,7 +23,7 @@ pub(super) struct Hits {
 #[derive(Default)]
 struct LookUpCounts {
     counts: HashMap<i64, u64>,
-    /// Hashes that have a count, in the order of their first look-up.
+    /// Hashes that have a count. The hash whose count began first comes first.
     order: VecDeque<i64>,
 }
 

@@ -1,7 +1,7 @@
 //! Questions, reports and answers of `kv_indexer.v1`. Fields that kvatlas does not need are not declared; decoding skips them.
 
-/// Declares messages, and lists them in [`MESSAGES`] for their description. Each field has its type, its number, and its form in
-/// the words of prost.
+/// Declares messages as structs, and lists them in [`MESSAGES`], from which the service's description is made. A field
+/// is written as `NAME: TYPE = NUMBER, [FORM]`, where the form is the field's attributes for prost.
 macro_rules! messages {
     ($($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $of:ty = $tag:tt, [$($form:tt)*];)* })*) => {
         $(
@@ -33,7 +33,7 @@ pub(super) struct Field {
     pub(super) number: i32,
     /// Type of the field in Rust.
     pub(super) of: &'static str,
-    /// Form of the field in the words of prost: the kind of its values, and `repeated` or `optional`.
+    /// Attributes of the field for prost: the kind of its values, and `repeated` or `optional`.
     pub(super) form: &'static str,
 }
 
@@ -119,8 +119,8 @@ messages! {
         version: u32 = 1, [uint32];
         components: u32 = 2, [uint32];
         swa_window_tokens: u32 = 3, [uint32];
-        /// Tiers from which full attention can reuse blocks, as bits `1 << tier`. The two masks below have the same form,
-        /// for windows and for recurrent states.
+        /// Tiers from which full attention can reuse blocks. Each tier is the bit `1 << tier`. `swa_tier_mask` has the
+        /// same form for windows, and `mamba_tier_mask` for recurrent states.
         full_tier_mask: u32 = 4, [uint32];
         swa_tier_mask: u32 = 5, [uint32];
         mamba_tier_mask: u32 = 6, [uint32];

@@ -42,7 +42,8 @@ pub(super) struct Questions {
     /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
     pub(super) reports: Option<Arc<BlockReports>>,
     pub(super) hits: Hits,
-    /// Kind of depth that answers tell: blocks that a request can reuse, or blocks that full attention has.
+    /// Number of blocks that answers tell about a worker: those that a request can reuse, or those that full attention
+    /// has.
     pub(super) depth: Depth,
     pub(super) readiness: Arc<Readiness>,
     pub(super) heavy_turns: Arc<HeavyTurns>,
@@ -60,11 +61,12 @@ pub(super) struct AnswerWithCertainty<T> {
     pub(super) is_exact: Option<bool>,
 }
 
-/// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
+/// Result of the searches for a prompt in all searched namespaces. It lists each holder only with those tiers whose
+/// state is certain.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers of the searched namespaces, each once for every address. The ranks at one address are one worker, which
-    /// has what the rank with the greatest reach has.
+    /// Workers of the searched namespaces. A worker is listed once for each of its addresses, with the numbers of the
+    /// rank at that address that has the most blocks.
     workers: Vec<FoundHolder>,
     /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
@@ -146,7 +148,8 @@ fn url_at(address: &str) -> String {
     }
 }
 
-/// Gives each rank without an address that of the worker's other ranks, if these have only one.
+/// Gives each rank without an address the address of the worker's other ranks. If these have different addresses, the
+/// rank stays without an address.
 fn lend_addresses(ranks: &mut [FoundHolder]) {
     if ranks.iter().all(|rank| rank.address.is_some()) {
         return;
@@ -193,9 +196,10 @@ impl Questions {
         })
     }
 
-    /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier
-    /// whose depth reaches the block. Blocks of workers that report over gRPC are listed under every tier that has
-    /// them.
+    /// Returns the blocks of a prompt that each worker has, by tier. For workers in the index, these are leading
+    /// blocks. Each is listed once, under the nearest tier whose depth includes it. The depth of a tier counts the
+    /// leading blocks on this tier and all nearer tiers. For workers that report over gRPC, each block is listed under
+    /// every tier that has it.
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,
@@ -256,8 +260,9 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// Returns those of the `reported` workers at whose address events tell of no worker. Where they do, the events count
-    /// alone: a report that nobody corrects any more looks as certain as a new one.
+    /// Leaves out each of the `reported` workers that has the same address as a worker in the index. Such a report may
+    /// be outdated: if nobody corrects a report any more, it still looks as certain as a new one. So the events count
+    /// instead.
     fn untold_by_events<T>(&self, mut reported: Vec<T>, address: impl Fn(&T) -> &str) -> Vec<T> {
         let (Some(name), Source::Here(index)) = (&self.namespace, &*self.source) else {
             return reported;
@@ -275,9 +280,9 @@ impl Questions {
         reported
     }
 
-    /// Puts this answer into the queue of heavy requests if it lists many blocks. Returns `None` if it lists few. The
-    /// answers in the queue of one namespace are made one after the other. Fails if the answer lists more than
-    /// `BLOCKS_MAX` blocks.
+    /// Registers this answer in the queue of heavy requests if it lists many blocks. Returns `None` if it lists few. A
+    /// namespace has one queue, in which answers are made one after the other. Fails if the answer lists more than
+    /// `BLOCKS_MAX` blocks, or if too much work waits.
     fn heavy(
         &self,
         certain: &Certain,
@@ -296,8 +301,8 @@ impl Questions {
         entered.map_err(|error| self.refused(&error))
     }
 
-    /// Searches the namespaces for a prompt's blocks. `reports` is the certainty about the workers that report their
-    /// blocks over gRPC.
+    /// Searches the namespaces for a prompt's blocks. `reports` says whether the state of the workers that report over
+    /// gRPC is certain. If it is not, the result is not exact either.
     async fn ask(&self, hashes: &[i64], reports: Coverage) -> Result<Certain, Status> {
         if !self.readiness.may_answer() {
             let reasons = self.readiness.report().reasons().join("; ");
@@ -363,7 +368,8 @@ impl Questions {
         }
     }
 
-    /// Whether [`Self::asked`] has every namespace in which somebody may have blocks.
+    /// Whether the list of [`Self::asked`] is complete, that is, whether no other namespace may have blocks that the
+    /// router asks about.
     fn asks_all(&self) -> bool {
         let is_sglang = |name: &NamespaceName| {
             let chains = ModelKey::of_namespace(name).and_then(|model| model.chains());
@@ -372,8 +378,8 @@ impl Questions {
         self.namespace.is_some() || (self.source.knows_all_names() && !self.source.refuses_any(is_sglang))
     }
 
-    /// Turns an error into gRPC's status, and counts it. An error that is not the router's fault gets a code that makes the
-    /// router choose by load.
+    /// Turns an error into gRPC's status, and counts it. If the error is not the router's fault, the status has a code
+    /// after which the router chooses a worker by its load, and does not need an answer.
     fn refused(&self, error: &WireError) -> Status {
         self.errors.failed(error.code, &error.text);
         let code = match error.code {
@@ -398,7 +404,8 @@ fn too_many(blocks: impl std::fmt::Display) -> Status {
     Status::resource_exhausted(text)
 }
 
-/// Returns a worker's leading blocks, each under the nearest tier whose depth reaches it.
+/// Returns a worker's leading blocks by tier. Each is listed under the nearest tier whose depth includes it. The depth
+/// of a tier counts the leading blocks on this tier and all nearer tiers.
 fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
     let [device, with_host] = worker.near_blocks;
     let mut before = 0;

@@ -71,7 +71,8 @@ where
     })
 }
 
-/// Adapts an async function to tonic's trait of a method, and adds the header [`EXACT`].
+/// Wrapper that makes an async function a method of tonic's server. It adds the header [`EXACT`] to answers that are
+/// about holders.
 struct Method<F>(F);
 
 impl<F, Fut, Q, A> UnaryService<Q> for Method<F>
@@ -258,7 +259,7 @@ impl Door {
     }
 }
 
-/// Turns the result of a report into an answer, or into gRPC's status.
+/// Turns the result of a report into an answer without the header [`EXACT`], or into an error status of gRPC.
 fn done<T>(result: Result<T, BlockReportError>) -> Result<AnswerWithCertainty<T>, Status> {
     let answer = result.map_err(Status::from)?;
     Ok(AnswerWithCertainty {
@@ -271,8 +272,8 @@ fn unimplemented(text: &str) -> Response<Body> {
     Status::unimplemented(text).into_http()
 }
 
-/// Returns the status for a question that did not arrive in full. Its code makes the router choose a worker by load.
-/// The router may ask again.
+/// Returns the status for a question that did not arrive in full. It has a code after which the router chooses a worker
+/// by its load, and does not need an answer. The router may send the question again.
 fn not_received(error: &HttpRefusal) -> Status {
     match error {
         HttpRefusal::BodyTooLarge { .. } => {

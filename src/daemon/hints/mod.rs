@@ -1,6 +1,6 @@
 //! Hints: reports of routers about where they have sent requests, kept for a short time. A hint tells what a holder will soon
 //! have, before the first event of the holder's engine shows it. A hint is fulfilled once the index has shown all its blocks.
-//! From then on only the index counts, because the engine may evict the blocks later.
+//! A fulfilled hint predicts nothing any more: the engine may evict the blocks later, and only the index shows that.
 //!
 //! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints
 //! gets them in a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.

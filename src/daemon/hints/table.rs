@@ -58,12 +58,13 @@ impl KeptHint {
     }
 }
 
-/// The hints of one namespace, in the order in which they came, and their *claims*. A block's claims are the latest hints that
-/// name it, one for each holder.
+/// The hints of one namespace, in the order in which they came, and the *claims* of each block. A claim on a block is a
+/// hint that names the block. A block has at most one claim of each holder: the holder's latest one.
 ///
-/// A hint is about a whole prefix, so a holder that claims a block claims every block before it, too. Beyond [`HOLDERS_MAX`]
-/// claims of a block, newer claims push out older ones. Therefore a block never has more claims than the block before it.
-/// Fulfilled hints keep their claims, so that this stays true, but searches skip them.
+/// A hint is about a whole prefix. So a holder with a claim on a block also has a claim on every block before it. A
+/// block has at most [`HOLDERS_MAX`] claims: a further claim replaces the oldest one. Therefore a block never has more
+/// claims than the block before it, and searches rely on this order. Fulfilled hints keep their claims, so that the
+/// order stays intact, but searches skip them.
 #[derive(Debug, Default)]
 pub(super) struct HintTable {
     /// Claims of each block: the latest hint of each holder that should have the block, in the order of the hints.
@@ -136,8 +137,8 @@ impl HintTable {
         Some(oldest)
     }
 
-    /// Returns at most `max` hints that are not fulfilled. The next call continues after the last hint of this call,
-    /// and after the newest hint with the oldest one.
+    /// Returns at most `max` hints that are not fulfilled. Each call continues where the previous call ended. After the
+    /// newest hint, it begins again with the oldest one.
     pub(super) fn look(&mut self, max: usize) -> Vec<Arc<KeptHint>> {
         let first = self.hints.partition_point(|hint| hint.number < self.looked);
         let behind = self.hints.range(first..).chain(self.hints.range(..first));

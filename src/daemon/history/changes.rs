@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use kvatlas_core::wire::DegradedReasons;
 
-/// Age in seconds up to which changes are kept to the second.
+/// Age in seconds up to which all changes of a holder are kept. States are noted once a second.
 const BY_SECOND_S: u64 = 60 * 60;
-/// Age in seconds up to which changes are kept to the minute.
+/// Age in seconds up to which the last change of each minute is kept.
 const BY_MINUTE_S: u64 = 24 * 60 * 60;
 /// Maximum number of changes kept for a holder. If a holder changes often, its history covers a shorter time.
 const CHANGES_MAX: usize = 256;
@@ -88,8 +88,8 @@ impl Changes {
     }
 
     /// Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. `None` if the
-    /// holder's last state is exact, removed or not known. A time without a running daemon does not interrupt the
-    /// doubt.
+    /// holder's last state is exact, removed or not known. A holder that was in doubt before and after a time without a
+    /// running daemon counts as in doubt all the time.
     pub(super) fn inexact_since_s(&self) -> Option<u64> {
         let mut since = None;
         for change in self.0.iter().rev() {

@@ -95,8 +95,8 @@ impl History {
         }
     }
 
-    /// Takes over a saved history. From the time of saving on, the state of its holders counts as not known, because no
-    /// daemon was running. Holders that had been removed before stay removed.
+    /// Takes over a saved history. No daemon was running after the history was saved, so the state of its holders
+    /// counts as not known from that time on. Holders that had been removed before stay removed.
     pub(crate) fn restore(&self, saved: SavedHistory) {
         let mut book = self.book.lock();
         for SavedHolder {

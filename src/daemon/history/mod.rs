@@ -1,8 +1,8 @@
-//! History of holders' states: when each holder was exact, and when and why it was not. The last hour is kept to the
-//! second, the last day to the minute.
+//! History of holders' states: when each holder was exact, and when and why it was not. For the last hour, all
+//! changes are kept. For the rest of the last day, the last change of each minute is kept.
 //!
-//! Each second all holders are checked, and the states that have changed are noted. With a snapshot directory, a file
-//! there keeps the history, so that it outlives the daemon.
+//! Each second a pass over all holders notes the states that have changed. If there is a snapshot directory, a file
+//! there keeps the history, too, so that it outlives the daemon.
 //!
 //! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A
 //! holder for which there is no room is counted, and has no history.
@@ -151,8 +151,9 @@ impl Look<'_> {
 }
 
 impl HistoryBook {
-    /// Notes a holder's state. Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. The
-    /// inner `None` means that it is not in doubt. The outer `None` means that the holder is new and finds no room.
+    /// Notes a holder's state. Returns `Some(Some(time))` if the holder has been in doubt since `time`, in seconds
+    /// since the Unix epoch, and `Some(None)` if the holder is not in doubt. Returns `None` if there is no room for the
+    /// history of a new holder.
     fn note(
         &mut self,
         namespace: &NamespaceName,

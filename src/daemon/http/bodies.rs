@@ -191,8 +191,8 @@ impl Bodies {
         }
     }
 
-    /// Reserves `more` bytes of memory for a body. If too little is free, drops unfinished bodies of other requests, or
-    /// this body.
+    /// Reserves `more` bytes of memory for a body. If too little memory is free, drops unfinished bodies. Fails if this
+    /// body is among the dropped ones.
     fn grow(&self, room: &BodyRoom, more: usize) -> Result<(), HttpRefusal> {
         let mut held = self.held.lock();
         while held.bytes.saturating_add(more) > self.limits.all_bytes_max {
@@ -215,8 +215,8 @@ impl Bodies {
 }
 
 impl BodyReservations {
-    /// Returns the number of the oldest unfinished body of the source with the most bytes. The body with the number
-    /// `wanting` asks for `more` bytes. These count as bytes of that body's source.
+    /// Returns the number of the body to drop: the oldest unfinished body of the source (client address) with the most
+    /// bytes. `more` is the number of bytes that the body `wanting` asks for. They count as bytes of its source.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
         let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for (number, body) in &self.bodies {

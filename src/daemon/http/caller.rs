@@ -32,8 +32,8 @@ use super::auth;
 use super::error::HttpRefusal;
 use super::shared::HttpShared;
 
-/// Sender of a request that may change which engines are followed. As an extractor, this type refuses requests of
-/// senders without that right.
+/// Client that may change which engines the bridge follows. As an extractor, this type refuses the requests of all
+/// other clients.
 pub(super) struct Caller {
     /// Address from which the request came. `None` if the address is not known.
     pub(super) peer: Option<IpAddr>,
@@ -51,8 +51,9 @@ impl FromRequestParts<Arc<HttpShared>> for Caller {
     }
 }
 
-/// Checks that a request is allowed. `has_token` is true if a token is configured; the request has then already shown
-/// the token. `made` is a token that the bridge has made itself.
+/// Checks that a client may change which engines the bridge follows. `has_token` says whether `http.token_file` names a
+/// token. If it does, the client has shown this token before. `made` is the token that the bridge has made itself, if
+/// any.
 fn check(
     headers: &HeaderMap,
     peer: Option<IpAddr>,

@@ -296,8 +296,8 @@ mod tests {
         }
     }
 
-    /// Returns queries of several kinds. Each has `count` blocks, `count` names, and texts of `count` bytes. Tests call
-    /// this with counts below, at and above the limits.
+    /// Returns queries of several kinds, with up to `count` blocks, up to `count` names, and texts of `count` bytes.
+    /// Tests pass counts below, at and above the limits.
     fn queries_of(count: usize) -> Vec<SingleQuery> {
         let hashes = 0..count as u64;
         let lineage = PositionalLineageHash::at(Position::default(), 1.into(), 1.into());

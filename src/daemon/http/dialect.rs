@@ -30,7 +30,7 @@ pub(super) struct QueryJson {
     token_ids: Option<Vec<u32>>,
     block_hashes: Option<Vec<BlockHash>>,
     seq_hashes: Option<Vec<SequenceHash>>,
-    /// Hashes of the query, under an older name of `seq_hashes`.
+    /// Older name of the field `seq_hashes`.
     block_hash: Option<Vec<SequenceHash>>,
     lora_name: Option<String>,
     lora_id: Option<i64>,
@@ -166,7 +166,7 @@ impl QueryJson {
     }
 }
 
-/// Form of a query, which decides its route: by tokens or by hashes.
+/// Values by which a query names blocks. Queries by tokens and queries by hashes have different routes.
 #[derive(Clone, Copy)]
 enum By {
     Tokens,
@@ -250,7 +250,7 @@ pub(super) async fn find(
     }
 }
 
-/// Checks that the texts that are part of the block hashes are no longer than the contract allows.
+/// Checks that no text that enters the block hashes (LoRA name, cache salt) is longer than the contract allows.
 fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
     let QueryKey::Tokens {
         lora_name,
@@ -301,8 +301,8 @@ fn respond(scores: &Scores, words: ScoreDialect, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the text that names a namespace's blocks in `/dump` and elsewhere: `MODEL:TENANT` if the namespace is made
-/// from a model and names no hash scheme, else `NAMESPACE:default`.
+/// Returns the key under which `/dump` lists a namespace: `MODEL:TENANT` if the namespace is made from a model and
+/// names no hash scheme, else `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),

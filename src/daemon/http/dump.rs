@@ -155,8 +155,8 @@ impl DumpWriter {
         drop(permit);
     }
 
-    /// Writes the whole dump. Each lane gives its holders in the order of namespaces. So one pass over all lanes serves all
-    /// namespaces.
+    /// Writes the whole dump. Each lane returns its holders in the order of namespaces, so one pass over all lanes is
+    /// enough for all namespaces.
     async fn write_all(&self, output: &mut Output) -> Result<(), DumpEnd> {
         let mut cursors = Vec::new();
         for lane in 0..self.pool.lane_count() {
@@ -183,8 +183,8 @@ impl DumpWriter {
         output.send(Piece::End).await
     }
 
-    /// Returns the lane's next holder, if the holder is in `namespace`. Skips holders of earlier namespaces, because
-    /// they were added too late for this dump.
+    /// Returns the lane's next holder if it belongs to `namespace`, the namespace that is being written. Skips holders
+    /// of namespaces that come earlier in the order, because they were added too late for this dump.
     async fn take(
         &self,
         cursor: &mut Cursor,

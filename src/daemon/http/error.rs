@@ -153,7 +153,8 @@ impl From<RegisterRefusal> for HttpRefusal {
     }
 }
 
-/// Keeps the error in the response, for which [`HttpRefusal::respond`] then makes the body that belongs to the path.
+/// Puts the error into the response's extensions. [`HttpRefusal::respond`] makes the body later, in the format that the
+/// request's path needs.
 impl IntoResponse for HttpRefusal {
     fn into_response(self) -> Response {
         let mut response = Response::default();

@@ -48,11 +48,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
     }
 }
 
-/// Reads JSON of a type that itself refuses unknown fields.
-///
-/// # Errors
-///
-/// [`HttpRefusal::BadRequest`] if the bytes are not of this form.
+/// Reads JSON as a type that has its own check for unknown fields.
 pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpRefusal> {
     serde_json::from_slice(bytes)
         .map_err(|error| HttpRefusal::BadRequest(format!("the body is not what this route takes: {error}")))
@@ -88,7 +84,8 @@ fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
     }
 }
 
-/// Deserializer without values. It fails with the names of the fields that serde asks for.
+/// Deserializer that reads no data. Its only use is to find a struct's field names: when serde asks for these fields,
+/// it fails with their names.
 struct FieldNamesDeserializer;
 
 #[derive(Debug)]

@@ -72,7 +72,7 @@ pub(super) async fn lookup(
     Ok(json_response(&answer, Some(is_only && scores.are_exact())))
 }
 
-/// Returns the model of a namespace. A namespace whose name is not made from a model counts as a model of that name.
+/// Returns the model from which a namespace's name is made. For any other name, returns a model of that name.
 fn cache_of(name: &NamespaceName) -> ModelKey {
     ModelKey::of_namespace(name).unwrap_or_else(|| ModelKey::new(name.to_string()))
 }

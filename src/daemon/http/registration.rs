@@ -20,7 +20,8 @@ use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
 use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 
-/// Fields of a request to follow an engine, in the dialects of Mooncake and Dynamo.
+/// Fields of a request that tells the bridge to follow an engine, that is, to receive its events. The struct has the
+/// fields of both dialects, Mooncake's and Dynamo's.
 #[derive(Debug, Deserialize)]
 pub(super) struct RegisterJson {
     instance_id: InstanceId,

@@ -1,7 +1,7 @@
 //! Reports of routers over HTTP: the same hints and outcomes as over NATS, as JSON.
 //!
 //! A hint says where a router has sent a request. An outcome tells how many cached blocks a request really found. A gateway
-//! passes reports on, and names the shards to which it did.
+//! passes reports on to its shards. Its answer has the number of shards, and names the shards that did not answer.
 
 use std::sync::Arc;
 use std::time::Instant;

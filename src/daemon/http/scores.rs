@@ -22,7 +22,7 @@ pub(super) enum ScoreDialect {
 pub(super) struct Scores {
     pub(super) block_size: u32,
     holders: Vec<FoundHolder>,
-    /// Whether a holder that is not in the answer may hold more than is known.
+    /// Whether a holder that is not in the answer may still have leading blocks of the prompt.
     lacks_some: bool,
 }
 
@@ -40,14 +40,14 @@ impl Scores {
         }
     }
 
-    /// Whether the answer is certain: the state of every listed holder is certain, and no other holder may have more
-    /// blocks than is known.
+    /// Whether the answer is certain: the state of every listed holder is certain, and no other holder may have leading
+    /// blocks of the prompt.
     pub(super) fn are_exact(&self) -> bool {
         !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
 
-    /// Returns `{INSTANCE: …}`, where each value is what `told` says about the ranks of the instance. Instances about which it
-    /// says nothing are left out.
+    /// Returns `{INSTANCE: value}`. `told` makes the value from the instance's ranks. If `told` returns `None`, the
+    /// instance is left out.
     fn of_instances<'a, T>(&'a self, told: impl Fn(Ranks<'a>) -> Option<T>) -> BTreeMap<String, T> {
         let groups = self
             .holders
@@ -72,14 +72,15 @@ impl Scores {
         Some(known).filter(|known| !known.is_empty())
     }
 
-    /// Returns `{INSTANCE: {…}}`, where each value has the numbers of tokens in all tiers, under the names that the
-    /// dialect uses.
+    /// Returns `{INSTANCE: {…}}`. The inner object has the numbers of tokens in all tiers, under the names that the
+    /// dialect `words` uses.
     pub(super) fn by_instance(&self, words: ScoreDialect) -> impl Serialize {
         self.of_instances(|ranks| Some(Figures { ranks, words }))
     }
 
-    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, for the instances that have any of
-    /// the tokens. The location is the nearest tier whose cumulative depth is all `n` tokens.
+    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller. `n` is the number of leading tokens
+    /// that the instance has. The location is the nearest tier whose depth is `n`, where the depth of a tier counts the
+    /// tokens on this tier and all nearer tiers. Instances with no leading tokens are left out.
     pub(super) fn by_location(&self) -> impl Serialize {
         self.of_instances(|ranks| Some(ranks.location()).filter(|(_, tokens)| *tokens > 0))
     }
@@ -117,8 +118,9 @@ impl<'a> Ranks<'a> {
         self.tokens(blocks.unwrap_or_default())
     }
 
-    /// Returns LMCache's word for the nearest tier whose cumulative depth is all tokens of the instance, and the number
-    /// of these tokens. LMCache has no word for the device, so kvatlas uses its own word `GPU`.
+    /// Returns LMCache's word for a tier, and the number of leading tokens that the instance has. The tier is the
+    /// nearest one that has all these tokens, counted together with the nearer tiers. LMCache has no word for the
+    /// device, so kvatlas uses its own word `GPU`.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;

@@ -150,15 +150,16 @@ impl HttpShared {
         self.parts.engines.as_deref().ok_or_else(missing)
     }
 
-    /// Returns the result of a query for a model of which no events have come. The followed engines of the model may
-    /// have blocks, so the result is not certain. `None` if no engine of the model is followed.
+    /// Returns an empty result for a query about a model that has sent no events. The result counts as not certain,
+    /// because the engines of the model that the bridge follows may have blocks. `None` if the bridge follows no engine
+    /// of the model.
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Scores> {
         let engines = self.parts.engines.as_ref()?.engines();
         let own = engines.iter().find(|state| state.engine.key.model == *model)?;
         Some(Scores::new(own.engine.block_size, Vec::new(), true))
     }
 
-    /// Returns the index, whether it is ready or not, and the bridge. Either may be absent.
+    /// Returns the index, even if it is not ready, and the bridge. Each is `None` if this process does not have it.
     pub(super) fn known(&self) -> (Option<&Index>, Option<&dyn EngineRegistry>) {
         (self.parts.index.as_ref(), self.parts.engines.as_deref())
     }

@@ -43,7 +43,8 @@ fn every_route_is_counted_by_itself() {
     assert!(!counted.contains(&(HttpRoute::Other as usize)));
 }
 
-/// Returns the names of a field's type: in the page of the contract, and in the OpenAPI document.
+/// Returns the type of a field in two forms: the words for it on the contract's page, and its schema in the OpenAPI
+/// document.
 fn described(kind: FieldKind) -> (&'static str, &'static str) {
     match kind {
         FieldKind::Tokens => (

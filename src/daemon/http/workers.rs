@@ -58,8 +58,8 @@ struct WorkerJson {
     /// worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
-    /// Address to which requests for a rank go, by rank. Only ranks with a known address are listed. In the same way, `labels`
-    /// lists only ranks with known labels.
+    /// Addresses to which requests for the ranks go. Ranks without a known address are left out. `labels` leaves out
+    /// the ranks without known labels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     addresses: BTreeMap<Rank, Address>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -134,7 +134,8 @@ pub(super) async fn workers(
     Ok(json_response(&listed, None))
 }
 
-/// Returns the transport of an endpoint, under Dynamo's name for the transport if Dynamo has one.
+/// Returns the name of an endpoint's transport. It is `grpc`, `http` or `nats` if the endpoint's address has such a
+/// scheme, else `zmq`.
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",
@@ -168,7 +169,8 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     worker.listeners.insert(engine.key.rank, listener);
 }
 
-/// Adds the engines of a server, unless engines of that server are followed already.
+/// Adds the worker of a server whose engines the bridge does not follow yet. Does nothing if the bridge already follows
+/// engines of that server.
 fn add_server(workers: &mut Workers, state: ServerState) {
     if !state.engines.is_empty() {
         return;
@@ -221,8 +223,9 @@ async fn add_known(
 
 /// Adds a rank to its worker, and returns the worker's entry.
 ///
-/// A worker that is not listed yet is added only while fewer than `workers_max` are listed; otherwise returns `None`. A
-/// listed worker always takes further ranks, even late ones, because a missing rank could hide a doubt.
+/// A new worker is added only while fewer than `workers_max` workers are listed. Otherwise the result is `None`. A
+/// listed worker gets all its ranks, even when no new worker is added any more, because a missing rank could hide a
+/// doubt.
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,

@@ -14,7 +14,8 @@ pub(super) struct Doors {
     pub(super) grpc: Option<SocketAddr>,
 }
 
-/// Refuses settings that need a cargo feature without which this program was built.
+/// Refuses the settings of doors (listeners and senders) that were left out when this program was built. Each door is a
+/// cargo feature.
 pub(super) fn check_built(config: &Config) -> Result<(), StartError> {
     let left_out = |setting, feature| Err(StartError::LeftOut { setting, feature });
     if !cfg!(feature = "dynamo") && !config.dynamo.components.is_empty() {
@@ -50,8 +51,8 @@ pub(super) async fn open_doors(shared: &Shared, stage: &Stage) -> Result<Doors, 
     })
 }
 
-/// Starts to send trace spans to the collector, if one is configured. The sending task belongs to `upkeep`. At the
-/// daemon's stop, the tasks of `upkeep` end after all tasks that open spans.
+/// Starts to send trace spans to the collector, if one is configured. The sending task belongs to `upkeep`. When the
+/// daemon stops, the tasks that open spans end before the tasks of `upkeep`.
 #[cfg(feature = "traces")]
 pub(super) fn spawn_traces(shared: &mut Shared, upkeep: &Stage) {
     let instance = kvatlas_process::instance_name(&shared.nats.connection_name);

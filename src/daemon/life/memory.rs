@@ -25,7 +25,7 @@ impl ShrinkWatch {
 
     /// Whether memory is to be given back. Two conditions must hold:
     ///
-    /// - The indexes have lost more than half of their largest size, and at least [`SHRUNK_BYTES_MIN`].
+    /// - The indexes have less than half of their largest size, and are at least [`SHRUNK_BYTES_MIN`] smaller than it.
     /// - The indexes have not shrunk since the last call.
     pub(super) fn is_due(&mut self) -> bool {
         let is_shrinking = self.now < self.asked;

@@ -90,12 +90,14 @@ impl Daemon {
         self.drain.cancelled().await;
     }
 
-    /// Notes that the bridge in this process has seen all its engines, or has had enough time to see them.
+    /// Tells the daemon that the bridge in this process knows the blocks of all engines that it follows, or has had
+    /// enough time to learn them.
     pub fn note_engines_followed(&self) {
         self.readiness.set(Latch::EnginesFollowed);
     }
 
-    /// Waits until every publisher has had the time to be heard of, so that answers lack no worker.
+    /// Waits until every publisher has had enough time to send a message. From then on the daemon knows all publishers,
+    /// so that answers lack no worker.
     pub async fn listed(&self) {
         const INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);
         while !self.trust.is_listed() {

@@ -1,4 +1,5 @@
-//! Reload of a running daemon. The configuration is read again, and the daemon takes over a part of its settings.
+//! Reload of a running daemon: the daemon reads its configuration again, and some of the settings take effect without a
+//! restart.
 
 use std::time::Duration;
 

@@ -143,8 +143,8 @@ impl Daemon {
     }
 }
 
-/// Starts the embedded broker, if the configuration asks for one, and the lanes. Returns the state that the rooms
-/// share.
+/// Starts the embedded broker, if the configuration asks for one, and the lanes. Returns the state that the daemon's
+/// rooms (folders) share.
 async fn share(
     config: Config,
     namespaces: Arc<Namespaces>,

@@ -72,7 +72,7 @@ impl Daemon {
     ///
     /// Takes about `shutdown.drain_seconds` at most. The report names the steps that were cut short.
     ///
-    /// The future is boxed like that of [`Self::start`].
+    /// The future is boxed for the same reason as the future of [`Self::start`].
     pub fn stop(self) -> BoxFuture<'static, StopReport> {
         Box::pin(self.end())
     }

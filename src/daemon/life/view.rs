@@ -177,9 +177,9 @@ struct HolderJson {
     status: HolderStatusReply,
     applied_at_us: u64,
     lag_us: u64,
-    /// Time that the lane has spent on the worker, with all its ranks, in microseconds.
+    /// Time that the lane has spent on the events of the worker, for all its ranks together, in microseconds.
     worker_lane_us: u64,
-    /// Counts of blocks in the last one to two minutes: blocks of the holder that exact answers promised, and blocks
+    /// Numbers of the holder's blocks in the last one to two minutes: blocks that exact answers promised, and blocks
     /// that requests found. Absent if no router has reported outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<PromiseTally>,
@@ -195,8 +195,8 @@ struct HolderJson {
     changes: Vec<ShownChange>,
 }
 
-/// Returns details of a holder's doubt, as text. Details are the batch numbers at the last gap, or the publisher's own
-/// explanation. `None` if neither concerns one of the `reasons`.
+/// Returns the explanation of a holder's doubt, as text: the batch numbers at the last gap, or the publisher's own
+/// words. `None` if there is no explanation for any of `reasons`.
 fn detail(status: &HolderStatus, reasons: DegradedReasons) -> Option<String> {
     let gap = status.gap.load();
     if gap.received > 0 && reasons.contains(DegradedReason::Gap) {

@@ -37,7 +37,7 @@ const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder's record may be replaced by the record of another holder.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Maximum number of a namespace's holders that are named for broken promises: requests found fewer blocks than answers
+/// Maximum number of a namespace's holders that are reported because requests found fewer of their blocks than answers
 /// promised.
 const BROKEN_MAX: usize = 8;
 /// Maximum number of holders of a namespace for which the page compares promised with found blocks.
@@ -52,8 +52,8 @@ pub(crate) struct HolderPromises {
     pub(crate) lately: PromiseTally,
 }
 
-/// Blocks that answers promised at the holders of a namespace in the last one to two minutes, compared with the blocks
-/// that requests found.
+/// Comparison for the holders of a namespace, over the last one to two minutes: their blocks that exact answers
+/// promised, and their blocks that requests found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct NamespacePromises {
     /// Number of holders about which a router has reported an outcome.
@@ -177,8 +177,9 @@ impl Outcomes {
         (lately.requests > 0).then_some(lately)
     }
 
-    /// Returns the holders for which exact answers recently promised more blocks than requests found. The holder with
-    /// the worst share comes first. Holders with few promised blocks are left out.
+    /// Returns the holders that have broken promises: more than a twentieth of their blocks that exact answers recently
+    /// promised were not found by the requests. Returns at most [`BROKEN_MAX`] holders, the holder with the most
+    /// missing blocks first. Holders with few promised blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
         let (_, broken) = self.worst(name, now, BROKEN_MAX, PromiseTally::is_broken, |lately| {
             lately.missing_blocks

@@ -14,7 +14,7 @@ const SPAN: Duration = Duration::from_secs(60);
 pub(crate) struct PromiseTally {
     /// Number of requests for which an outcome was reported.
     pub(crate) requests: u64,
-    /// Number of blocks that answers promised to these requests.
+    /// Number of blocks that answers had promised to the counted requests.
     pub(crate) promised_blocks: u64,
     /// Number of promised blocks that the requests did not find.
     pub(crate) missing_blocks: u64,
@@ -25,7 +25,8 @@ pub(crate) struct PromiseTally {
 /// Minimum number of promised blocks for a judgement on a holder. A smaller number says little, because a block or two
 /// may always be evicted between an answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// Limit on broken promises: a holder breaks its promise if more than one in this many promised blocks is missing.
+/// Share of the promised blocks that may be missing, as a divisor: 20 stands for one twentieth. If more are missing,
+/// the holder breaks its promises.
 const BROKEN_SHARE: u64 = 20;
 
 impl PromiseTally {
@@ -57,7 +58,7 @@ impl PromiseTally {
     }
 }
 
-/// Sums over the last one to two minutes: those of the present span and of the span before it.
+/// Sums of outcomes over the last one to two minutes. The present minute and the minute before it have a sum each.
 #[derive(Debug)]
 pub(super) struct Window {
     begun_at: Instant,

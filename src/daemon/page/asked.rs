@@ -61,8 +61,8 @@ struct PathGroup {
     to: usize,
 }
 
-/// Groups sorted paths (the blocks of queries) by their block at `position`. Paths that end before that block are in no
-/// group.
+/// Groups sorted paths (the blocks of queries) that have the same block at `position`. A path that ends before
+/// `position` is in no group.
 fn groups(paths: &[PrefixPath], position: usize, parent: Option<usize>) -> Vec<PathGroup> {
     let mut groups = Vec::new();
     let mut from = 0;

@@ -26,8 +26,8 @@ const NAMES_MAX: usize = 4;
 pub(super) enum Lens {
     /// Weight is the number of sampled queries that asked for the prefix.
     Asked,
-    /// Weight is a number of copies: for each block of the prefix's last stretch and each block after it, the number of
-    /// holders that have the block.
+    /// Weight is the number of copies of the prefix's last stretch of blocks and of all blocks that continue it. A
+    /// block has as many copies as there are holders that have it.
     Held,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Atlas {
     pub(super) total: u64,
     /// Seconds that the sample of queries covers, if the weights are from that sample; else `None`.
     pub(super) seconds: Option<u64>,
-    /// Whether the walk over the index ended at a bound, so that prefixes may be missing.
+    /// Whether the walk over the index stopped early, at a bound on its size or time, so that prefixes may be missing.
     pub(super) partial: bool,
     /// Number of nodes that were left out because their weight is too small.
     pub(super) left_out: usize,
@@ -73,8 +73,7 @@ pub(super) struct Node {
     /// Number of holders that have all blocks of the node. `exact` is the number of those holders that are exact.
     all: usize,
     exact: usize,
-    /// Number of holders that have all blocks of the node and from which a request can reuse at least one of these
-    /// blocks.
+    /// Number of the holders counted in `all` that can serve a request with at least one of the node's blocks.
     usable: usize,
     /// Names of some holders that have all blocks of the node.
     names: Vec<String>,

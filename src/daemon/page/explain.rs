@@ -50,15 +50,16 @@ struct ExplainedHolder {
 /// Cost of losing the blocks of a node (a stretch of a prefix) at every holder.
 #[derive(Serialize)]
 struct Loss {
-    /// Number of held blocks that would be lost: the blocks of the node, and all blocks that continue it. Without the
-    /// blocks of the node, no query finds the blocks after them.
+    /// Counts of the blocks that would be lost: the node's own blocks, and all blocks that continue them. The latter
+    /// would be lost because no query finds them without the node's blocks.
     below: Below,
     /// Number of sampled queries that ask for the whole prefix. `sampled` counts all queries of the sample, and `seconds` is the
     /// time that the sample covers.
     asking: usize,
     sampled: usize,
     seconds: u64,
-    /// Number of tokens that each of the `asking` queries would have to compute again after the loss.
+    /// Number of tokens that each of the queries counted in `asking` would compute again if the node's blocks were
+    /// lost.
     tokens: u64,
 }
 
@@ -135,8 +136,9 @@ impl Page {
             .answer_one(name, &SingleQuery { options, ..query })?)
     }
 
-    /// Finds the node that ends with `block` in the kept trees of prefixes for which `is_wanted` holds. Takes the
-    /// newest tree with such a node. Returns the node's first position, and all blocks up to its end.
+    /// Finds the node whose last block is `block` in the kept trees of prefixes that `is_wanted` accepts. If several of
+    /// these trees have the node, the newest tree counts. Returns the position of the node's first block, and all
+    /// blocks from position 0 to the node's last block.
     fn find_node(
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,

@@ -27,8 +27,8 @@ pub(super) struct FleetState {
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
     gone: VecDeque<(u64, Number)>,
-    /// Number of a look (a pass over all holders). All removals of holders since this look are remembered, but not all
-    /// earlier ones. A client that has not received this look must receive the whole state.
+    /// Number of a look (a pass over all holders). All later removals of holders are remembered. Earlier removals may
+    /// be forgotten, so a client whose last look is an earlier one must receive the whole state.
     complete_since: u64,
     shown: usize,
     total: usize,
@@ -41,8 +41,8 @@ struct FleetEntry {
     profile: Profile,
     /// Time since which the holder is not exact, in microseconds since the Unix epoch. 0 if the holder is exact.
     since_us: u64,
-    /// Number of the look (a pass over all holders) that last saw `since_us` change. `added`, `changed`, `profiled` and
-    /// `seen` are numbers of looks, too.
+    /// Number of the look (a pass over all holders) that last found a new value of `since_us`. The fields `added`,
+    /// `changed`, `profiled` and `seen` are numbers of looks, too.
     dated: u64,
     added: u64,
     changed: u64,
@@ -71,7 +71,7 @@ struct Facts {
 ///   microseconds, parked events.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetChange<'a> {
-    /// Whether the client has to forget all holders of which it was told before.
+    /// Whether this change has the whole state. If so, the client must first forget all holders that it knows.
     whole: bool,
     added: Vec<(Number, &'a str, &'a str, u32)>,
     profiles: Vec<(Number, &'a str, &'a Labels)>,
@@ -96,7 +96,8 @@ impl Facts {
 }
 
 impl FleetState {
-    /// Takes a look: compares all holders with their state at the last look, and notes the changes.
+    /// Does a look: compares the present state of all holders with their state at the previous look, and notes the
+    /// changes.
     pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
         self.look += 1;
         (self.shown, self.total) = (0, 0);
@@ -176,8 +177,8 @@ impl FleetState {
         Some(entry.number)
     }
 
-    /// Returns the changes since look number `heard`, the last look (a pass over all holders) that the client has
-    /// received. `heard` is 0 for a new client. Sets `heard` to the present look.
+    /// Returns what has changed since the last look (a pass over all holders) that the client has received. `heard` is
+    /// the number of that look, or 0 for a new client. Afterwards it is the number of the latest look.
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };

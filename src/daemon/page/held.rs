@@ -11,9 +11,10 @@ use super::atlas::Branch;
 
 /// Maximum number of runs (edges of the index's radix tree) that a walk visits.
 const RUNS_MAX: usize = 100_000;
-/// Maximum number of blocks that a walk keeps of all runs together; 8 bytes each. The last run may exceed the bound.
+/// Maximum number of blocks that one walk over the index keeps; 8 bytes each. Blocks are kept in whole runs
+/// (consecutive blocks), so the last run may exceed this number.
 const BLOCKS_MAX: usize = 1 << 21;
-/// Maximum time that the steps of a walk take together.
+/// Maximum time that one walk over the index takes. A walk stops at the first step after this time.
 const TIME_MAX: Duration = Duration::from_millis(500);
 /// Maximum depth of a prefix that can be shown, in blocks.
 const DEPTH_MAX: usize = 8192;
@@ -26,9 +27,11 @@ struct Met {
     weight: u64,
 }
 
-/// Returns the branches of the index's tree of prefixes, parents first, and whether the walk over the tree ended at a
-/// bound. The weight of a branch is a number of copies: for each block of the branch and each block after it, the
-/// number of holders that have the block.
+/// Returns the branches of the index's tree of prefixes, parents first. The flag says whether the walk over the tree
+/// stopped early, at a bound.
+///
+/// The weight of a branch is the number of copies of its blocks and of all blocks that continue them. A block has as
+/// many copies as there are holders that have it.
 pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
     let (mut met, partial) = meet(&mut indexer.walk());
     // Children come after their parents.
@@ -77,8 +80,8 @@ fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
     (met, false)
 }
 
-/// Returns all blocks from position 0 to the last block of the run (consecutive blocks of a prefix) at `index` of
-/// `met`.
+/// Returns all blocks from position 0 to the last block of `met[index]`. Each entry of `met` is a run, that is, a
+/// stretch of consecutive blocks of a prefix.
 fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     let mut lineage = Vec::new();
     let mut next = Some(index);
@@ -95,18 +98,18 @@ fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     lineage_hashes(&sequence).map_while(Result::ok).collect()
 }
 
-/// Number of held blocks among a block and all blocks that continue it.
+/// Counts of the blocks that holders have from one block of a prefix on: that block, and all blocks that continue it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(super) struct Below {
-    /// Number of different blocks.
+    /// Number of different blocks. A block counts once, even if several holders have it.
     blocks: u64,
     /// Number of pairs of a holder and a block that the holder has.
     copies: u64,
-    /// Whether the count ended at a bound, so that there may be more blocks.
+    /// Whether the count stopped early, at a bound on its size or time, so that there may be more blocks.
     partial: bool,
 }
 
-/// Counts the held blocks among `block` and all blocks that continue it.
+/// Counts the blocks that holders have from `block` on: `block` itself, and all blocks that continue it.
 pub(super) fn below(indexer: &PositionalIndexer, block: PositionalLineageHash) -> Below {
     let mut counted = Below::default();
     let Some(mut walk) = indexer.walk_below(block) else {

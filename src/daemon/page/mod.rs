@@ -74,7 +74,7 @@ const WAITING_MAX: usize = 16;
 /// Maximum number of atlases (trees of hot prefixes) that are kept, so that their prefixes can be explained.
 const ATLASES_MAX: usize = 8;
 
-/// Records of the daemon that the page in a browser shows.
+/// Records that the daemon keeps about itself, and that the page shows in a browser.
 pub(crate) struct Looked {
     pub(crate) sample: Arc<QuerySample>,
     pub(crate) outcomes: Arc<Outcomes>,
@@ -207,7 +207,8 @@ impl Page {
         Ok(respond(JSON, text))
     }
 
-    /// Runs `work` on a thread for blocking work when its turn comes. Refuses if too many questions wait.
+    /// Runs `work` on a thread for blocking work, once fewer than [`QUESTIONS_MAX`] questions are being worked on.
+    /// Refuses if [`WAITING_MAX`] questions already wait or are worked on.
     async fn in_background<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> T + Send + 'static,
@@ -224,8 +225,9 @@ impl Page {
         working.await.map_err(|_| PageRefusal::Failed)
     }
 
-    /// Records rates and counts of answers, for pages that are opened later. Does nothing if it is not yet time to read
-    /// the metrics again. Must be called in a tokio runtime, and does not block it.
+    /// Reads the metrics in the background, and records rates and counts of answers from them, for pages that are
+    /// opened later. Does nothing if the previous reading was too recent. Must be called in a tokio runtime, and does
+    /// not block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
         {
             let mut known = self.past.lock();
@@ -249,8 +251,8 @@ impl Page {
         *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 
-    /// Keeps an atlas (a tree of hot prefixes), so that its prefixes can be explained. At most two atlases are kept for
-    /// each namespace and each way of weighing prefixes.
+    /// Keeps an atlas (a tree of hot prefixes), so that its prefixes can be explained. For each namespace and lens
+    /// (meaning of the weights), at most the two newest atlases are kept.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
         // The previous atlas is kept too, because a client may still show it.

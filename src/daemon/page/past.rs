@@ -17,12 +17,12 @@ use super::rates::Rates;
 
 /// Minimum time between two readings of the metrics. The pause is longer if a reading takes long.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
-/// Limit on the time that readings take: at most one in this many seconds of one core.
+/// Minimum time from one reading to the next, as a multiple of the time that the first of them took. So readings take
+/// at most a 200th of one core's time.
 pub(super) const READING_SHARE: u32 = 200;
 /// Maximum number of readings whose rates are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
-/// Number of readings of the metrics that one bar covers. A bar counts the answers about a namespace in a stretch of
-/// time.
+/// Length of a bar, in readings of the metrics. A bar counts the answers about a namespace during that time.
 const BAR_READINGS: u64 = 3;
 /// Maximum number of bars (counts of answers in a stretch of time) of a namespace that are kept: fifteen minutes.
 const BARS_MAX: usize = 60;
@@ -43,15 +43,16 @@ pub(super) struct RateHistory {
 
 #[derive(Debug)]
 struct NamespaceBars {
-    /// Counters of all answers, and of inexact answers, about the namespace at the end of its last bar.
+    /// Values of two counters at the end of the namespace's last bar: the number of all answers, and the number of
+    /// inexact answers.
     counted: Bar,
     bars: VecDeque<Bar>,
     /// Number of the last reading of the metrics in which the namespace existed.
     seen: u64,
 }
 
-/// Rates of the last fifteen minutes, which are sent to a page once. Each row has the time in microseconds since the
-/// Unix epoch, followed by a number or null for each of the names.
+/// Rates of the last fifteen minutes, which are sent to a page once. A row has the time of a reading, in microseconds
+/// since the Unix epoch, and one value for each of `names`. A value that is not known is null.
 #[derive(Debug, Serialize)]
 pub(super) struct PastRates {
     names: Vec<String>,
@@ -69,8 +70,8 @@ pub(super) struct Sparks<'p> {
 }
 
 impl RateHistory {
-    /// Notes a reading of the metrics: the rates since the previous reading. If a bar ends with this reading, also
-    /// notes the number of answers about each namespace.
+    /// Notes the rates since the previous reading of the metrics. After every [`BAR_READINGS`] readings, a bar ends:
+    /// then also notes the number of answers about each namespace.
     pub(super) fn note<'n>(
         &mut self,
         now_us: u64,
@@ -126,8 +127,8 @@ impl RateHistory {
         PastRates { names, rows }
     }
 
-    /// Returns the number of bars (counts of answers in a stretch of time) that have ended since the start. A bar ends
-    /// at the same time for all namespaces.
+    /// Returns the number of bars that have ended since the start. A bar counts the answers about a namespace in a
+    /// stretch of time, which is the same for all namespaces.
     pub(super) fn bars_read(&self) -> u64 {
         self.readings / BAR_READINGS
     }

@@ -23,7 +23,7 @@ pub(super) struct NodeQuestion {
     pub(super) block: PositionalLineageHash,
 }
 
-/// Parameters of a request of the query box.
+/// Parameters of a request from the page's query box.
 #[derive(Debug, Deserialize)]
 pub(super) struct BoxQuestion {
     pub(super) namespace: NamespaceName,

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::queries::AnswerCounts;
 
-/// Rates per second, averaged since the last reading. Some fields are present values, as their comments say.
+/// Averages per second since the previous reading of the metrics. Some fields are other values, for example shares, as
+/// their comments say.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(super) struct Rates {
     /// Number of batches applied per second.
@@ -44,12 +45,13 @@ pub(super) struct Rates {
     resident_bytes: f64,
 }
 
-/// Values from one reading of the metrics, summed over all labels except the bucket bounds of histograms.
+/// Values from one reading of the metrics. A counter's value is the sum over all its labels. A histogram has such a sum
+/// for each bucket bound.
 #[derive(Debug, Default)]
 struct Reading {
     sums: BTreeMap<&'static str, f64>,
-    /// Buckets of the histogram of query times. Each has its upper bound in seconds, and the number of samples up to
-    /// that bound. `applied` has the buckets of the times to apply a batch.
+    /// Buckets of the histogram of query times. A bucket is its upper bound in seconds, and the number of samples up to
+    /// that bound. `applied` has the same for the times to apply a batch.
     queries: DurationBuckets,
     applied: DurationBuckets,
 }
@@ -162,7 +164,8 @@ impl Meter {
         self.rates.as_ref()
     }
 
-    /// Reads the text of the metrics, at the time `now`.
+    /// Takes a reading of the metrics from their `text`, and computes the rates since the previous reading. `now` is
+    /// the time of the reading, and `answers` are the counts of answers at that time.
     pub(super) fn read(&mut self, text: &str, answers: AnswerCounts, now: Instant) {
         let reading = Reading::of(text);
         self.rates = self.last.as_ref().map(|(at, before, answered)| {

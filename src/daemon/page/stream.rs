@@ -40,11 +40,11 @@ const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 /// Minimum time between two atlases (trees of hot prefixes). The pause is longer if making an atlas takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// Limit on the time for making atlases (trees of hot prefixes): about one in this many seconds of one core. After an
-/// atlas, the pause is at least this many times as long as making the atlas took.
+/// Minimum pause after making an atlas (a tree of hot prefixes), as a multiple of the time that making it took. So the
+/// atlases of one stream take less than a 20th of one core's time.
 const ATLAS_SHARE: u32 = 20;
-/// Maximum life of a stream. Together with the idle time before the stream, it is less than the maximum life of a
-/// connection.
+/// Maximum life of a stream. It is short enough that a stream ends before its connection reaches the maximum life of
+/// connections, even if the connection was idle before the stream.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
 /// Maximum number of holders for which one message tells the cost of their doubt. The holders with the greatest cost
 /// are chosen.
@@ -98,7 +98,7 @@ struct PageFrame<'a> {
     namespaces: Vec<PageNamespace>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
-    /// Shards whose blocks are missing from answers. Only a gateway has any.
+    /// Shards whose blocks are missing from answers. Always empty if this process is not a gateway.
     missing_shards: Vec<MissingShard>,
     /// Namespaces that do not exist although events for them came recently.
     strays: Vec<Stray>,
@@ -106,8 +106,8 @@ struct PageFrame<'a> {
     snapshots: Option<FailingSnapshots>,
     /// Reason why snapshots are not sent to the Object Store. `None` if they are sent.
     uploads: Option<FailingSnapshots>,
-    /// Holders whose doubts concern the most queries. Each has its number on the page, and the share of queries as
-    /// text.
+    /// Holders in doubt that were listed in the largest numbers of recent answers. Each entry has the holder's number
+    /// on the page, and the cost of its doubt as text.
     costs: Vec<(Number, String)>,
 }
 
@@ -121,8 +121,8 @@ struct PageNamespace {
     bytes: u64,
     /// Holders for which exact answers recently promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
-    /// Blocks that answers promised at the namespace's holders in the last one to two minutes, compared with the blocks
-    /// that requests found. `None` if no router reports outcomes.
+    /// Comparison for the namespace's holders, over the last one to two minutes: their blocks that exact answers
+    /// promised, and their blocks that requests found. `None` if no router reports outcomes.
     promises: Option<NamespacePromises>,
     /// Number of recent answers about the namespace, and number of those that were not exact.
     cost: Option<ToldCost>,
@@ -156,8 +156,9 @@ impl Page {
         Some(())
     }
 
-    /// Returns the bars (counts of answers in stretches of time) of all namespaces, if there are newer bars than the
-    /// client has. Updates `heard`, the count of bars when bars were last sent to the client.
+    /// Returns the bars of all namespaces. A bar counts the answers about a namespace in a stretch of time. `None` if
+    /// no bar has ended since the client last got the bars. `heard` is the number of bars that had ended at that time.
+    /// It is set to the present number.
     fn sparks(&self, heard: &mut Option<u64>) -> Option<String> {
         let known = self.past.lock();
         let read = known.past.bars_read();
@@ -229,8 +230,8 @@ impl Page {
         }))
     }
 
-    /// Returns the next message for a client. `heard` is the number of the last look (a pass over all holders) that the
-    /// client has received. Sets `heard` to the present look.
+    /// Returns the next message for a client: what has changed since the last look (a pass over all holders) that the
+    /// client has received. `heard` is the number of that look. Afterwards it is the number of the latest look.
     fn frame(&self, heard: &mut u64) -> Option<String> {
         let namespaces = self.answerer.namespaces().all();
         let mut shared = self.frame.lock();
@@ -265,8 +266,8 @@ impl Page {
         serde_json::to_string(&frame).ok()
     }
 
-    /// Returns the holders whose doubts concern the most queries. Each has its number on the page, and the share of
-    /// queries as text.
+    /// Returns the holders in doubt that were listed in the largest numbers of recent answers. Each entry has the
+    /// holder's number on the page, and the cost of its doubt as text.
     fn told_costs(&self, fleet: &FleetState) -> Vec<(Number, String)> {
         let worst = self.looked.costs.worst(COSTS_MAX).into_iter();
         let told = worst.filter_map(|(name, holder, cost)| {

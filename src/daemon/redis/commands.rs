@@ -27,9 +27,10 @@ use super::resp::ReplyBuffer;
 /// SHA-1 of llm-d's script that deletes a key's hash if the hash has no entries. The script returns 1 if there are no
 /// entries.
 const PRUNE_KEY: &str = "5fe1918cd9f14ea60dc41ffade94683bd8e522af";
-/// SHA-1 of llm-d's script that deletes an engine's key. The script returns 1 if no key after the first has entries.
+/// SHA-1 of llm-d's script that deletes an engine's key. The script returns 1 if none of its keys has entries, except
+/// perhaps the first key, which it does not check.
 const PRUNE_ENGINE_KEY: &str = "8ca33a56678aac75b55d3b36907c43b67947d809";
-/// Release of Redis with whose answers the answers here are compared.
+/// Release of Redis whose answers have been compared with the answers here.
 const VERSION: &str = "7.0.15";
 /// Number of keys in one page of the answer to `SCAN`, if the client asks for no other number.
 const PAGE_KEYS: usize = 10;
@@ -377,7 +378,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Script)
     }
 
-    /// Answers `SCRIPT LOAD` of a known script, and `SCRIPT EXISTS`.
+    /// Answers `SCRIPT EXISTS`, and `SCRIPT LOAD` if it brings one of llm-d's two scripts.
     fn script(&mut self) -> Done {
         let is_known = |digest: &[u8]| {
             [PRUNE_KEY, PRUNE_ENGINE_KEY]

@@ -20,7 +20,7 @@ use super::commands::{Commands, Goes, RedisSession, is, key_of};
 use super::prefixes::{PipelinePart, Prefixes, PromptChain};
 use super::resp::{ParsedCommand, ReplyBuffer, read_command};
 
-/// Number of reply bytes at which the replies are written.
+/// Length of the collected replies at which they are sent to the client, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 /// Number of bytes that are read in one step. Each connection has this much memory of its own.
 const READ_BYTES: usize = 16 << 10;
@@ -41,8 +41,8 @@ pub(super) struct RedisDoor {
 /// Limits on one client connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RedisLimits {
-    /// Maximum length of one command, in bytes. Also the maximum number of bytes of a pipeline that are read before
-    /// they are answered.
+    /// Maximum length of one command, in bytes. At most this many bytes of a pipeline are read before the commands in
+    /// them are answered.
     pub(super) command_bytes_max: usize,
     /// Time without a command after which the connection ends.
     pub(super) idle_timeout: Duration,
@@ -236,7 +236,7 @@ impl RedisConnection<'_> {
         Ok(goes)
     }
 
-    /// Carries out a command that is not a valid look-up of a block (`HKEYS`).
+    /// Carries out any command but a valid `HKEYS`, which looks up a block. Refuses an `HKEYS` that is not valid.
     fn carry_out(&mut self, words: &[&[u8]]) -> Goes {
         let commands = &self.door.commands;
         let name = words.first().copied().unwrap_or_default();
@@ -298,8 +298,8 @@ impl RedisConnection<'_> {
         Ok(())
     }
 
-    /// Puts this answer into the queue of heavy requests if it has many entries. Returns `None` if it has few. The
-    /// answers in the queue of one namespace are made one after the other.
+    /// Registers this answer in the queue of heavy requests if it has many entries. Returns `None` if it has few. A
+    /// namespace has one queue, in which answers are made one after the other. Fails if too much work waits.
     fn heavy(&self, part: &PipelinePart, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of a field (the JSON of one entry) that is kept, in bytes.
 pub(super) const FIELD_BYTES_MAX: usize = 1024;
 
-/// Names of the tiers as llm-d writes them: the media of vLLM's events in lower case. Blocks beyond the disk count as
-/// blocks on the disk.
+/// Names of the tiers in llm-d's entries, the nearest tier first. They are the names of vLLM's storage media, in lower
+/// case. Blocks beyond the disk count as blocks on the disk.
 pub(super) const TIERS: [&str; 3] = ["gpu", "cpu", "storage"];
 
 /// Members of an entry's JSON, in llm-d's order.
@@ -39,7 +39,7 @@ pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
 pub(super) enum Word {
     /// Field is a router's guess.
     Guess,
-    /// Field is about an event of an engine, received by another process.
+    /// Field was made from an engine's event, which a process other than kvatlas has received.
     Engine,
 }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use kvatlas_telemetry::RedisGuessMetrics;
 use kvatlas_telemetry::labels::GuessDrop;
 
-/// Approximate size of an entry without its field, in bytes.
+/// Approximate size of one kept guess, in bytes. The bytes of its field are not included.
 const ENTRY_BYTES: usize = 192;
 /// Maximum number of guesses (entries that routers write about a block) of one key.
 const PER_KEY_MAX: usize = 1024;
@@ -29,8 +29,8 @@ pub(super) struct Guesses {
 #[derive(Default)]
 struct KeptGuesses {
     by_key: BTreeMap<u64, Vec<Guess>>,
-    /// End of life and key of each guess (a router's prediction of where a block will be), by the guess's number.
-    /// Numbers follow the order in which guesses were written.
+    /// Guesses (predictions by routers of where blocks will be) by their numbers, each with its end of life and its
+    /// key. Guesses are numbered in the order in which they were written.
     ends: BTreeMap<u64, (Instant, u64)>,
     written: u64,
     bytes: usize,
@@ -38,7 +38,7 @@ struct KeptGuesses {
 
 struct Guess {
     field: Arc<[u8]>,
-    /// Number of the guess in `ends`.
+    /// Number of the guess, under which `ends` lists it.
     number: u64,
 }
 
@@ -163,7 +163,7 @@ impl Guesses {
         })
     }
 
-    /// Returns the fields of the guesses (predictions by routers) for a key.
+    /// Returns the fields that routers have written for a key as guesses (predictions of where the block will be).
     pub(super) fn of(&self, key: u64, now: Instant) -> Vec<Arc<[u8]>> {
         self.with(now, |kept| {
             let guesses = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);

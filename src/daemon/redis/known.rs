@@ -14,13 +14,15 @@ use crate::queries::{ShardAsker, Source};
 /// Age at which the names that a gateway knows are outdated. The gateway then asks its shards for the names again.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
-/// Names of the namespaces that a gateway's shards knew at the last request. A daemon with an index does not need this.
+/// Names of the namespaces that a gateway's shards knew when they were last asked. Stays empty in a daemon with an
+/// index of its own.
 #[derive(Debug, Default)]
 pub(super) struct KnownNames(Mutex<Option<(Instant, BTreeSet<NamespaceName>)>>);
 
 impl KnownNames {
     /// Returns, in order, the names of the namespaces of `source` that use llm-d's hashes. In a gateway, a new
-    /// namespace appears up to [`AGE_MAX`] late. A namespace that only a missing shard knows is left out.
+    /// namespace appears up to [`AGE_MAX`] late. If a shard does not answer, the namespaces that only this shard knows
+    /// are left out.
     pub(super) async fn of(&self, source: &Source) -> Result<Vec<NamespaceName>, WireError> {
         match source {
             Source::Here(index) => Ok(index.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd)),

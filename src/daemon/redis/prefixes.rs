@@ -24,16 +24,18 @@ use super::resp::ReplyBuffer;
 /// Maximum number of namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
 
-/// Settings of llm-d that change its keys, apart from the model's name.
+/// End of a log line that tells an operator what to compare if routers never find a holder. Each of these things
+/// changes llm-d's keys.
 const COMPARED: &str =
     "blockSizeTokens, hashAlgorithm, hashSeed and the model's name with the namespaces here";
 
 /// Pod (llm-d's word for a worker) that holds leading blocks of a prompt.
 #[derive(Debug, PartialEq, Eq)]
 struct Pod {
-    /// Numbers of leading blocks: on the device, on device and host together, and in all tiers together.
+    /// Numbers of the prompt's leading blocks that the pod has: on the device, on device and host together, and in all
+    /// tiers together.
     depths: [u32; TIERS.len()],
-    /// Fields that say that the pod holds a block, one for each tier, encoded as in a reply.
+    /// Fields for the three tiers, encoded as in a reply. A field says that the pod holds a block in that tier.
     fields: [Vec<u8>; TIERS.len()],
 }
 
@@ -43,8 +45,9 @@ impl Pod {
         depth
     }
 
-    /// Returns the pod's field for the block at `position`. The field names the nearest tier whose depth reaches that
-    /// block. `None` if the pod does not hold all blocks up to `position`.
+    /// Returns the pod's field for the block at `position`. The field names the nearest tier whose depth includes the
+    /// block, where the depth of a tier counts the leading blocks on this tier and all nearer tiers. `None` if the pod
+    /// does not hold all blocks up to `position`.
     fn field(&self, position: u32) -> Option<&[u8]> {
         let nearest = self.depths.iter().position(|depth| position < *depth)?;
         self.fields.get(nearest).map(Vec::as_slice)
@@ -54,7 +57,7 @@ impl Pod {
 /// Pods that hold the blocks of one part of a pipeline.
 #[derive(Debug, Default)]
 pub(super) struct PipelinePart {
-    /// Position of the part's first key in the prompt, in blocks.
+    /// Number of blocks that the prompt has before the part's first key.
     offset: usize,
     /// Pods that hold leading blocks, the one with the most blocks first.
     pods: Vec<Pod>,
@@ -63,14 +66,15 @@ pub(super) struct PipelinePart {
 }
 
 impl PipelinePart {
-    /// Returns the number of entries of pods (workers) in the replies to `keys` keys, all together.
+    /// Returns the number of pods' entries in the replies to this part, all replies together. `keys` is the number of
+    /// keys in the part.
     pub(super) fn entries(&self, keys: usize) -> u64 {
         let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
         self.pods.iter().map(of_pod).sum()
     }
 
-    /// Writes the reply to the key at position `place` of the part: first the routers' own `guesses`, then the entries
-    /// of the pods.
+    /// Writes the reply to one key of the part, the key at position `place`. The entries come in this order: first the
+    /// routers' own `guesses`, then the entries of the pods.
     pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut ReplyBuffer) {
         let position = u32::try_from(self.offset + place).unwrap_or(u32::MAX);
         let holders = self.pods.partition_point(|pod| pod.depth() > position);
@@ -86,7 +90,8 @@ impl PipelinePart {
 #[derive(Debug, Default)]
 pub(super) struct PromptChain {
     keys: Vec<SequenceHash>,
-    /// Whether a pod holds all of the keys, so that the next part may continue the prompt.
+    /// Whether a pod holds all of the keys. Only then is the next part of the pipeline tried as a continuation of this
+    /// prompt.
     is_held: bool,
 }
 
@@ -156,8 +161,8 @@ impl Prefixes {
         part
     }
 
-    /// Searches a whole prompt, and notes the prompt in `chain`. The prompt's first `offset` blocks were asked for in
-    /// earlier parts.
+    /// Searches for the prompt `keys`, and notes it in `chain`. The first `offset` keys came in earlier parts of the
+    /// pipeline.
     async fn search(
         &self,
         chain: &mut PromptChain,
@@ -180,8 +185,8 @@ impl Prefixes {
         part
     }
 
-    /// Returns the holders that have leading blocks of the prompt. A prompt's keys belong to one model, which has one
-    /// namespace for each tenant.
+    /// Returns the holders that have leading blocks of the prompt, from all searched namespaces. Several namespaces may
+    /// have holders: a prompt's keys belong to one model, and a model has one namespace for each tenant.
     async fn find(&self, key: &QueryKey) -> PrefixHolders {
         let (mut held, mut empty) = (PrefixHolders::default(), None);
         let names = self.known.of(&self.source).await;
@@ -222,8 +227,8 @@ impl Prefixes {
     }
 }
 
-/// Returns the pods (llm-d's word for workers) with the depths that are certain, the deepest pod first. llm-d knows no
-/// ranks, so a pod has what the rank with the greatest reach has.
+/// Returns the pods (llm-d's word for workers) that certainly hold leading blocks, the pod with the most blocks first.
+/// llm-d knows no ranks, so a pod gets the depths of its rank with the most blocks.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     let mut reaches: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {

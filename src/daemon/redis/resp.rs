@@ -29,7 +29,7 @@ pub(super) enum ProtocolError {
 /// Command that has been read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ParsedCommand<'a> {
-    /// Name and arguments of the command. A command without words must be ignored.
+    /// Name and arguments of the command. If there are none, the command is empty and must be ignored.
     pub(super) words: Vec<&'a [u8]>,
     /// Number of bytes that the encoded command takes up.
     pub(super) bytes: usize,

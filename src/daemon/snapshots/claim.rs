@@ -27,7 +27,7 @@ use kvatlas_process::storage::shown;
 
 /// Name of the object that says to which deployment a bucket of the Object Store belongs.
 const OBJECT: &str = "deployment";
-/// Name of the object that claims a bucket in base64, as subjects of the Object Store have it.
+/// Base64 form of [`OBJECT`], the name of the claim object. Subjects of the Object Store have names in this form.
 const OBJECT_TOKEN: &str = "ZGVwbG95bWVudA==";
 /// Key in the claim object's metadata for the name of the deployment.
 const DEPLOYMENT: &str = "deployment";
@@ -35,12 +35,12 @@ const DEPLOYMENT: &str = "deployment";
 const INSTANCE: &str = "instance";
 /// Digest of an empty object, as the Object Store writes it.
 const DIGEST_OF_NOTHING: &str = "SHA-256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU=";
-/// Value of the rollup header with which a message replaces the earlier messages on its subject.
+/// Value of the header `Nats-Rollup` that makes a message replace the earlier messages on its subject.
 const ROLLUP_OF_SUBJECT: &str = "sub";
 /// Maximum number of tries to write the claim object while other replicas write it, too.
 const TRIES_MAX: u32 = 8;
 
-/// Deployment: the replicas that follow the same workers. This value names these workers.
+/// Deployment: all replicas that follow the same workers. The fields say which workers these are.
 #[derive(Debug, Clone)]
 pub struct Deployment {
     /// Prefix of the deployment's subjects.

@@ -44,8 +44,8 @@ impl DirectoryError {
     }
 }
 
-/// Makes the error of an operation on `path`. The operation is named twice: by `action` in the error's text, and by
-/// `failure` in metrics.
+/// Returns a function that makes the error of a failed operation on `path`. `action` is the name of the operation in
+/// the error's text, and `failure` its name in metrics.
 fn failed(
     action: &'static str,
     failure: SnapshotFailure,
@@ -59,12 +59,12 @@ fn failed(
     }
 }
 
-/// Makes the error of reading the file at `path`.
+/// Returns a function that makes the error of a failed reading of the file at `path`.
 pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
     failed("read", SnapshotFailure::Directory, path)
 }
 
-/// Makes the error of writing to the file at `path`.
+/// Returns a function that makes the error of a failed writing to the file at `path`.
 pub(super) fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
     failed("write", SnapshotFailure::Write, path)
 }
@@ -224,7 +224,8 @@ impl SnapshotDirectory {
         }
     }
 
-    /// Replaces a file that is not a snapshot. At any moment the name has the whole old file or the whole new one.
+    /// Replaces a file that is not a snapshot. Readers find the whole old file or the whole new one, even after a
+    /// crash.
     pub(super) fn replace(&self, name: &str, content: &[u8]) -> Result<(), DirectoryError> {
         let mut temporary = self.temporary()?;
         let path = temporary.path.clone();
@@ -258,7 +259,7 @@ impl SnapshotDirectory {
     }
 
     /// Returns the time in the newest snapshot's name. The next snapshot must get a later time, even if the clock was
-    /// set back. Otherwise it would not be loaded first and removed last.
+    /// set back. Otherwise the older snapshot would be loaded in its place, and would be kept for longer.
     pub(super) fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
         let newest = self.snapshots()?.into_iter().next();
         Ok(newest.and_then(|path| stamp_of(path.file_name()?.to_str()?)))

@@ -3,7 +3,8 @@
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// Present failures: to write snapshots, and to send them to the Object Store. `None` where nothing fails.
+/// Failures that last at present: one of writing snapshots, one of sending them to the Object Store. Each is `None`
+/// while there is no such failure.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotFailing {
     writing: Mutex<Option<FailingSnapshots>>,
@@ -37,8 +38,8 @@ impl SnapshotFailing {
         self.writing.lock().clone()
     }
 
-    /// Returns the failure while snapshots cannot be sent to the Object Store. `None` if the last one was sent, or if none was
-    /// due yet.
+    /// Returns the failure while snapshots cannot be sent to the Object Store. `None` if the last attempt to send one
+    /// succeeded, or if there was no attempt yet.
     pub(crate) fn sending(&self) -> Option<FailingSnapshots> {
         self.sending.lock().clone()
     }

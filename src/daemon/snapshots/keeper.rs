@@ -219,8 +219,8 @@ fn save_history(history: &History, directory: &SnapshotDirectory) {
     }
 }
 
-/// Calls `save` for each item of `due`. Calls `send` when at least one save has ended since the last call of `send`
-/// began. When `due` ends, a running `send` is broken off.
+/// Calls `save` for each item of `due`. Calls `send` whenever a `save` has ended since the previous `send` began. When
+/// `due` ends, a running `send` is cancelled.
 ///
 /// The two run in parallel: sending delays no save, however long it waits for the broker.
 async fn save_and_send<S: Future<Output = ()>, U: Future<Output = ()>>(

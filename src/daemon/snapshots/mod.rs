@@ -26,9 +26,10 @@
 //!
 //! # Holders in a forest
 //!
-//! A regular holder is dumped without its blocks. A walk over the index ([`kvatlas_core::index::Walk`]) finds them
-//! later, run by run, at different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by
-//! some of the batches after the cursor. Replaying the stream makes it converge:
+//! A holder is *regular* if a walk over the index ([`kvatlas_core::index::Walk`]) can find its blocks. It is then
+//! dumped without its blocks. The walk finds them later, run by run (consecutive blocks), at different instants. The
+//! blocks of all regular holders of a namespace are written together, as a *forest*. The result is a fuzzy checkpoint:
+//! a holder's blocks at its cursor, changed by some of the batches after the cursor. Replaying the stream corrects it:
 //!
 //! - If a later batch names the block, the replay of that batch makes the block right, because the replay is in order.
 //! - If no later batch names the block, it has not changed since the cursor, and the walk has found it.

@@ -1,14 +1,14 @@
-//! Snapshots in the NATS Object Store, so that a fresh replica on another machine starts warm.
+//! Snapshots in the NATS Object Store. A fresh replica on another machine can start with the newest of them.
 //!
-//! - An object has the name of its snapshot's file.
-//! - Replicas share a bucket. Each sends its snapshots, and each removes all but the newest ones.
-//! - Daemons that follow other workers cannot share the bucket. A [claim](super::claim) in the bucket names the
-//!   deployment to which it belongs.
-//! - Two replicas that begin a snapshot in the same microsecond give it the same name. Of the two, the snapshot that
-//!   was sent last is kept, and it is whole.
+//! - An object has the same name as the file of its snapshot.
+//! - Replicas share a bucket. Each replica sends its snapshots, and removes all objects but the newest ones.
+//! - Daemons that follow different workers cannot share a bucket. A [claim](super::claim) in the bucket names the
+//!   deployment to which the bucket belongs.
+//! - Two replicas that begin a snapshot in the same microsecond give it the same name. Then only the snapshot that was
+//!   sent last is kept, and it is whole.
 //! - An object is skipped and counted if its metadata cannot be read, or if it is a link.
-//! - At the start, a daemon fetches the newest object that is newer than its newest file, checks it, and puts it among
-//!   the files. A damaged object is skipped, as a damaged file is.
+//! - When a daemon starts, it fetches the newest object that is newer than its newest file, checks the object, and puts
+//!   it among the files. A damaged object is skipped, as a damaged file is.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -38,9 +38,9 @@ use kvatlas_process::storage::open_regular;
 const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Size of one piece of an object, in bytes. Servers usually take larger messages (`max_payload`).
 const PIECE_BYTES: usize = 512 << 10;
-/// Part of the time limit for fetching a snapshot that one piece may take: one over this number.
+/// Share of the time limit for fetching a snapshot that each piece may take, as a divisor: 4 stands for one quarter.
 const PIECES_PATIENCE_SHARE: u32 = 4;
-/// Maximum number of objects in a bucket that are looked at.
+/// Maximum number of objects of a bucket that are read when it is listed.
 const OBJECTS_MAX: usize = 10_000;
 /// Maximum number of microseconds by which the time in a snapshot's name may be ahead of the server's clock. Some
 /// difference is normal: clocks drift between the server's answers, and the servers of a cluster differ. A time that is
@@ -70,7 +70,7 @@ pub enum ObjectStoreError {
         bucket: String,
         /// Deployment whose snapshots the bucket has.
         deployment: String,
-        /// Name of the daemon that last claimed the bucket for its present owner, `deployment`.
+        /// Name of the daemon of `deployment` that has claimed the bucket last.
         instance: String,
         /// Deployment of this daemon.
         own: String,
@@ -241,7 +241,7 @@ impl SnapshotStore {
         pruned
     }
 
-    /// Returns the snapshots in the bucket with their times, the newest first. Other objects are ignored.
+    /// Returns the names of the snapshots in the bucket, the last sent first. Other objects are ignored.
     ///
     /// Listing waits for every object that existed when the listing began. An object that is removed during the listing
     /// may never come, so listing has a deadline.
@@ -350,8 +350,8 @@ impl SnapshotStore {
     }
 }
 
-/// Returns the names of objects, the last sent first. `names` are in the order of sending. If a name occurs twice, its
-/// last place counts.
+/// Returns the names of objects, the last sent first. `names` has them in the order of sending. A name that occurs
+/// twice takes the place of its later occurrence.
 fn last_sent_first(mut names: Vec<String>) -> Vec<String> {
     names.reverse();
     let mut seen = HashSet::new();
@@ -359,11 +359,11 @@ fn last_sent_first(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Returns the objects that are newer than the newest file, newest first. Each comes with the name for its file, which
-/// is later than the newest file's name.
+/// Returns the names of the objects that are newer than the newest file, the newest object first. Each comes with the
+/// name for its file. That name has a later time than the newest file's name.
 ///
-/// - `objects` are in the order of sending, the last one first. So after an object that is not newer, no object is
-///   newer.
+/// - `objects` has the names of the objects, the last sent first. An object that is not newer ends the search, because
+///   the following objects were sent before it.
 /// - `newest_file` is the time in the newest file's name, and `server_us` is the server's time.
 fn to_fetch(
     objects: Vec<String>,
@@ -407,7 +407,8 @@ mod tests {
         stamps.iter().map(|stamp| snapshot_name(*stamp)).collect()
     }
 
-    /// Returns the times of the objects that a start fetches, and of the files that they become.
+    /// Returns the times in two names of each object that a starting daemon would fetch: the object's own name, and the
+    /// name of its file.
     fn fetched(objects: &[u64], newest_file: Option<u64>) -> Vec<(u64, u64)> {
         let stamp = |name: String| stamp_of(&name).unwrap();
         to_fetch(names(objects), newest_file, NOW)

@@ -21,7 +21,7 @@ use kvatlas_telemetry::{RestoredSnapshot, SnapshotMetrics};
 use super::directory::{DirectoryError, SnapshotDirectory};
 use kvatlas_process::storage::open_regular;
 
-/// Maximum number of snapshots that are not loaded and that the log names.
+/// Maximum number of snapshots that the log names as not loaded.
 const NAMED_MAX: usize = 16;
 
 /// Snapshot from which the daemon started.
@@ -33,8 +33,8 @@ pub struct Restored {
     pub totals: SnapshotTotals,
     /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// Position in the events stream of the last message that the snapshot is known to include. `None` if the snapshot
-    /// has no position in that stream.
+    /// Position in the events stream up to which the snapshot includes all messages. `None` if the snapshot has no
+    /// position in that stream, or if it was written under other settings.
     pub cursor: Option<StreamCursor>,
     /// Time that checking and loading took.
     pub elapsed: Duration,
@@ -46,7 +46,7 @@ pub enum RestoreError {
     /// Directory cannot be read.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Lane that takes over holders has stopped.
+    /// Lane has stopped, so that it cannot take over holders.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
@@ -59,10 +59,12 @@ pub struct Restorer {
     pub limits: WireLimits,
     /// Name of the events stream that will be read after the snapshot is restored. `None` with core NATS.
     pub stream: Option<String>,
-    /// Position in the events stream after which reading goes on; set by [`Self::restore_newest`].
+    /// Position in the events stream up to which messages need not be read. [`Self::restore_newest`] sets it to the
+    /// snapshot's position.
     pub position: Arc<StreamPosition>,
-    /// State of the event stream. If the stream is read on from the snapshot's position, holders that were exact in the
-    /// snapshot count as confirmed in the stream's present generation.
+    /// State of the events stream. If reading goes on from the snapshot's position, holders that were exact in the
+    /// snapshot count as confirmed. The confirmation is for the stream's present generation, that is, until messages
+    /// are lost.
     pub trust: Arc<StreamTrust>,
     /// Metrics that count restored and rejected snapshots.
     pub metrics: Arc<SnapshotMetrics>,
@@ -150,9 +152,11 @@ impl Restorer {
             .rejected(SnapshotRejection::from(error), &path.display(), error);
     }
 
-    /// Returns the position of the snapshot in the stream that is read. `None` if the snapshot has no such position, or
-    /// if it was written under other settings. In the second case the stream is read from its beginning, because it may
-    /// have messages that those settings dropped.
+    /// Returns the position of the snapshot in the events stream that this daemon reads. `None` in two cases:
+    ///
+    /// - The snapshot has no position in that stream.
+    /// - The snapshot was written under other settings. Those settings may have dropped messages that this daemon
+    ///   needs, so it reads the stream from its beginning.
     fn cursor_of(&self, content: &SnapshotContent) -> Option<StreamCursor> {
         let stream = self.stream.as_ref()?;
         let mut cursors = content.streams.iter();
@@ -211,7 +215,7 @@ impl Restorer {
     }
 }
 
-/// Logs the snapshots that are older than the loaded one. Those of other shards may be among them.
+/// Logs the snapshots that are older than the loaded one. Some of them may be snapshots of other shards.
 fn log_others(older: &[PathBuf]) {
     if older.is_empty() {
         return;
@@ -228,9 +232,9 @@ fn log_others(older: &[PathBuf]) {
 /// Holders of a snapshot file that is being applied.
 #[derive(Debug, Default)]
 struct Restoring {
-    /// Holder that the last holder frame (the record with its name and cursor) names.
+    /// Holder in the last holder frame that was read. A holder frame is a record with a holder's name and cursor.
     holder: Option<HolderFrame>,
-    /// Holders of the file whose blocks come in forests (the blocks of many holders together).
+    /// Holders of the file whose blocks are stored in forests. A forest has the blocks of many holders together.
     in_forest: Vec<HolderFrame>,
 }
 
@@ -242,7 +246,7 @@ impl Restoring {
         self.holder = Some(holder.clone());
     }
 
-    /// Returns the holders that may lack blocks if the file ends here.
+    /// Returns the holders that have been begun, and may lack blocks if the file ends here.
     fn incomplete(&self) -> impl Iterator<Item = &HolderFrame> {
         self.in_forest.iter().chain(&self.holder)
     }

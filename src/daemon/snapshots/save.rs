@@ -21,7 +21,7 @@ pub enum SaveError {
     /// File could not be written.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Lane that dumps holders has stopped.
+    /// Lane has stopped, so that its holders cannot be dumped.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// Writing failed in the middle of the file.
@@ -76,9 +76,9 @@ pub struct Snapshotter {
 impl Snapshotter {
     /// Makes a snapshotter that writes the holders of `pool` to `directory`.
     ///
-    /// - `position` is the position in the events stream up to which messages have been handed to the lanes.
-    /// - `trust` tells the stream's present generation. Holders that no batch has confirmed in this generation are
-    ///   written as unverified.
+    /// - `position` tells up to which position of the events stream the lanes have been handed the messages.
+    /// - `trust` tells the stream's present generation, which changes when messages are lost. A holder that no batch
+    ///   has confirmed in this generation is written as unverified.
     pub fn new(
         pool: Arc<LanePool>,
         directory: SnapshotDirectory,
@@ -119,7 +119,7 @@ impl Snapshotter {
         })
     }
 
-    /// Runs `work` while holding the lock that is held while a snapshot is written.
+    /// Runs `work` while no snapshot can be written: takes the lock that writing a snapshot needs.
     #[cfg(test)]
     pub(super) fn while_saving<T>(&self, work: impl FnOnce() -> T) -> T {
         let _alone = self.saving.lock();

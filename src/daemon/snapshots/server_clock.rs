@@ -7,16 +7,17 @@ use parking_lot::Mutex;
 
 use crate::lanes::now_us;
 
-/// Clock of the NATS server: its time as last told, and the time that has passed since.
+/// Clock of the NATS server. It goes on from the last time that the server has told.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock {
-    /// Time that the server told, and the time of [`now_us`] when the answer came. `None` before the first answer.
+    /// Last time that the server has told, and the value of [`now_us`] when the server's answer came. `None` before the
+    /// first answer.
     told: Mutex<Option<(u64, u64)>>,
 }
 
 impl ServerClock {
-    /// Notes the server's time, in microseconds since the Unix epoch. If the answer took long, this clock is late, but
-    /// never early.
+    /// Notes the time that the server has told, in microseconds since the Unix epoch. The time that the answer was
+    /// under way is not added. So this clock may be late, but is never early.
     pub(super) fn note(&self, server_us: u64) {
         *self.told.lock() = Some((server_us, now_us()));
     }

@@ -234,7 +234,8 @@ async fn only_a_stream_makes_restored_holders_certain_and_only_those_that_were()
     );
 }
 
-/// Case: a snapshot has nothing of a publisher without a holder.
+/// A test that a daemon does not count all publishers as known after it has loaded a snapshot, if batches of a
+/// publisher without a holder were dropped before. Such a publisher is not part of the snapshot.
 #[tokio::test(flavor = "multi_thread")]
 async fn not_everybody_is_known_after_a_snapshot_that_was_written_while_batches_were_dropped() {
     for is_dropped in [false, true] {

@@ -1,5 +1,5 @@
-//! Holders of a snapshot whose blocks are found by a walk over the index. Their blocks are written to the file as a
-//! forest.
+//! Holders of a snapshot whose blocks a walk over the index finds. For each namespace, the file has the blocks of all
+//! these holders together, as a *forest*, with each block once.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,18 @@ use super::save::SaveError;
 
 type HolderName = (NamespaceName, WorkerName, Rank);
 
-/// Holders whose blocks are found by a walk over the index, each with the number of its frame (record) in the file.
+/// Holders whose blocks a walk over the index finds. Each has the number of its frame (record) in the file.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
     holders: Vec<HolderVisit>,
-    /// Number of each holder's last frame (record) in the file, counted from 1.
+    /// Number of each holder's last frame (record) in the file. The holders' frames are counted from 1.
     last_frames: BTreeMap<HolderName, u64>,
     frames: u64,
 }
 
 #[derive(Debug)]
 struct HolderVisit {
-    /// Number of the holder's own frame (record) in the file, counted from 1.
+    /// Number of the frame (record) with this state of the holder. The holders' frames in the file are counted from 1.
     own_frame: u64,
     lane: usize,
     position: DumpPosition,
@@ -37,9 +37,9 @@ struct HolderVisit {
 }
 
 impl Walked {
-    /// Notes a holder that lane number `lane` has dumped and whose frame is about to be written. If a walk is to find
-    /// the holder's blocks, gives the holder a number, and stores the number in the frame. The file's forests (blocks
-    /// of many holders) name the holder by this number.
+    /// Notes a dumped holder whose frame (record) is written next. `lane` is the number of the lane that has dumped the
+    /// holder. If a walk is to find the holder's blocks, gives the holder a number, and stores the number in the frame.
+    /// The file's forests (blocks of many holders) name the holder by this number.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);
@@ -107,8 +107,8 @@ impl Walked {
         Ok(())
     }
 
-    /// Writes each holder again, as events, whose dump is no longer valid. A dump stays valid while the blocks from the
-    /// walk and the later batches together give the holder's present state.
+    /// Writes a holder again, as events, if its dump is no longer valid. A dump is valid as long as two things together
+    /// give the holder's present state: the blocks that the walk found, and the batches after the dump.
     pub(super) fn write_changed(
         self,
         writer: &mut FileWriter<'_, '_>,
@@ -140,7 +140,7 @@ impl Walked {
     }
 }
 
-/// Writes a holder's frame (the record with its cursor), and its events as batches.
+/// Writes a dumped holder: first its frame (the record with its cursor), then its events, as batches.
 pub(super) fn write_dump(writer: &mut FileWriter<'_, '_>, dump: HolderDump) -> Result<(), SaveError> {
     writer.write_holder(&dump.frame)?;
     for batch in dump.batches() {

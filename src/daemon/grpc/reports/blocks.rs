@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 /// Size of one slot of the map, in bytes: an entry, and one byte of the map's own bookkeeping.
 const PLACE_BYTES: usize = size_of::<(i64, WorkerBlock)>() + 1;
-/// Bit that stands for all cache components from bit 7 on. No rule in `reuse.rs` is about any of them.
+/// Bit that stands for all cache components from bit 7 on. The rules in `reuse.rs` use none of these components.
 const UNKNOWN: u8 = 1 << 7;
-/// Number of blocks for which a map keeps room, even while it has fewer blocks.
+/// Minimum capacity that a map keeps when it shrinks, in blocks.
 const KEPT_ROOM: usize = 1024;
 
 /// A tier: 0 on the device, 1 in the host's memory, 2 on a disk.
@@ -37,8 +37,8 @@ pub(super) struct WorkerBlock {
     pub(super) tokens: u32,
     /// Tiers that have the block, as bits (bit 0 is the device).
     tiers: u8,
-    /// Components of the block in each tier, as bits. 0 if the tier does not have the block, or if no report has named
-    /// components.
+    /// Components of the block in each tier, as bits. All bits of a tier are 0 if the tier does not have the block, or
+    /// if no report has named the components.
     components: [u8; 3],
 }
 
@@ -49,8 +49,8 @@ impl WorkerBlock {
         (self.tiers & tier.bit() != 0).then_some(*components)
     }
 
-    /// Marks the block as held in `tier`, and replaces the components of the block in that tier. If `tokens` is 0, the
-    /// known number of tokens stays.
+    /// Marks the block as held in `tier`, and replaces the block's components in that tier. Also replaces the block's
+    /// number of tokens, unless `tokens` is 0.
     fn store(&mut self, tier: TierPlace, components: u32, tokens: u32) {
         if let Some(known) = self.components.get_mut(usize::from(tier.0)) {
             // Bit 7 stands for all components from bit 7 on. No rule is about any of them.
@@ -79,7 +79,7 @@ impl WorkerBlock {
 #[derive(Debug, Default)]
 pub(super) struct WorkerBlocks {
     held: HashMap<i64, WorkerBlock>,
-    /// Number of blocks for which a report names components of the cache: full attention, windows, or recurrent states.
+    /// Number of blocks for which a report has named components of the cache, for example full attention or a window.
     in_parts: usize,
 }
 
@@ -107,7 +107,7 @@ impl WorkerBlocks {
         places(self.held.capacity()) * PLACE_BYTES
     }
 
-    /// Upper bound of the map's memory after `further` more blocks, in bytes.
+    /// Returns an upper bound of the map's memory, in bytes, for the case that `further` blocks are added.
     pub(super) fn bytes_with(&self, further: usize) -> usize {
         let blocks = self.held.len().saturating_add(further);
         match blocks <= self.held.capacity() {
@@ -148,8 +148,8 @@ impl WorkerBlocks {
         self.in_parts = self.held.values().filter(|held| held.has_components()).count();
     }
 
-    /// Shrinks the map if its capacity is more than eight times what its blocks need. Room for `KEPT_ROOM` blocks is
-    /// always kept.
+    /// Shrinks the map if its capacity is more than eight times the number of its blocks. A number below `KEPT_ROOM`
+    /// counts as `KEPT_ROOM`.
     pub(super) fn rest(&mut self) {
         let needed = self.held.len().max(KEPT_ROOM);
         if self.held.capacity() / 8 > needed {

@@ -29,14 +29,14 @@ pub(in super::super) enum BlockReportError {
     /// Number of the action is unknown.
     #[error("action type {0} is none of REPORT, REVOKE and CLEAR_ALL_AT_TIER")]
     Action(i32),
-    /// List with one entry for each hash does not have the length of the list of hashes.
+    /// List must be empty or have one entry for each hash, but has another length.
     #[error("{list} has {given} entries: none, or one for each of the {hashes} hashes")]
     Unaligned {
         /// Name of the list whose length is wrong.
         list: &'static str,
-        /// Length of that list.
+        /// Length of the list.
         given: usize,
-        /// Number of hashes, which the length should equal.
+        /// Number of hashes, which should be the length of the list.
         hashes: usize,
     },
     /// Batch has too many actions or hashes.
@@ -101,7 +101,7 @@ fn tier(number: i32) -> Result<TierPlace, BlockReportError> {
     TierPlace::of_wire(number).ok_or(BlockReportError::Tier(number))
 }
 
-/// Blocks to store in one tier. The lists of components and of tokens are empty, or as long as `hashes`.
+/// Blocks to store in one tier. Each of `components` and `tokens` has one entry for each hash, or is empty.
 pub(super) struct Stored<'a> {
     tier: TierPlace,
     pub(super) hashes: &'a [i64],
@@ -138,7 +138,7 @@ impl<'a> Stored<'a> {
         Self::new(part.tier, &part.hashes, &part.component_masks, &part.block_sizes)
     }
 
-    /// Stores the blocks at the positions in `range` into `blocks`.
+    /// Adds a part of these blocks to a worker's `blocks`. `range` selects them by their positions in the list.
     pub(super) fn store(&self, blocks: &mut WorkerBlocks, range: std::ops::Range<usize>) {
         for (place, hash) in range.clone().zip(self.hashes.get(range).unwrap_or_default()) {
             let of_list = |list: &[u32]| list.get(place).copied().unwrap_or_default();
@@ -177,7 +177,7 @@ impl<'a> BlockChange<'a> {
         }
     }
 
-    /// Maximum number of blocks that the change may add.
+    /// Returns the maximum number of blocks that this change can add.
     pub(super) fn further(&self) -> usize {
         match self {
             Self::Store(stored) => stored.hashes.len(),

@@ -14,8 +14,8 @@
 //!   is *told*: its blocks are known.
 //! - A worker that has been silent for longer than the limit is left out as well, until its next batch or a snapshot.
 //!   Only these show that nothing is missing.
-//! - Before the limit, a repeated batch or a new list that names the worker also ends the silence: its time is counted
-//!   anew.
+//! - While the silence is still below the limit, two other messages also end it: a repeated batch, and a new list that
+//!   names the worker.
 //! - A batch is applied in one step, and so is a snapshot.
 //! - Memory is bounded. A worker whose blocks do not fit becomes awaited again.
 
@@ -75,11 +75,11 @@ struct ReportedWorker {
     /// Address to which requests for the worker go. Empty if no report has named it.
     address: String,
     spec: Option<WorkerCacheSpec>,
-    /// Position of the last batch or snapshot that was applied. `None` while a snapshot is awaited. `blocks` is then
-    /// empty.
+    /// Position of the last batch or snapshot that was applied. While a snapshot is awaited, this is `None` and
+    /// `blocks` is empty.
     checkpoint: Option<Checkpoint>,
-    /// Time from which the worker's silence is counted: the time of the last applied batch or snapshot, or of the last
-    /// call of [`Self::prolong`] that had an effect.
+    /// Start of the worker's present silence: the time of the last applied batch or snapshot, or of the last call of
+    /// [`Self::prolong`] that had an effect.
     heard: Instant,
     blocks: WorkerBlocks,
 }
@@ -104,8 +104,8 @@ impl ReportedWorker {
         silence_max.is_some_and(|most| silence > most)
     }
 
-    /// Notes a sign of life that does not show whether batches are missing. From now on the worker's silence is counted
-    /// anew, unless it has already exceeded `silence_max`.
+    /// Begins to count the worker's silence anew, unless the silence has already exceeded `silence_max`. Meant for
+    /// signs of life that do not show whether batches are missing.
     fn prolong(&mut self, now: Instant, silence_max: Option<Duration>) {
         if !self.is_silent(now, silence_max) {
             self.heard = now;
@@ -279,7 +279,7 @@ impl BlockReports {
         })
     }
 
-    /// Returns `result` unchanged. If `result` is the error of a missing batch or of too little room, first counts the
+    /// Returns `result` unchanged. If `result` is the error of a missing batch or of lacking memory, first counts the
     /// loss and forgets the worker's blocks. Answers then leave the worker out until its next snapshot.
     fn noted<T>(
         &self,
@@ -352,8 +352,9 @@ impl BlockReports {
         worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }
 
-    /// Calls `look` for every worker whose state is certain. Returns the certainty about the state of all workers.
-    /// `look` returns the number of blocks that it has looked up.
+    /// Calls `look` for every worker whose state is certain. `look` returns the number of blocks that it has looked up.
+    /// The result says two things: whether the state of all workers is certain, and whether the state of at least one
+    /// is.
     ///
     /// After each [`AT_ONCE`] blocks, other tasks get a turn. So the workers of one answer may be seen at different
     /// times.
@@ -385,8 +386,8 @@ impl BlockReports {
         }
     }
 
-    /// Returns the workers that have leading blocks of a prompt, and the certainty about all workers. The search ends
-    /// before the first hash that repeats an earlier one, because a prompt never has the same hash twice.
+    /// Returns the workers that have leading blocks of a prompt, and whether the state of all workers is certain. Looks
+    /// up only the hashes before the first repeated one, because a prompt never has the same hash twice.
     pub(super) async fn prefixes(
         &self,
         hashes: &[i64],

@@ -17,10 +17,10 @@ use super::blocks::{TierPlace, WorkerBlock, WorkerBlocks};
 pub(super) const FULL: u8 = 1;
 pub(super) const WINDOW: u8 = 2;
 pub(super) const STATE: u8 = 4;
-/// Version of the rules above. Version 0 has the same rules.
+/// Highest version of cache specs that the rules of this file can judge. Version 0 has the same rules.
 const VERSION: u32 = 1;
-/// Tiers from which components can be reused: device and host. Each is the bit `1 << tier`, with the tier's number on
-/// the wire.
+/// Tiers from which components of a block can be reused: device and host. Each tier is the bit `1 << number`, where
+/// `number` is the tier's number on the wire.
 const REUSED_TIERS: u32 = (1 << TierType::Hbm as u32) | (1 << TierType::Dram as u32);
 
 /// Two depths of a prompt: `matched` is the number of leading blocks that full attention has. `usable` is the number of

@@ -7,7 +7,6 @@ use super::super::messages::{ExpectedWorker, ExternalKvAction, ExternalKvActionT
 use super::*;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Prompt with all hashes, in order.
 const PROMPT: [i64; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 const WINDOW_TOKENS: u32 = 40;
 
@@ -70,7 +69,8 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
     }
 }
 
-/// Returns the depth of each worker with certain state, and whether the state of all workers is certain.
+/// Returns the workers that have leading blocks of `PROMPT`, each with its depth. The flag tells whether the state of
+/// all workers is certain.
 async fn told(reports: &BlockReports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
     let (matches, coverage) = reports.prefixes(&PROMPT, depth, now).await;
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
