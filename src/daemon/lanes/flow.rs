@@ -179,6 +179,17 @@ pub(crate) enum SeenInParts {
     Any,
 }
 
+impl SeenInParts {
+    /// Whether the search may have seen a batch of `holder` half applied.
+    pub(crate) fn contains(&self, holder: &HolderId) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::These(holders) => holders.contains(holder),
+            Self::Any => true,
+        }
+    }
+}
+
 impl NamespaceFlow {
     /// Begins a step of `holder`, that is, a batch that must be seen whole.
     pub(super) fn begin_step(self: &Arc<Self>, holder: &HolderId) -> OpenStep {

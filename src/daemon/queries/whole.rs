@@ -27,21 +27,43 @@ pub(super) struct Seen {
 
 /// Repeats a search, within bounds, until it has certainly seen no batch half applied. Returns the result of the last
 /// search.
-pub(super) fn search_whole(look: &FreshnessReading<'_>, mut search: impl FnMut() -> Matches) -> Seen {
+pub(super) fn search_whole(look: &FreshnessReading<'_>, search: impl FnMut() -> Matches) -> Seen {
+    let (found, changing) = read_whole(look, |changing| *changing == SeenInParts::Nobody, search);
+    Seen { found, changing }
+}
+
+/// Repeats the reading of one holder's state, within bounds, until it has certainly seen no batch of `holder` half
+/// applied. Returns the result of the last reading, and whether it may have seen such a batch.
+pub(super) fn read_holder_whole<T>(
+    look: &FreshnessReading<'_>,
+    holder: &HolderId,
+    read: impl FnMut() -> T,
+) -> (T, bool) {
+    let (read, changing) = read_whole(look, |changing| !changing.contains(holder), read);
+    (read, changing.contains(holder))
+}
+
+/// Repeats `read`, within bounds, until `is_whole` holds for the holders whose batches it may have seen half applied.
+/// Returns the result of the last repetition, and these holders.
+fn read_whole<T>(
+    look: &FreshnessReading<'_>,
+    is_whole: impl Fn(&SeenInParts) -> bool,
+    mut read: impl FnMut() -> T,
+) -> (T, SeenInParts) {
     let mut tries = 0;
     let mut started = None;
     loop {
         let mark = look.mark_search();
-        let found = search();
+        let found = read();
         let changing = look.seen_in_parts(mark);
         tries += 1;
-        if changing == SeenInParts::Nobody {
-            return Seen { found, changing };
+        if is_whole(&changing) {
+            return (found, changing);
         }
         // The clock is read only if a batch was applied during the search.
         let started: &Instant = started.get_or_insert_with(Instant::now);
         if tries > REPEATED_MIN && started.elapsed() >= REPEATED_FOR {
-            return Seen { found, changing };
+            return (found, changing);
         }
         // The lane may need this processor to come to the end of its batch.
         std::thread::yield_now();
@@ -56,11 +78,7 @@ impl Seen {
 
     /// Whether the search may have seen a batch of `holder` half applied.
     pub(super) fn is_changing(&self, holder: &HolderId) -> bool {
-        match &self.changing {
-            SeenInParts::Nobody => false,
-            SeenInParts::These(holders) => holders.contains(holder),
-            SeenInParts::Any => true,
-        }
+        self.changing.contains(holder)
     }
 
     /// Returns the holders that the search did not find, although a batch of theirs may have been half applied at
@@ -87,5 +105,101 @@ impl Seen {
     pub(super) fn while_changing(found: Matches, holders: Vec<HolderId>) -> Self {
         let changing = SeenInParts::These(holders);
         Self { found, changing }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kvatlas_core::hash::SequenceHash;
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
+    use kvatlas_core::stream::StreamTrust;
+    use kvatlas_core::wire::{
+        DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, StoredBlocks, Subjects, Tier,
+        WireLimits,
+    };
+
+    use super::*;
+    use crate::lanes::{LanePool, LaneSettings, LivenessSettings};
+    use crate::queries::report;
+
+    fn namespaces() -> Arc<Namespaces> {
+        let (settings, limits) = (NamespaceSettings::default(), IndexLimits::default());
+        Arc::new(Namespaces::new(Capacity::UNBOUNDED, settings, [], limits, 16))
+    }
+
+    fn pool(namespaces: Arc<Namespaces>) -> LanePool {
+        let settings = LaneSettings {
+            subjects: Subjects::new("kvatlas").unwrap(),
+            lanes: 1,
+            lane_queue_bytes: 1 << 20,
+            behind_after: None,
+            limits: WireLimits::default(),
+            shard: None,
+            holding: None,
+            liveness: LivenessSettings::default(),
+            epoch_ahead_max: None,
+        };
+        LanePool::start(&settings, namespaces).unwrap()
+    }
+
+    /// Returns the only batch of an epoch. The publisher doubts its state, and has `blocks`.
+    fn doubted(epoch: u64, blocks: u64) -> Vec<u8> {
+        let hashes = (0..blocks).map(SequenceHash).collect();
+        let batch = EventBatch {
+            epoch,
+            seq: 1,
+            rank: 0,
+            time_us: None,
+            tier: Tier::DEVICE,
+            block_size: None,
+            profile: None,
+            events: vec![
+                Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap)),
+                Event::Stored(StoredBlocks::by_sequence(None, None, hashes)),
+            ],
+        };
+        batch.encode()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_status_never_shows_half_of_a_new_epoch() {
+        let namespaces = namespaces();
+        let (pool, trust) = (pool(Arc::clone(&namespaces)), StreamTrust::default());
+        let (name, worker) = (NamespaceName::new("n").unwrap(), WorkerName::new("w").unwrap());
+        let generation = trust.generation();
+        let hear = async |epoch, blocks| {
+            let payload = doubted(epoch, blocks);
+            let dispatched = pool.dispatch(&name, worker.clone(), &payload, generation);
+            dispatched.await.unwrap();
+        };
+        hear(1, 0).await;
+        pool.drain().await.unwrap();
+        let holders = namespaces.get(&name).unwrap().indexer.holders();
+        let is_over = AtomicBool::new(false);
+        let freshness = pool.freshness();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut exact = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let status = report(&holders[0], &trust, &freshness.look(&name), &name);
+                    exact += usize::from(status.exact);
+                }
+                exact
+            });
+            let writer = tokio::runtime::Handle::current();
+            tokio::task::block_in_place(|| {
+                writer.block_on(async {
+                    for epoch in 2..20_000 {
+                        hear(epoch, epoch % 2 * 3).await;
+                    }
+                    pool.drain().await.unwrap();
+                });
+            });
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(reader.join().unwrap(), 0);
+        });
     }
 }

@@ -4,9 +4,12 @@ use crate::lanes::{FreshnessReading, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Profile, StatusReply};
+use kvatlas_core::wire::{
+    DegradedReason, HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Profile, StatusReply,
+};
 
 use super::with_wait;
+use crate::queries::whole::read_holder_whole;
 
 /// Returns the number of holders whose block size is not known for certain.
 pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
@@ -51,8 +54,24 @@ pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize)
     reply.encode()
 }
 
-/// Returns the entry for a holder in a status reply.
+/// Returns the entry for a holder in a status reply. If a batch of the holder was being applied meanwhile, so that the
+/// entry may show half of it, the holder is [`DegradedReason::Changing`] and not exact.
 pub(crate) fn report(
+    holder: &HolderRecord,
+    trust: &StreamTrust,
+    look: &FreshnessReading<'_>,
+    namespace: &NamespaceName,
+) -> HolderStatusReply {
+    let read = || read_status(holder, trust, look, namespace);
+    let (mut reply, is_changing) = read_holder_whole(look, &holder.id, read);
+    if is_changing {
+        reply.degraded = reply.degraded.with(DegradedReason::Changing);
+        reply.exact = false;
+    }
+    reply
+}
+
+fn read_status(
     holder: &HolderRecord,
     trust: &StreamTrust,
     look: &FreshnessReading<'_>,
