@@ -58,7 +58,7 @@ struct Worker {
 
 /// Connections and transport with which the workers of a fleet publish.
 struct Engines {
-    /// Connections, which the workers use in turn.
+    /// Connections, over which the workers are spread by their names.
     connections: Vec<async_nats::Client>,
     transport: Transport,
 }
@@ -101,8 +101,8 @@ impl Fleet {
         Self::across(url, &[url.to_owned()], transport, workers, seed).await
     }
 
-    /// Makes a fleet as [`Self::through`] does, but connects the router to the broker `router`, and the workers to
-    /// `brokers` in turn.
+    /// Makes a fleet as [`Self::through`] does, but connects the router to the broker `router`, and spreads the workers
+    /// over `brokers` by their names.
     pub async fn across(
         router: &str,
         brokers: &[String],
