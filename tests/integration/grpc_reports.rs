@@ -1,6 +1,6 @@
 //! Workers whose blocks a bridge reports over gRPC, as SGLang's bridge does. Their blocks appear in answers, together
 //! with the workers that the index knows from events. The tests cover lost reports, windows, counts of look-ups, and
-//! tokens.
+//! the token that a bridge needs.
 
 use std::collections::BTreeMap;
 

@@ -35,7 +35,7 @@ struct Watch {
 struct Cluster {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// InferencePools and EndpointSlices, by their plural and name.
+    /// InferencePools and EndpointSlices, by the plural name of their kind and their own name.
     others: BTreeMap<(&'static str, String), Value>,
     watches: Vec<Watch>,
     is_forbidden: bool,

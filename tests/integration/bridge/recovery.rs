@@ -22,7 +22,7 @@ use super::{Site, follow_text};
 use crate::support::eventually;
 
 const SUBJECT: &str = "namespace.dynamo.component.backend.endpoint.generate.kv-events";
-/// Reasons for doubt about a worker from whose events some were lost, while the bridge cannot ask the worker for them.
+/// Reasons for doubt about a worker while the bridge has lost some of the worker's events and cannot get them again.
 const LOST: [&str; 2] = ["unverified", "upstream_lost"];
 
 /// Fault in the answer of a worker to a request for its events.

@@ -30,8 +30,8 @@ async fn is_free_of(site: &Site, name: &str, foreign: u32) {
     .await;
 }
 
-/// The bridge has been given the replay socket of another engine. With 4 batches from the followed engine, the other
-/// engine has published 9, 4, 3, 1 or 0 batches. After the next published batch, the holder must be in doubt and free
+/// The bridge has been given the replay socket of another engine. The followed engine has published three batches, and
+/// the other engine 9, 4, 3, 1 or 0. After the next batch of the followed engine, the holder must be in doubt, and free
 /// of the other engine's blocks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_of_another_engine_is_noticed_by_the_first_batch_that_is_published() {

@@ -1,5 +1,5 @@
-//! Processes that appear at an engine's sockets after the engine was silent for long. A bridge must doubt such a process,
-//! unless it is the same process as before, or the engine's name is its address.
+//! Processes that appear at an engine's sockets after the engine was silent for long. A bridge must doubt such a
+//! process, unless it is the same process as before, or the engine's name is its address.
 
 use std::time::Duration;
 

@@ -45,8 +45,8 @@ async fn epoch(site: &Site) -> u64 {
     site.holder("gpu-0").await.unwrap().epoch
 }
 
-/// A bridge that publishes the events of an engine (speaks for it) is killed. Another bridge that follows the engine must
-/// speak, with all blocks, although the replay socket keeps only the latest batches.
+/// A bridge that publishes the events of an engine (speaks for it) is killed. Another bridge that follows the engine
+/// must speak, with all blocks, although the replay socket keeps only the latest batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     let Some(python) = python() else { return };

@@ -31,8 +31,8 @@ const QUERIES_PER_STATUS: u64 = 8;
 const BATCHES_PER_EPOCH: u64 = 200;
 /// Number of batches of the whole fleet after which one anchor begins a new epoch. The anchors do this in turn.
 const BATCHES_PER_RENEWAL: u64 = 150;
-/// Number of anchors. An anchor is a worker that always has the blocks of every prompt, so an answer without holders is
-/// wrong. There are two, so that one keeps its blocks while the other begins a new epoch.
+/// Number of anchors: workers that have the blocks of every prompt. There are two, so that one keeps its blocks while
+/// the other begins a new epoch. So every answer has to name a holder.
 const ANCHORS: usize = 2;
 
 /// Settings with which a daemon soon repeats a failed resync.
