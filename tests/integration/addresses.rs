@@ -328,7 +328,9 @@ async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it(
     next.stop(false).await;
 }
 
-/// No server has to answer, because the URL alone gives the address.
+/// An engine without a stated address must get the host and port of its server, unless the server is on this machine or
+/// the endpoint is an engine's own socket. The bridge must take the address from the URL, because no server answers
+/// here.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_without_an_address_is_at_its_server_unless_that_is_this_machine() {
     let bridge = Bridge::new(subjects(), BridgeOptions::default());

@@ -38,7 +38,8 @@ use crate::support::process::{Process, memory_peak};
 use crate::support::truth::{HOSTILE, Workload};
 use crate::support::{broker, by_sequence, hashes, removed, stored, stored_after};
 
-/// Minimum number of hostile acts. A busy machine gets fewer done in five seconds.
+/// Minimum number of hostile acts. On a busy machine, an attacker acts less often in five seconds, and so attacks for
+/// longer.
 const ACTS_MIN: u64 = 4000;
 /// Number of hostile workers.
 const WORKERS: u64 = 6;

@@ -1,4 +1,5 @@
-//! Answers that are older than they seem, because events wait, the daemon was stopped, or a batch is being applied.
+//! Answers about blocks that have changed, while the daemon does not yet know it: events wait for the daemon, the
+//! daemon is stopped, or it is still applying a batch. Then no answer may be called exact and be wrong.
 
 use std::time::Duration;
 
@@ -18,14 +19,16 @@ use crate::support::{
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_process::broker::round_trip;
 
-/// Time for which the daemon is stopped. It is longer than `events.behind_after_ms` allows events to wait.
+/// Time for which a test stops the daemon. It exceeds `events.behind_after_ms`, the longest time that events may wait
+/// while answers are still exact.
 const STOPPED_FOR: Duration = Duration::from_millis(600);
 
 async fn publish(publisher: &mut Publisher, events: Vec<Event>) -> BatchCursor {
     publisher.publish(Tier::DEVICE, events).await.unwrap()
 }
 
-/// Returns the worker's entry in the reply to a query. Waits longer than the time for which the daemon is stopped.
+/// Returns the worker's entry in the reply to a query; `None` if the reply does not name the worker. The query's time
+/// limit is longer than the daemon is stopped.
 async fn found(client: &Client, chain: &[SequenceHash], worker: &str) -> Option<HolderMatch> {
     let reply = client.ask(chain.to_vec()).await;
     reply
@@ -102,7 +105,9 @@ async fn a_stopped_daemon_with_jetstream() {
     a_daemon_that_was_stopped_calls_nothing_exact_that_it_has_not_read(&broker, &[JETSTREAM]).await;
 }
 
-/// One worker sends large batches faster than a lane applies them.
+/// One worker sends large batches faster than the daemon's only lane (the thread that applies events) can apply them.
+/// The daemon must drop batches of this worker only, and must apply another worker's small batch without waiting for
+/// the large ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_floods_its_lane_is_behind_and_loses_its_own_messages_alone() {
     const QUEUE_BYTES: u64 = 4 << 20;
@@ -173,7 +178,8 @@ async fn who_waits_for_longer_than_allowed_is_behind_and_replies_say_for_how_lon
     drop(process);
 }
 
-/// Removes all blocks and stores the same blocks, again and again: by turns in one batch and in a new epoch.
+/// Replaces all blocks by the same blocks, many times. In every second round, one batch removes and stores them; in the
+/// other rounds, a new epoch begins with them.
 async fn replacing(client: &Client, mut publisher: Publisher, all: &[SequenceHash]) {
     const ROUNDS: u64 = 150;
     for round in 0..ROUNDS {
@@ -194,7 +200,8 @@ async fn replacing(client: &Client, mut publisher: Publisher, all: &[SequenceHas
     }
 }
 
-/// A query sees either all blocks, or a holder that is not exact.
+/// One client replaces all blocks of a holder again and again, while another one queries them. Each reply must have all
+/// blocks, or say that the holder is changing and not exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_is_seen_whole_or_as_a_change() {
     let broker = broker().await;

@@ -58,7 +58,8 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
     daemon.stop();
 }
 
-/// When the holder that took most of the room has left, holders whose blocks were forgotten are asked for them.
+/// Two holders together have more blocks than the index has room for, so the daemon forgets blocks of one. When the
+/// other holder leaves, the daemon must ask the first one for its blocks, and have all of them in the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_was_short_is_asked_again_when_there_is_room() {
     let broker = broker().await;
@@ -96,7 +97,8 @@ async fn who_was_short_is_asked_again_when_there_is_room() {
     daemon.stop();
 }
 
-/// After most blocks are gone, the process takes less memory from the system.
+/// A holder with most blocks of the index clears its cache. Then the resident memory of the daemon must become smaller
+/// by most of the memory of these blocks.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_goes_back_to_the_system_after_most_blocks_have_gone() {
     const EVENTS: u64 = 48;

@@ -382,7 +382,8 @@ impl Served {
         run_with_input(&[&always, rest].concat(), input)
     }
 
-    /// Runs a command as [`Self::run`] does, and repeats it while the daemon is just asking a publisher.
+    /// Runs a command as [`Self::run`] does, and repeats it as long as its output says that the daemon is asking a
+    /// publisher (`resyncing`).
     fn run_settled(&self, rest: &[&str], input: &str) -> Output {
         let deadline = Instant::now() + PATIENCE;
         loop {

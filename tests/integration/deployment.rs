@@ -79,7 +79,7 @@ fn the_units_leave_their_services_no_more_than_they_need() {
     }
 }
 
-/// Waits until the daemon tells its supervisor `wanted`.
+/// Waits until the daemon sends the message `wanted` to the socket of its supervisor, which is systemd outside tests.
 fn told(socket: &UnixDatagram, wanted: &str) {
     let deadline = Instant::now() + PATIENCE;
     let mut buffer = [0; 256];
@@ -126,8 +126,8 @@ async fn supervised(arguments: &[&str]) {
     assert!(daemon.wait().unwrap().success());
 }
 
-/// Program that runs its arguments in a new terminal, and closes the terminal once they have said that they are ready. It ends
-/// with their exit code.
+/// Python program that runs the command in its arguments in a new terminal. When the command has printed that it is
+/// ready, the program closes the terminal. It ends with the exit code of the command.
 const CLOSE_TERMINAL: &str = "
 import os, pty, sys
 process, terminal = pty.fork()

@@ -1,5 +1,5 @@
-//! Doubts that a publisher itself reports, over restarts of the daemon. Neither a snapshot nor a stream may make them
-//! disappear.
+//! Reasons for doubt that a publisher reports about its own blocks. The daemon must keep them over a restart, whether
+//! it gets its state from a snapshot or from a stream.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
 

@@ -32,12 +32,13 @@ fn two_parts(header: &str, body: &str) -> Vec<u8> {
     message
 }
 
-/// Returns a record in a folder of discovery, for a test with only one instance.
+/// Returns a record in a directory in which Dynamo's processes find each other; `None` if there is none. For tests with
+/// only one instance.
 fn record(folder: &Path) -> Option<Value> {
     records(folder).pop()
 }
 
-/// Returns all records in a folder of discovery.
+/// Returns all records in a directory in which Dynamo's processes find each other.
 fn records(folder: &Path) -> Vec<Value> {
     let entries = std::fs::read_dir(folder.join("v1/instances"));
     let entries = entries.into_iter().flatten().flatten();
@@ -45,7 +46,7 @@ fn records(folder: &Path) -> Vec<Value> {
     read.collect()
 }
 
-/// Simulated router, by the listener at which it receives answers.
+/// Simulated router of Dynamo. It has the listener at which it receives answers.
 struct Router(TcpListener);
 
 impl Router {
@@ -65,8 +66,8 @@ impl Router {
         two_parts(&header.to_string(), &question.to_string())
     }
 
-    /// Returns the headers and bodies of the messages of one answer. Like Dynamo's router, it ends the connection after
-    /// the last message.
+    /// Accepts a connection, and returns the header and body of each message of one answer. Then the router closes the
+    /// connection, as Dynamo's router does.
     async fn answer(&self) -> Vec<(Value, Value)> {
         let taking = async {
             let (mut stream, _) = self.0.accept().await.unwrap();
@@ -93,8 +94,8 @@ impl Router {
             .expect("an answer comes")
     }
 
-    /// Whether the ports of ended connections are kept on the router's side, and not on the other side. `None` while
-    /// there is no ended connection.
+    /// Whether the router's side closed all ended connections first, and so keeps their ports in the state TIME_WAIT.
+    /// `None` if no connection has ended.
     #[cfg(target_os = "linux")]
     fn keeps_ports(&self) -> Option<bool> {
         const TIME_WAIT: &str = "06";
@@ -112,7 +113,8 @@ impl Router {
     }
 }
 
-/// Checks the messages around an answer, and returns the answer.
+/// Returns the data in an answer. Fails the test if one of the messages before and after the data is not as in Dynamo's
+/// protocol.
 fn data(messages: &[(Value, Value)]) -> Value {
     let [(hello, _), (prologue, _), (_, answer), (_, end), (sentinel, _)] = messages else {
         panic!("{messages:?}");

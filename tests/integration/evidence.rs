@@ -1,5 +1,5 @@
-//! Answers, epochs, stores and clocks that contradict what a daemon has received. None of them may lead to a wrong
-//! answer that is marked exact.
+//! Messages, stored events and clocks that contradict what a daemon has received before. The daemon must notice the
+//! contradiction, or at least never mark a wrong answer exact.
 
 use std::io::Write;
 use std::path::Path;
@@ -81,7 +81,8 @@ impl Engine {
         self.client.nats.flush().await.unwrap();
     }
 
-    /// Waits until the holder is exact. If the daemon asks again meanwhile, as on a busy machine, it gets `answer`.
+    /// Waits until the holder is exact. On a busy machine, the daemon may ask the publisher again meanwhile; each
+    /// question is answered with `answer`.
     async fn answers_until_exact(&mut self, answer: &ResyncChunk) {
         let exact = self.client.exact(self.name, 0);
         tokio::pin!(exact);
@@ -127,8 +128,8 @@ fn chunk(kind: ResyncAnswerKind, cursor: BatchCursor, batches: &[EventBatch]) ->
     }
 }
 
-/// Starts a daemon with these settings, and an engine that has published four blocks at `time_us`. The broker must be
-/// kept.
+/// Starts a broker, a daemon with these settings, and an engine that has published four blocks, with `time_us` as the
+/// time of its batch. The caller must keep the broker, which stops when it is dropped.
 async fn engine_with_blocks(
     settings: &[(&str, &str)],
     time_us: Option<u64>,
@@ -595,8 +596,9 @@ async fn what_was_asked_before_the_connection_broke_is_asked_again_at_once() {
     daemon.stop().await;
 }
 
-/// A publisher that is silent at first loses its slot (turn to answer). Messages that it sends before its next turn
-/// wait in the daemon.
+/// A daemon that hears only one publisher at a time asks a first publisher, gets no answer, and asks a second one.
+/// While the second one answers, the first one sends an answer without end. Its messages must wait within the memory
+/// bound, and the daemon must then refuse the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_end_that_waits_for_a_slot_takes_no_memory_beyond_the_bound() {
     const ENDLESS: usize = 500;

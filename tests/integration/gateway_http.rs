@@ -64,8 +64,9 @@ fn sent(namespace: &'static str, worker: &'static str, rank: u32, seq: u64, tier
     (namespace, worker, batch)
 }
 
-/// Returns batches of holders of both shards. They have few or many blocks, several ranks and tiers, a hole, a window,
-/// a gap, a pool, and another tenant.
+/// Returns batches of holders that belong to different shards. Between them, the holders have several ranks and tiers,
+/// a block missing in the middle, a window, and a missing batch. One holder is a pool, and one belongs to another
+/// tenant.
 fn fleet() -> Vec<Sent> {
     let windowed = Event::Stored(StoredBlocks {
         resumable: Resumable::from_flags([true, true, false, false]),
@@ -95,7 +96,7 @@ fn fleet() -> Vec<Sent> {
     ]
 }
 
-/// One daemon, and shards with a gateway. Both sides have received the same batches.
+/// Two sides that have received the same batches: a single daemon, and shards with a gateway.
 struct Site {
     client: Client,
     one: HttpClient,
@@ -147,8 +148,8 @@ async fn site(fleet: &[Sent]) -> Site {
 }
 
 impl Site {
-    /// Publishes the fleet to both sides. Waits until all of it is known, and until both sides know that nobody else
-    /// publishes.
+    /// Publishes the fleet to the single daemon, and to the shards behind the gateway. Waits until both have applied
+    /// all batches, and know that there are no other publishers.
     async fn tell_all(&self, fleet: &[Sent]) {
         for prefix in ["one", "many"] {
             let subjects = Subjects::new(prefix).unwrap();
@@ -267,7 +268,7 @@ fn questions() -> Vec<Question> {
     all
 }
 
-/// Returns requests on the routes of other indexers.
+/// Returns requests on the HTTP routes that kvatlas has in common with other indexers.
 fn in_dialects() -> Vec<Question> {
     let hashes: Vec<u64> = chain(5).iter().map(|hash| hash.as_u64()).collect();
     let blocks: Vec<u64> = block_hashes_of(5).iter().map(|hash| hash.as_u64()).collect();
@@ -320,7 +321,8 @@ fn in_dialects() -> Vec<Question> {
     all
 }
 
-/// Returns reports of routers, and a query whose answer has the predicted blocks.
+/// Returns reports of routers (hints and outcomes), and a query whose answer also has the blocks that the hints
+/// predict.
 fn reports() -> Vec<Question> {
     let workers = ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "nobody"];
     let about = |model: &str, list: &str, of: &dyn Fn(&str) -> Value| {

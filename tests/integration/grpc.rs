@@ -100,7 +100,8 @@ impl Router {
         self.call("MatchExternalKvPrefix", Request::new(question)).await
     }
 
-    /// Returns the number of pages for each address in the answer, and whether the whole answer is certain.
+    /// Queries the blocks `hashes`. Returns how many leading blocks (pages) the holder at each address has, and whether
+    /// the whole answer is certain.
     pub(crate) async fn told(&self, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
         let response = self.ask(hashes).await.unwrap();
         let is_exact = response.metadata().get("x-kvatlas-exact").unwrap() == "true";
@@ -128,7 +129,8 @@ pub(crate) fn namespace() -> NamespaceName {
     model().namespace().unwrap()
 }
 
-/// Returns a prompt of `pages` pages. Prompts with different `which` differ from page `from` on.
+/// Returns the block hashes of a prompt with `pages` blocks (pages). Prompts with different `which` differ from block
+/// `from` on.
 pub(crate) fn prompt(which: u32, from: u32, pages: u32) -> Vec<SequenceHash> {
     let token = |page: u32| if page < from { page } else { page + which * 1000 };
     let tokens: Vec<u32> = (0..pages).flat_map(|page| [token(page); 16]).collect();
@@ -160,8 +162,8 @@ fn batch(worker: &str, rank: u32, seq: u64, tier: u8, event: Event) -> (WorkerNa
     (worker.parse().unwrap(), batch)
 }
 
-/// Returns batches of all kinds of workers: with ranks, tiers, a hole, a window or a gap; a pool; a worker without an
-/// address.
+/// Returns the batches of a fleet. Between them, the workers have several ranks and tiers, a block missing in the
+/// middle, a window, and a missing batch. There is also a pool, and a worker without an address.
 fn fleet() -> Vec<(WorkerName, EventBatch)> {
     let windowed = Event::Stored(StoredBlocks {
         resumable: Resumable::from_flags([true, true, false, false]),
@@ -186,7 +188,8 @@ fn fleet() -> Vec<(WorkerName, EventBatch)> {
     ]
 }
 
-/// Settings with which a gap stays, and no holder becomes stale.
+/// Settings with which a batch that is missing stays missing, because the daemon asks no publisher, and with which no
+/// holder becomes stale.
 pub(crate) const PATIENT: [(&str, &str); 3] = [
     ("resync.concurrency", "0"),
     ("namespace_defaults.stale_after_ms", "600000"),
@@ -204,8 +207,8 @@ pub(crate) async fn publish(client: &Client, prefix: &str) {
     client.nats.flush().await.unwrap();
 }
 
-/// Returns the expected answer about the prompt of which most workers have pages. A request can continue after the
-/// second page of the window, but not after later ones. The worker in doubt is left out.
+/// Returns the expected answer about the prompt `prompt(0, …)`, of which most workers of the fleet have blocks. For
+/// worker `gpu-2`, a request can reuse only two of its four blocks. Worker `gpu-4` is in doubt, so it is left out.
 pub(crate) fn told_of_first() -> BTreeMap<String, u32> {
     let depths = [(0, 4), (1, 6), (2, 2), (3, 1)];
     depths
@@ -261,8 +264,8 @@ async fn a_router_is_told_what_each_address_can_reuse() {
     assert!(left_out.is_some_and(|count| count != "0"), "{left_out:?}");
 }
 
-/// Sends the same query to `/v1/query`. Returns the number of pages for each address that a router must get, and
-/// whether the whole answer is certain.
+/// Sends the same query to `/v1/query`. Returns the answer that a gRPC router must get: how many leading blocks (pages)
+/// a request can use at each address, and whether the whole answer is certain.
 async fn by_http(http: &mut HttpClient, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
     let hashes: Vec<String> = hashes
         .iter()

@@ -1,5 +1,6 @@
-//! Workers whose blocks are reported over gRPC, as SGLang's bridge does it. The tests also cover workers that the index
-//! knows from events, gaps, missing tokens, and counts of look-ups.
+//! Workers whose blocks a bridge reports over gRPC, as SGLang's bridge does. Their blocks appear in answers, together
+//! with the workers that the index knows from events. The tests cover lost reports, windows, counts of look-ups, and
+//! the token that a bridge needs.
 
 use std::collections::BTreeMap;
 

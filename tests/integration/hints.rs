@@ -1,5 +1,5 @@
-//! Hints: reports of routers about where they have sent requests. Queries can ask for the blocks that hints predict,
-//! apart from the known blocks.
+//! Hints: reports in which a router says to which worker it has sent a request. A query can ask for the blocks that the
+//! worker should have because of hints. The answer lists them separately from the blocks that events have reported.
 
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{Event, Hint, QueryOptions, QueryReply, RemovedBlocks, SingleQuery, Tier};

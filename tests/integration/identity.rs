@@ -231,7 +231,8 @@ impl Site {
         format!("operator: {operator}\nresolver: MEMORY\nresolver_preload: {{ {name}: {signed} }}")
     }
 
-    /// Writes a credentials file of a new user. It is valid until `expires_at`, in seconds since 1970.
+    /// Writes a credentials file with the token and the key of a new user. The token is valid until `expires_at`, in
+    /// seconds since 1970; with `None`, for ever.
     fn write_credentials(&self, path: &Path, expires_at: Option<u64>) {
         let user = KeyPair::new_user();
         let unlimited = json!({"subs": -1, "data": -1, "payload": -1});

@@ -417,8 +417,9 @@ async fn messages_removed_from_the_end_of_the_stream_are_missed() {
     }
 }
 
-/// A client with the right to do so can pause a consumer. The consumer then delivers nothing, and reports no waiting
-/// messages.
+/// Another client pauses the daemon's consumers of the stream, which then deliver nothing and report no waiting
+/// messages. The daemon must notice this before its answers are too old to be exact, and read the stream through
+/// another consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_paused_consumer_keeps_back_is_noticed_in_time_and_read() {
     const BEHIND_AFTER: Duration = Duration::from_millis(250);

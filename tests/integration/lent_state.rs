@@ -1,4 +1,5 @@
-//! A publisher to which a relay lends the full state, so that it needs no table of its own.
+//! Publisher that keeps no table of blocks. When a daemon asks it for the full state, it reads the state from the
+//! object that owns it. The state in the answer must have all batches that were sent before the answer.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -137,7 +137,8 @@ async fn a_goodbye_of_the_publisher_removes_the_holder_at_once() {
     daemon.stop().await;
 }
 
-/// A stream keeps what a publisher has sent, and does not tell that the publisher is gone.
+/// A publisher is silent while the daemon restarts, and the daemon gets the publisher's events from a stream or a
+/// snapshot. The daemon must call the holder stale, because neither source shows whether the publisher is still there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publisher_that_fell_silent_while_the_daemon_was_away_is_stale() {
     for server in servers() {
@@ -174,7 +175,7 @@ async fn a_publisher_that_fell_silent_while_the_daemon_was_away_is_stale() {
     }
 }
 
-/// Full state without blocks, which the test lends to a publisher.
+/// State of a holder without blocks, from which the publisher under test reads the full state.
 struct NoBlocks;
 
 impl FullState for NoBlocks {
@@ -183,7 +184,9 @@ impl FullState for NoBlocks {
     }
 }
 
-/// A turn lapses when the broker cannot be reached. Batches that wait in the client then arrive late.
+/// A publisher has the right to publish (its turn) only for a time, which ends early when the broker cannot be reached.
+/// When a turn has ended so, the publisher must report its holder in doubt, because batches that still wait in the
+/// client could arrive late.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_lapses_ends_in_doubt() {
     let broker = broker().await;

@@ -118,7 +118,8 @@ async fn a_fresh_replica_on_another_machine_starts_warm() {
     }
 }
 
-/// Makes a bucket with two snapshots, which a daemon has sent, of a holder with five blocks.
+/// Makes a broker whose bucket has snapshots of a holder with five blocks. The daemon that has sent them is stopped.
+/// Returns the broker, a client, and the publisher of the holder.
 async fn left_in_bucket(server: &Path) -> (Restartable, Client, Publisher) {
     let broker = Restartable::start(server).await;
     let client = Client::connect(broker.url()).await;
@@ -281,7 +282,8 @@ async fn of_two_deployments_that_start_at_once_one_gets_the_bucket() {
     }
 }
 
-/// A client with the right to write to the bucket can put any object under any name there.
+/// Another client puts two objects that cannot be read into the bucket of snapshots. The daemon must nevertheless send
+/// its snapshots, remove old ones, and start from a good one.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_cannot_be_read_keeps_no_other_back() {
     for server in servers() {

@@ -1,4 +1,5 @@
-//! A daemon while no NATS server can be reached: its readiness, and its answers. A publisher whose server is silent.
+//! A daemon that can reach no NATS server: whether it is ready, and which answers it gives. Also a publisher whose
+//! server is silent.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;

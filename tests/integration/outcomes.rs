@@ -1,5 +1,5 @@
-//! Outcomes of requests, compared with the promises of answers. Routers report outcomes, and a daemon names the holder
-//! that has fewer blocks than its events say.
+//! Outcomes: reports in which a router says how many blocks a worker really had for a request. The daemon compares them
+//! with its own answers, and names the holders that have fewer blocks than their events say.
 
 use kvatlas_core::wire::{HolderMatch, Outcome, Tier};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::support::{Client, broker, by_sequence, daemon, eventually, hashes, ht
 /// Number of tokens in a block.
 const BLOCK_TOKENS: u32 = 16;
 
-/// Waits until two holders have all of the 200 blocks, and returns them.
+/// Waits until an answer says that two holders have all 200 blocks for certain. Returns these holders.
 async fn promised(client: &Client) -> Vec<HolderMatch> {
     eventually("two holders promise 200 blocks", async || {
         let reply = client.ask_with(by_sequence(&hashes(1, 200))).await.ok()?;

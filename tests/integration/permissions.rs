@@ -73,7 +73,7 @@ async fn broker(configuration: &str) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// Client in a role, with the server's refusals.
+/// Client that is connected in a role. It collects the refusals that the server sends.
 struct InRole {
     nats: async_nats::Client,
     refusals: UnboundedReceiver<String>,
@@ -101,7 +101,7 @@ impl InRole {
         QueryClient::new(self.nats.clone(), subjects()).with_patience(PATIENCE)
     }
 
-    /// Waits until the server has refused something on `subject`.
+    /// Waits until the server has sent a refusal that names `subject`.
     async fn is_refused(&mut self, subject: &str) {
         let refused = async {
             loop {
@@ -254,8 +254,8 @@ async fn a_bridge_hears_resets_and_questions_after_services_with_either_configur
     }
 }
 
-/// Publishes so many blocks that a full state takes many chunks. Restarts the daemon, and waits until it has all blocks
-/// again.
+/// Publishes 400,000 blocks of one worker, so that its full state takes many messages. Then replaces the daemon by a
+/// daemon without state. Fails unless the new daemon gets all blocks from the publishers.
 async fn publishers_work_as_they_should(url: &str) {
     let first = daemon(url, "daemon", &[]).await;
     let (engine, rack) = (
@@ -478,8 +478,8 @@ async fn reports_reach_the_shards(gateway: std::net::SocketAddr) {
     }
 }
 
-/// Stops the daemon `leaving`. Checks that it may publish on `filler`. A message on this subject shows the leaving
-/// daemon that it has received all earlier requests.
+/// Stops the daemon `leaving`, and fails unless it publishes on the subject `filler`. By the arrival of its own message
+/// on this subject, a daemon knows that it has received all earlier requests.
 async fn leaves_in_good_order(url: &str, leaving: Daemon, filler: &str) {
     let listener = InRole::connect(url, "daemon").await;
     let mut fillers = listener.nats.subscribe(filler.to_owned()).await.unwrap();
@@ -571,7 +571,8 @@ async fn a_publish_that_the_server_refuses_is_an_error() {
     assert!(said.contains("Permissions Violation"), "{said}");
 }
 
-/// Runs `kvatlas replay` with the rights of gpu-0's publisher, which may not ask.
+/// Runs `kvatlas replay` with the rights of gpu-0's publisher, which do not allow queries. The output must name the
+/// refused permission.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_may_not_ask_says_so() {
     let broker = broker(USERS).await;

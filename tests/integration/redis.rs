@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use crate::support::publisher::Publisher;
 use crate::support::{Client, PATIENCE, broker, daemon, eventually, skipped, subjects};
 
-/// Returns the model whose keys the recorded session has.
+/// Returns the model of the recorded session. Its block keys are those of llm-d with XXH64.
 fn model() -> ModelKey {
     ModelKey::new("m").speaking(Some("llm-d-xxh64".parse().unwrap()))
 }
@@ -61,7 +61,7 @@ async fn settles_in(client: &Client, namespace: &NamespaceName, blocks: u64) {
     .await;
 }
 
-/// Simulated router, by its connection to the listener.
+/// Simulated router of llm-d, with its connection to the daemon's Redis listener.
 struct Router(TcpStream);
 
 impl Router {
@@ -149,9 +149,9 @@ fn session() -> Option<Vec<Vec<(String, String)>>> {
     Some(connections)
 }
 
-/// Replays a connection, byte for byte, except for three commands. `eval` is left out, because the listener knows
-/// llm-d's scripts from the start. `evalsha` must return 1. In the reply to `hello`, the number of the connection must
-/// be 1.
+/// Sends the recorded commands of a connection to the daemon. Each reply must equal the recorded one byte for byte,
+/// except for three commands. `eval` is not sent, because the listener knows llm-d's scripts from the start. The reply
+/// to `evalsha` must be 1. In the reply to `hello`, the number of the connection must be 1.
 async fn replay(daemon: &Daemon, exchanges: &[(String, String)]) {
     let mut router = Router::connect(daemon).await;
     for (sent, expected) in exchanges {

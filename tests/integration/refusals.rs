@@ -19,7 +19,7 @@ use crate::support::{
 };
 
 const GPU: &str = "gpu-0";
-/// Subscriptions that the daemon needs. [`Scene::without`] takes them as missing rights.
+/// Subscriptions that the daemon needs. A test passes them to [`Scene::without`] to withhold the right to subscribe.
 const SUBSCRIPTIONS: [&str; 5] = [
     "kvatlas.v1.events.>",
     "kvatlas.v1.query.>",
@@ -31,7 +31,7 @@ const SUBSCRIPTIONS: [&str; 5] = [
 const QUESTIONS: &str = "kvatlas.v1.resync.llama.gpu-0.*";
 const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
 
-/// A broker that gives a daemon rights, which a test can change.
+/// A broker that limits the rights of its clients. A test can change these rights while the broker runs.
 struct Scene {
     broker: EmbeddedBroker,
     folder: tempfile::TempDir,
@@ -123,7 +123,7 @@ async fn becomes_ready(daemon: &Daemon) {
     .await;
 }
 
-/// Waits until the daemon is not ready, and gives the server's words about `subject` as the reason.
+/// Waits until the daemon is not ready and reports, as a reason, the server's refusal that names `subject`.
 async fn becomes_unready(daemon: &Daemon, subject: &str) {
     eventually(
         &format!("the daemon says that {subject} is refused"),
@@ -238,7 +238,8 @@ async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_ma
     daemon.stop().await;
 }
 
-/// The answers of all publishers arrive on one subscription.
+/// The server takes the daemon's right to receive publishers' answers, and gives it back later. The daemon must then
+/// subscribe again, so that it can ask a publisher for a lost batch and get the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     let scene = Scene::without(&[]).await;
@@ -278,7 +279,8 @@ async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     daemon.stop().await;
 }
 
-/// The publisher always publishes a batch before a heartbeat is due.
+/// The server takes a publisher's right to receive questions, and gives it back later. The publisher must then
+/// subscribe again, although it publishes so often that it never sends a heartbeat.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_publisher_that_may_not_hear_questions_listens_again_when_it_may() {
     let scene = Scene::without(&[]).await;

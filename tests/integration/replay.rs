@@ -37,8 +37,8 @@ fn count(report: &Value, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("no count {key} in {report}"))
 }
 
-/// Makes a trace of conversations that share a first block, grow, and return after others. So blocks are hit, evicted
-/// and stored again.
+/// Makes a trace of conversations. All share their first block, and each one grows from turn to turn while requests of
+/// other conversations come between. So blocks are found again, evicted, and stored again.
 fn trace(requests: u64) -> NamedTempFile {
     let mut text = String::new();
     for number in 0..requests {
@@ -261,8 +261,8 @@ fn the_demo_says_how_to_get_a_server() {
     );
 }
 
-/// The production trace of 12,031 requests is in a directory next to the checkout on the developers' machines.
-/// Elsewhere the test reports that it was skipped; in CI the trace must be there.
+/// Replays the production trace of 12,031 requests. No reply may be wrong. The trace is in a directory next to the
+/// checkout on the developers' machines. Where it is missing, the test reports that it was skipped, but in CI it fails.
 #[test]
 fn every_reply_about_a_real_trace_is_right() {
     let path =

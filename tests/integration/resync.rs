@@ -1,6 +1,6 @@
-//! Batches that are lost, repeated, out of order or damaged between publishers and the daemon. The questions and
-//! answers by which a daemon gets lost batches are also tested, with all their faults. After every scenario, every
-//! reply equals the truth. No reply that is marked exact is wrong in any scenario.
+//! Batches that are lost, repeated, reordered or damaged on the way to the daemon, and the questions and answers by
+//! which the daemon gets such batches again. Answers can be damaged, late or false, too. In every scenario, no reply
+//! that is marked exact may be wrong, and in the end every reply must equal the truth.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +23,11 @@ use kvatlas_telemetry::labels::ResyncFailure;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Setting for a single lane, so that an applied probe shows how far the daemon is.
+/// Setting for a single lane (thread that applies events). Then a batch that the daemon has applied shows that all
+/// earlier batches have reached the lane.
 const ONE_LANE: (&str, &str) = ("events.lanes", "1");
-/// Transports with which scenarios run. With a stream, the relay is between the publishers and the stream.
+/// Ways in which events travel in the scenarios. In [`Way::Stream`], the relay lies between the publishers and the
+/// stream.
 const WAYS: [Way; 2] = [Way::Core, Way::Stream];
 
 fn options() -> PublisherOptions {
@@ -96,7 +98,8 @@ impl Scene {
         }
     }
 
-    /// Publishes `batches` batches. At intervals, waits until the daemon has applied what it was given.
+    /// Publishes `batches` batches. After every 20 batches and at the end, waits until the daemon has applied all
+    /// batches that the relay has passed on.
     async fn publish(&mut self, batches: usize) {
         for number in 0..batches {
             let events = self.workload.events();

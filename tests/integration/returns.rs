@@ -1,4 +1,5 @@
-//! Publishers that come back with a lower epoch, and workers that a daemon does not know yet.
+//! Publishers that come back with a lower epoch than before, publishers that the daemon has not heard of yet, and
+//! publishers that do not state their block size.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -52,7 +53,8 @@ async fn a_publisher_whose_clock_was_ahead_comes_back_above_its_old_epoch() {
     daemon.stop().await;
 }
 
-/// A publisher that answers no questions cannot learn that the daemon follows a higher epoch.
+/// Two publishers claim the same holder. The one with the lower epoch answers no questions, so it cannot learn about
+/// the higher epoch. The holder must be in doubt until a still higher epoch begins.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_two_publishers_claim_is_contested() {
     let broker = broker().await;
@@ -139,7 +141,8 @@ async fn who_does_not_say_its_block_size_may_have_what_tokens_do_not_find() {
     daemon.stop().await;
 }
 
-/// The configuration gives the block size that publishers leave out.
+/// A publisher does not state its block size. In a namespace for which the configuration gives the block size, its
+/// holder must not count as one of unknown size.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_namespace_of_the_configuration_no_block_size_is_guessed() {
     let broker = broker().await;

@@ -33,7 +33,8 @@ async fn publish(client: &Client) {
     }
 }
 
-/// Returns the holders in the answer of one daemon with all workers.
+/// Returns the holders that an unsharded daemon with all workers would name: the first `limit`, with the most blocks
+/// first.
 fn expected(limit: usize) -> Vec<(String, u32, u32, bool)> {
     let holder = |number| (format!("gpu-{number}"), 0, number + 1, true);
     (0..WORKERS).rev().map(holder).take(limit).collect()
@@ -64,7 +65,7 @@ fn missing(reply: &QueryReply) -> (u32, Vec<u32>) {
     (gathered.shards, gathered.missing)
 }
 
-/// Waits until answers to `queries` have all workers.
+/// Waits until an answer to `queries` names all workers, and returns this answer.
 async fn all_known(queries: &QueryClient) -> QueryReply {
     eventually("all workers are known", async || {
         let reply = queries.query(&namespace(), query(None)).await.ok()?;
@@ -132,7 +133,7 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     assert!(matches!(nobody, Err(ClientError::NoDaemon { .. })), "{nobody:?}");
 }
 
-/// Answers a request as shard 0 of 1 that does not know the namespace.
+/// Answers a request in the name of shard 0 of 1, with the error that the namespace is unknown.
 async fn refuse(nats: &async_nats::Client, question: async_nats::Message) {
     let mut headers = async_nats::HeaderMap::new();
     headers.insert(SHARD_HEADER, "0/1");

@@ -92,8 +92,9 @@ async fn with_jetstream_a_restart_is_exact() {
     }
 }
 
-/// A snapshot does not have these doubts: that two publishers claim a holder, and that batches of a publisher are
-/// dropped.
+/// A snapshot does not keep two reasons for doubt: two publishers claim one holder, or the daemon has dropped the
+/// batches of a publisher. After a restart the daemon must have both doubts again. With a higher limit on workers, it
+/// must read the dropped batches from the stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn doubts_of_the_moment_outlast_a_restart_and_raised_limits_read_the_stream_again() {
     let broker = Restartable::start(&crate::support::server()).await;

@@ -18,13 +18,14 @@ use crate::support::{
     subjects, worker,
 };
 
-/// Setting for the smallest possible bound on the bytes that a connection may have received and the daemon has not
-/// taken.
+/// Setting for the lowest possible limit on waiting bytes: bytes that a connection has received and the daemon has not
+/// yet taken.
 const SMALL: (&str, &str) = ("events.subscription_bytes", "4 MiB");
-/// Number of bytes that exceeds the bound of [`SMALL`].
+/// Number of bytes in a flood, which exceeds the limit in [`SMALL`].
 const FLOOD_BYTES: usize = 8 << 20;
 
-/// Answers requests for the list of holders with endless pages. Returns a channel with the number of bytes sent so far.
+/// Answers requests for the list of holders with endless pages of invented holders. Returns a channel with the number
+/// of bytes sent so far.
 async fn lie_without_end(liar: &Client) -> watch::Receiver<usize> {
     let mut requests = liar.nats.subscribe(subjects().roster("kvatlas")).await.unwrap();
     round_trip(&liar.nats, PATIENCE).await.unwrap();
@@ -98,7 +99,8 @@ async fn a_connection_that_breaks_behind_a_large_roster_is_made_again() {
     daemon.stop().await;
 }
 
-/// Sends more bytes than a connection may hold, as soon as a client has subscribed to `subject`.
+/// Waits until a client has subscribed to `subject`, and then sends more bytes than the limit on waiting bytes
+/// ([`SMALL`]) allows.
 async fn flood_the_first_subscriber(from: &Client, subject: String) {
     eventually("somebody is subscribed", async || {
         let request = async_nats::Request::new().timeout(Some(Duration::from_millis(100)));
@@ -115,7 +117,8 @@ async fn flood_the_first_subscriber(from: &Client, subject: String) {
     round_trip(&from.nats, PATIENCE).await.unwrap();
 }
 
-/// Lets a flood come before the server's answer to the subscription.
+/// Starts a daemon while another client floods one of its subjects. A slow network delivers the flood before the
+/// server's confirmation of the daemon's subscription. The daemon must become ready nevertheless.
 async fn a_flood_before_the_confirmation_does_not_keep_a_daemon_from_its_start(subject: String) {
     // Delay that is longer than sending the flood takes.
     const DELAY: Duration = Duration::from_millis(500);

@@ -1,5 +1,5 @@
-//! Answers of which the daemon is not certain are not called exact: after lost, repeated, damaged and misplaced
-//! batches, broken connections, and restarts.
+//! Answers whose truth is uncertain must not be called exact. Uncertainty comes from lost, repeated, damaged and
+//! misplaced batches, from broken connections, and from restarts.
 
 use crate::support::{
     Client, broker, broker_on, daemon, eventually, hashes, lasting_port, matches, namespace, reasons,

@@ -1,5 +1,5 @@
-//! The depth that a request can reuse. It must be right on every way to a daemon: batches, streams, snapshots, answers
-//! of publishers.
+//! Number of leading blocks that a request can reuse (`usable`). It must be right whether the daemon learns of the
+//! blocks from batches, a stream, a snapshot, or the answer of a publisher.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::support::{
 
 const GPU: &str = "gpu-0";
 
-/// Returns an event that stores four blocks, of which the first and the last are resumable.
+/// Returns an event that stores four blocks. Only the first and the last are resumable: a request can continue after
+/// them.
 fn partly() -> Event {
     Event::Stored(StoredBlocks {
         resumable: Resumable::from_flags([true, false, false, true]),
@@ -21,12 +22,13 @@ fn partly() -> Event {
     })
 }
 
-/// Returns an event by which a block becomes resumable, or is no longer resumable.
+/// Returns an event that makes block number `place` resumable or not resumable. After a resumable block, a request can
+/// continue.
 fn turned(place: u64, is_resumable: bool) -> Event {
     Event::Resumable(ResumableBlocks::by_sequence(hashes(1 + place, 1), is_resumable))
 }
 
-/// Waits until the answer is certain, with all four blocks held and `usable` of them usable.
+/// Waits until a certain answer has a holder with all four blocks, of which a request can reuse the first `usable`.
 async fn is_usable(client: &Client, usable: u32) {
     eventually(&format!("{usable} of 4 blocks are usable"), async || {
         let query = by_sequence(&hashes(1, 4));

@@ -44,7 +44,7 @@ async fn known(bridge: &Bridge, names: &[&str]) -> Vec<ServerState> {
     .await
 }
 
-/// Waits until the only source of engines reports an error, and returns the error.
+/// Waits until the bridge cannot read its only source of engines (a file or a name server), and returns the error.
 async fn failing(bridge: &Bridge) -> String {
     eventually("the source says why it cannot look", async || {
         bridge.sources().remove(0).last_error

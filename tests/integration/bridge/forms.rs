@@ -99,7 +99,8 @@ async fn adapters_have_the_names_that_the_configuration_gives_them() {
     assert_eq!(reply.doubtful_holders, 1, "an adapter of the other has no name");
 }
 
-/// With EAGLE and MTP, a block hash of vLLM also covers the token after the block.
+/// With EAGLE and MTP, vLLM's hash of a block also covers the token after the block. A prompt that agrees with the
+/// engine on this token must match the last block; a prompt that differs must not match it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_is_found_where_the_engine_hashes_a_token_ahead() {
     let Some(python) = python() else { return };

@@ -21,8 +21,8 @@ fn greeting() -> [u8; 64] {
 
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 
-/// Returns the next connection on which the bridge subscribes. On a busy machine, the bridge may give up a connection
-/// before that.
+/// Accepts connections until the bridge subscribes on one of them, and returns this connection. On a busy machine, the
+/// bridge may close a connection before it subscribes.
 pub(super) async fn subscriber(listener: &TcpListener) -> TcpStream {
     loop {
         let (stream, _) = listener.accept().await.unwrap();

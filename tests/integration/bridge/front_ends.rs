@@ -80,7 +80,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// Makes the answers for these publishers, by rank.
+    /// Makes the answers of a front end whose ranks are these engines, in this order.
     fn of(publishers: &Publishers, engines: &[usize]) -> Self {
         let at_any = |endpoint: &str| format!("tcp://*:{}", endpoint.rsplit_once(':').unwrap().1);
         let source = |(rank, engine): (usize, &usize)| sent::Source {
@@ -203,8 +203,9 @@ async fn a_front_end_over_grpc_tells_sockets_model_and_block_size() {
     .await;
 }
 
-/// There is no replay socket, and the batch numbers continue those of the old process. So only the front end can tell
-/// that the process is another one.
+/// An engine has no replay socket, and its new process continues the batch numbers of the old process. Only the process
+/// name that the front end tells has changed. Then the bridge must not attribute blocks of the old process to the new
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_process_by_its_name_has_nothing_of_the_old_one() {
     let Some(python) = python() else { return };

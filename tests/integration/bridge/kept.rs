@@ -1,5 +1,5 @@
-//! State of a bridge in JetStream. A new bridge continues from there as from a directory, and bridges learn of each
-//! other's registrations.
+//! State that a bridge keeps in JetStream. A new bridge continues from this state, as it would from a state directory.
+//! Bridges with the same state know each other's registered engines.
 
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
@@ -36,7 +36,8 @@ async fn the_next_bridge_goes_on_from_jetstream() {
     }
 }
 
-/// The NATS server first runs without JetStream, and is then replaced by one with JetStream.
+/// A bridge that keeps its state in JetStream starts while the NATS server has no JetStream. It must follow the engine
+/// nevertheless, and store its state when a server with JetStream has taken the place of the first server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there() {
     let Some(python) = python() else { return };

@@ -1,5 +1,5 @@
-//! A bridge that dies, and the bridge after it. With a state directory, no block is lost that the engine's replay
-//! socket still covers.
+//! A bridge that ends, and the bridge that takes its place. With a state directory, the new bridge loses no block, as
+//! long as the engine's replay socket still has the batches since the last saved state.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::support::http::HttpClient;
 use crate::support::process::Process;
 use crate::support::{Client, eventually, http_get};
 
-/// Value of the truth while any number of blocks may be right.
+/// Value that [`Asking`] has in place of a number of blocks while this number changes: any answer is right.
 const ANY: u32 = u32::MAX;
 
-/// Task that queries all the time. It fails if an answer that is called exact is wrong.
+/// Task that queries sequences 1 and 2 all the time. It fails if an answer that is marked exact is wrong.
 pub struct Asking {
-    /// Numbers of blocks that the engine has of the sequences 1 and 2; [`ANY`] while a number changes.
+    /// Number of blocks that the engine has of sequence 1, and of sequence 2. It is [`ANY`] while the test changes it.
     truth: Arc<[AtomicU32; 2]>,
     task: JoinHandle<u64>,
 }
@@ -56,8 +56,8 @@ impl Asking {
     }
 }
 
-/// Queries once. Returns 1 if the answer was exact and right; 0 if it was not exact or the truth is not known. A wrong
-/// exact answer panics.
+/// Queries sequence `which` once. Returns 1 if the answer was exact and right, and 0 if it was not exact or if `truth`
+/// may have changed. Panics if the answer was exact and wrong.
 async fn ask(client: &Client, which: u32, truth: &AtomicU32) -> u64 {
     let key = QueryKey::Tokens {
         tokens: tokens(which, 0, 64),
@@ -120,8 +120,11 @@ fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
     }
 }
 
-/// Waits until `is_kept` tells that the state of a bridge is kept. Then ends the bridge by `signal`, and lets the next
-/// bridge continue from `state`.
+/// Runs a scenario of two bridges, one after the other, which keep their state at `state`. When `is_kept` is true and
+/// the engine has published further batches, the first bridge ends by `signal`.
+///
+/// The replay socket no longer has the engine's first batches. So the second bridge must take their blocks from the
+/// kept state, and the changes since then from the replay socket. At no time may an exact answer be wrong.
 pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept: impl AsyncFn() -> bool) {
     let Some(python) = python() else { return };
     let spec = Spec {
@@ -156,7 +159,8 @@ pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept:
     drop(second);
 }
 
-/// The old bridge ends by SIGTERM or by SIGKILL.
+/// A bridge with a state directory ends by SIGTERM, and in another round by SIGKILL. The next bridge must know all
+/// blocks that the first bridge knew.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_bridge_knows_what_the_one_before_did() {
     for signal in [Signal::TERM, Signal::KILL] {
@@ -167,7 +171,8 @@ async fn the_next_bridge_knows_what_the_one_before_did() {
     }
 }
 
-/// Meanwhile the engine has become another process, which has published fewer, as many, or more batches.
+/// A bridge stops after it has saved two batches of an engine. Then a new process takes the engine's place, and has
+/// published no batch, as many as the old one, or more. The next bridge must report only the blocks of the new process.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_kept_of_another_process_is_refused() {
     let Some(python) = python() else { return };
@@ -196,8 +201,8 @@ async fn what_was_kept_of_another_process_is_refused() {
     }
 }
 
-/// Without a usable state file, blocks that the replay socket no longer covers are in doubt. The log and the list of
-/// engines say why.
+/// The bridge has no usable state file, and the replay socket no longer has some of the engine's batches. The blocks in
+/// these batches are then in doubt, and the log and the list of engines must say why.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
     let Some(python) = python() else { return };

@@ -50,7 +50,7 @@ struct Site {
     bridge: Bridge,
 }
 
-/// Returns options with times so short that a test can see the end of a silence.
+/// Returns bridge options with short times, so that a test need not wait long until the bridge calls an engine silent.
 fn options() -> BridgeOptions {
     BridgeOptions {
         follow: FollowOptions {
@@ -171,7 +171,7 @@ fn follow(bridge: &Bridge, publishers: &Publishers, engine: usize, name: &str) {
     follow_text(bridge, &publishers.flag(engine, name));
 }
 
-/// Follows the engine that is given as in `--engine`.
+/// Makes the bridge follow the engine that `text` describes in the form of `--engine`.
 fn follow_text(bridge: &Bridge, text: &str) {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
@@ -305,7 +305,8 @@ async fn an_engine_that_can_replay_nothing_is_no_restarted_one() {
     site.settles("gpu-0", 4, &["unverified", "upstream_lost"]).await;
 }
 
-/// As behind a proxy, the connection stays open while the engine becomes another process.
+/// The engine becomes another process, but the connection stays open, as it does with a proxy between engine and
+/// bridge. The new process is silent. Then the engine must not be reported as empty and exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_engine_that_says_nothing_is_not_empty() {
     let Some(python) = python() else { return };
@@ -489,7 +490,8 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     site.settles("early", 1, &[]).await;
 }
 
-/// The replay socket is optional: without it, published batches still count.
+/// The engine's replay socket does not answer. The bridge must apply the published batches nevertheless, and name the
+/// replay socket in the engine's last error.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_whose_replay_socket_is_dead_is_followed_all_the_same() {
     let Some(python) = python() else { return };

@@ -35,7 +35,7 @@ struct Watch {
 struct Cluster {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// InferencePools and EndpointSlices, by their plural and name.
+    /// InferencePools and EndpointSlices, by the plural name of their kind and their own name.
     others: BTreeMap<(&'static str, String), Value>,
     watches: Vec<Watch>,
     is_forbidden: bool,
@@ -250,7 +250,7 @@ impl Api {
         cluster.pods.insert(name.to_owned(), pod);
     }
 
-    /// Begins the end of a pod, which stays until its engine has ended.
+    /// Marks a pod as being deleted. The pod stays in the list, as it does until its engine has ended.
     fn terminate(&self, name: &str) {
         let mut cluster = self.cluster.lock();
         let mut pod = cluster.pods[name].clone();
@@ -457,7 +457,7 @@ async fn a_thousand_pods_in_a_burst_are_all_known() {
     .await;
 }
 
-/// Starts engines, of which engine number `n` has `n + 1` blocks, with a server for each.
+/// Starts `count` engines, and a server for each engine. Engine number `n` has `n + 1` blocks.
 async fn engines(python: &std::path::Path, count: u32) -> (Publishers, Vec<Server>) {
     let specs: Vec<Spec> = (0..count).map(|_| Spec::default()).collect();
     let mut publishers = Publishers::start(python, &specs);

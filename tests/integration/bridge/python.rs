@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns a Python with pyzmq and msgspec. `None` if there is none: the test is then reported and counted as skipped,
-/// and fails in CI.
+/// Returns the path of a Python that has pyzmq and msgspec; `None` if the machine has no such Python. The function then
+/// counts the test as skipped, and fails the test in CI.
 pub fn python() -> Option<PathBuf> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let found = FOUND.get_or_init(prepare).clone();
@@ -63,11 +63,12 @@ fn prepare() -> Option<PathBuf> {
 #[derive(Clone, Copy)]
 pub struct Spec {
     pub has_replay: bool,
-    /// Form of a replayed batch: the number of frames after the client's frame.
+    /// Number of frames of a replayed batch after the client's frame: 3, or 4 with the topic.
     pub framing: u8,
     /// Number of batches that the replay socket keeps.
     pub buffer: usize,
-    /// Number of batches in a group: each answer of the replay socket leaves out every second group. 0 leaves out none.
+    /// Number of batches in a group. Each answer of the replay socket leaves out every second group; if the number is
+    /// 0, the answer is complete.
     pub torn: usize,
 }
 
@@ -83,7 +84,7 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// Returns the properties of a publisher without a replay socket.
+    /// Returns the default properties, but without a replay socket.
     pub fn without_replay() -> Self {
         Self {
             has_replay: false,
@@ -180,7 +181,8 @@ impl Publishers {
         self.command(&json!({"engine": engine, "events": events}))
     }
 
-    /// Counts a batch as published, but does not send it to subscribers. The replay socket has it.
+    /// Gives a batch its number and puts it into the replay socket's buffer, but does not send it to subscribers.
+    /// Returns the number.
     pub fn publish_lost(&mut self, engine: usize, events: &Value) -> u64 {
         self.command(&json!({"engine": engine, "events": events, "lost": true}))
     }
@@ -194,14 +196,15 @@ impl Publishers {
         self.command(&json!({"engine": engine, "raw": payload}))
     }
 
-    /// Turns the engine into another process on the same sockets. Its batch numbers begin again, and its replay socket gives
-    /// only `answers` further answers.
+    /// Turns the engine into another process on the same sockets. Its batch numbers begin again at 0, and its replay
+    /// socket answers `answers` more questions and then no others.
     pub fn count_anew(&mut self, engine: usize, answers: usize) {
         self.command(&json!({"engine": engine, "anew": answers}));
     }
 
-    /// Turns the engine into another process on the same sockets. Its batches `lost` do not reach subscribers, and its
-    /// batch `seen` does. No question is answered in between.
+    /// Turns the engine into another process on the same sockets. The new process publishes the batches `lost`, which
+    /// do not reach subscribers, and then the batch `seen`, which does. Meanwhile the replay socket answers no
+    /// questions.
     pub fn become_another(&mut self, engine: usize, lost: &[Value], seen: &Value) {
         self.command(&json!({"engine": engine, "another": lost, "events": seen}));
     }

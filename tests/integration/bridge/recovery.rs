@@ -22,13 +22,13 @@ use super::{Site, follow_text};
 use crate::support::eventually;
 
 const SUBJECT: &str = "namespace.dynamo.component.backend.endpoint.generate.kv-events";
-/// Reasons for doubt about a holder that the bridge does not see.
+/// Reasons for doubt about a worker while the bridge has lost some of the worker's events and cannot get them again.
 const LOST: [&str; 2] = ["unverified", "upstream_lost"];
 
-/// Fault of a worker's answer.
+/// Fault in the answer of a worker to a request for its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// The runtime refuses the request.
+    /// Dynamo's transport reports that there is no such endpoint.
     Refused,
     Error,
     InvalidRange,
@@ -55,9 +55,10 @@ enum Fault {
 struct Index {
     /// Events in order. Event numbers begin with 1.
     events: Vec<Value>,
-    /// Number of the first event that the worker still has in its buffer. Earlier events can be had only in a dump.
+    /// Number of the oldest event that the worker still has in its buffer. Older events can be had only as part of a
+    /// dump of all blocks.
     buffer_begins: u64,
-    /// Number of events by which the event number of a dump is too low.
+    /// Number by which the event number in a dump is too low: the dump also has this many later events.
     understates: u64,
     /// Fault of all answers; `None` for right answers.
     fault: Option<Fault>,
@@ -162,7 +163,7 @@ fn of_another(told: &Value) -> Value {
     told
 }
 
-/// Returns all bytes that are sent for an answer.
+/// Returns all bytes that a worker sends as one answer, from the first frame to the end of the stream.
 fn frames(info: &Value, told: &Value, fault: Option<Fault>) -> Vec<u8> {
     let error = (fault == Some(Fault::Refused)).then_some("no such endpoint");
     let body = json!({"data": told, "complete_final": false})
@@ -210,7 +211,8 @@ async fn serve_connection(mut stream: TcpStream, index: Arc<Mutex<Index>>) {
     }
 }
 
-/// Simulated worker of Dynamo, with number 7: its index, endpoint and record. It ends when the value is dropped.
+/// Simulated worker 7 of Dynamo, with an index of its own events. It answers requests for them until the value is
+/// dropped.
 struct Worker {
     index: Arc<Mutex<Index>>,
     folder: TempDir,
@@ -291,7 +293,7 @@ impl Worker {
         );
     }
 
-    /// Adds an event to the worker's index without publishing it. Returns the event's message.
+    /// Adds an event to the worker's index without publishing it. Returns the message in which it would be published.
     fn has(&self, data: &Value) -> Value {
         let mut index = self.index.lock();
         let event = json!({"event_id": index.last() + 1, "data": data, "dp_rank": 0});
@@ -465,7 +467,8 @@ async fn a_stranger_who_answers_first_is_turned_away() {
     site.settles("7", 3, &[]).await;
 }
 
-/// A dump is not taken at one moment: it may have events later than its own event number.
+/// A dump takes time, so it may have events that are later than the event number it states. The bridge must
+/// nevertheless reach the worker's newest state.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_that_knows_more_than_its_number_is_brought_to_one_state() {
     let site = Site::new(&[]).await;
@@ -564,7 +567,7 @@ async fn a_worker_of_whom_two_publishers_tell_is_in_doubt_until_one_is_gone() {
     site.settles("7", 2, &[]).await;
 }
 
-/// Copies the record at `one` to `other`, as the record of another publisher.
+/// Writes a copy of the discovery record in `one` to `other`, with `publisher` as its publisher id.
 fn write_as(one: &Path, other: &Path, publisher: u64) {
     let mut record: Value = serde_json::from_slice(&std::fs::read(one).unwrap()).unwrap();
     record["publisher_id"] = json!(publisher);

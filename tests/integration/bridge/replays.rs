@@ -8,7 +8,7 @@ use super::{Site, follow_text, stored};
 use crate::support::proxy::{Network, Proxy};
 use crate::support::{eventually, reasons};
 
-/// Follows engine 0 as `name`, with the replay socket of engine 1.
+/// Makes the bridge follow engine 0 under the name `name`, but gives it the replay socket of engine 1.
 fn follow_crossed(site: &Site, publishers: &Publishers, name: &str) {
     let replay = publishers.replay(1).unwrap();
     follow_text(
@@ -21,7 +21,7 @@ fn last_error(site: &Site) -> String {
     site.bridge.engines()[0].last_error.clone().unwrap_or_default()
 }
 
-/// Waits until the holder is in doubt and has no blocks of sequence `foreign` any more.
+/// Waits until the holder is in doubt, and has no blocks of sequence `foreign`, which belongs to another engine.
 async fn is_free_of(site: &Site, name: &str, foreign: u32) {
     eventually("the other engine's blocks are gone", async || {
         let holder = site.holder(name).await?;
@@ -30,7 +30,9 @@ async fn is_free_of(site: &Site, name: &str, foreign: u32) {
     .await;
 }
 
-/// The other engine has published more batches, as many, one fewer, fewer, or none.
+/// The bridge has been given the replay socket of another engine. The followed engine has published three batches, and
+/// the other engine 9, 4, 3, 1 or 0. After the next batch of the followed engine, the holder must be in doubt, and free
+/// of the other engine's blocks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_of_another_engine_is_noticed_by_the_first_batch_that_is_published() {
     let Some(python) = python() else { return };
@@ -85,8 +87,9 @@ async fn batches_that_only_the_replay_socket_has_are_not_believed_for_long() {
     .await;
 }
 
-/// Another process takes over both sockets of an engine, and the connection stays open. The engine is exact when the
-/// published batches and the replay socket agree again.
+/// Another process takes over both sockets of an engine while the connection stays open, and its first batches do not
+/// reach the bridge. When its replay socket and a published batch agree, the engine must be exact, with the blocks of
+/// the new process only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
     let Some(python) = python() else { return };
@@ -112,7 +115,8 @@ async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
     );
 }
 
-/// The engine's replay socket starts later than its publisher. The engine publishes without a pause.
+/// The engine's replay socket cannot be reached at first, and a published batch is lost meanwhile. When the replay
+/// socket can be reached, the bridge must get the lost batch from it, although the engine publishes all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
     let Some(python) = python() else { return };
@@ -152,7 +156,8 @@ async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
     .await;
 }
 
-/// The engine keeps no batches to replay (`buffer_steps` is 0). Its connection breaks while it is idle.
+/// The engine's replay socket keeps no batches (`buffer_steps` is 0), and its connection breaks while it is idle. After
+/// the reconnect, the holder must stay in doubt, because the bridge cannot learn whether it has missed a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_whose_replay_socket_keeps_nothing_is_followed_without_it() {
     let Some(python) = python() else { return };
@@ -196,7 +201,8 @@ async fn an_engine_whose_replay_socket_keeps_nothing_is_followed_without_it() {
     site.settles("gpu-0", 4, &["upstream_gap"]).await;
 }
 
-/// As behind a proxy, the connection stays open. The replay socket is asked directly.
+/// The batch numbers of an engine begin again on an open connection, as if a proxy kept it open for a new process. The
+/// bridge must drop the blocks of the old process, and get the first batches of the new one from the replay socket.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_begin_anew_on_a_connection_that_stays_are_another_process() {
     let Some(python) = python() else { return };
@@ -248,8 +254,9 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
     );
 }
 
-/// The numbers of the new process continue those of the old process, exactly or with a gap. The bridge cannot get its
-/// first batches: there is no replay socket, or it keeps too few batches.
+/// A new process takes the place of an engine, and its batch numbers continue those of the old process or leave a gap.
+/// The bridge cannot get its first batches: there is no replay socket, or the socket keeps too few. Then the holder
+/// must be in doubt until the engine clears its cache.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_blocks() {
     let Some(python) = python() else { return };
@@ -299,7 +306,8 @@ async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_bl
     }
 }
 
-/// Behind a proxy the connection stays open while another engine takes the place of the first.
+/// Batches under another topic arrive on an open connection, as if another engine had come behind a proxy. The bridge
+/// must not believe these batches, and must drop the blocks of the first engine.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_topic_behind_a_standing_connection_is_another_engine() {
     let Some(python) = python() else { return };

@@ -30,7 +30,7 @@ pub(super) fn free_ports(count: u16) -> u16 {
     }
 }
 
-/// Returns the prefixes that end with these blocks of a sequence.
+/// Returns, for each block in `blocks`, the prefix of sequence `which` that ends with this block.
 pub(super) fn paths(which: u32, blocks: impl IntoIterator<Item = u32>) -> BTreeSet<Path> {
     let block = |place| tokens(which, place, 1).into_iter().map(u64::from).collect();
     let path = |last| (0..=last).map(block).collect();
@@ -44,8 +44,8 @@ fn events_of(payload: &[u8]) -> Vec<Value> {
     events
 }
 
-/// Router that follows as vLLM's router does. A lower batch number means a restart. After a gap, the router asks for
-/// the missing batch and all later ones.
+/// Router that follows republished events as vLLM's router does. It takes a lower batch number for a restart. After a
+/// gap, it asks for the missing batch and all later ones.
 pub(super) struct Router {
     host: &'static str,
     port: u16,

@@ -1,5 +1,5 @@
-//! Bridges that share a lease, and routers that follow the republished events. The bridge that speaks for an engine
-//! (publishes its events) also listens for the routers.
+//! Bridges that share a lease, of which one at a time publishes the events of an engine (speaks for it). Routers follow
+//! the republished events; only the bridge that speaks listens for them.
 
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
@@ -38,8 +38,9 @@ async fn is_open(host: &str, port: u16) {
     .await;
 }
 
-/// Each bridge republishes at an address of its own, which shows which bridge listens. The replay socket keeps only a
-/// few batches.
+/// Two bridges follow an engine, and each republishes at an address of its own. Only the bridge that publishes the
+/// engine's events (speaks) may listen for routers. The test freezes it and later stops the other one: each time, the
+/// remaining bridge must listen, with all blocks, although the replay socket keeps only a few batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bridge_that_speaks_publishes() {
     const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
@@ -103,7 +104,8 @@ fn endpoints(bridge: &Process) -> Option<[String; 2]> {
     Some([of("gpu-0")?, of("gpu-1")?])
 }
 
-/// Both bridges have the same address. The bridge that speaks for an engine listens at the engine's ports.
+/// Two bridges know two engines in different orders, and republish them at ports of the same range. They must give each
+/// engine the same port, so that a router finds an engine at this port after the first bridge was killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn bridges_give_an_engine_the_same_ports_of_a_range() {
     let Some(python) = python() else { return };

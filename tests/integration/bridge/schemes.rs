@@ -1,5 +1,5 @@
-//! Engines whose blocks belong to namespaces with hashing schemes: one engine in two namespaces, and an engine of vLLM
-//! with its own block names.
+//! Namespaces with a hashing scheme other than kvatlas's own: an engine whose blocks appear in two namespaces, and a
+//! vLLM engine with its own block names.
 
 use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::wire::{HolderMatch, ModelKey, NamespaceName, QueryKey, SingleQuery};
@@ -60,8 +60,8 @@ async fn an_engine_is_known_by_the_hashes_of_each_scheme() {
     .await;
 }
 
-/// Returns the tokens 1, 2, 3, … and the names that vLLM 0.33.0 gives their blocks with this salt. The names are test
-/// vectors without a seed.
+/// Returns tokens, and the names that vLLM 0.33.0 gives their blocks with this salt and without a hash seed. Both come
+/// from the test vectors in `deploy`.
 fn blocks_of_vllm(salt: &str) -> (Vec<u32>, Vec<u64>) {
     let vectors: Value = serde_json::from_str(include_str!("../../../deploy/test-vectors.json")).unwrap();
     let blocks = vectors["vllm_blocks"].as_array().unwrap();

@@ -24,7 +24,7 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
 
-/// Answers of a simulated server. A null value means status 404.
+/// Answers of a simulated server, one for each route. If an answer is null, the server answers with status 404.
 #[derive(Clone)]
 pub(super) struct Answers {
     sources: Value,
@@ -45,7 +45,7 @@ impl Answers {
         }
     }
 
-    /// Makes the answers of vLLM's server for these publishers, by rank.
+    /// Makes the answers of a vLLM server whose ranks are these engines, in this order.
     pub(super) fn vllm(publishers: &Publishers, engines: &[usize]) -> Self {
         let source = |engine: usize| {
             let port_of = |endpoint: &str| endpoint.rsplit_once(':').unwrap().1.to_owned();
@@ -131,7 +131,7 @@ impl Server {
     }
 }
 
-/// Follows the engine that is given as in `--engine`, without further defaults.
+/// Makes the bridge follow the engines that `text` describes in the form of `--engine`.
 pub(super) fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal> {
     for engine in parse_engine(text, &EngineDefaults::default()).unwrap() {
         bridge.register_given(engine)?;
@@ -263,8 +263,8 @@ async fn an_engine_whose_server_does_not_answer_is_out_of_sight() {
     site.settles("gpu-0", 3, &[]).await;
 }
 
-/// When another engine has taken the address of an old one, the new engine's blocks are never attributed to the old
-/// one.
+/// When another engine has taken over the address of an engine, the bridge must never attribute the new engine's blocks
+/// to the old one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_tells_something_else_behind_a_new_connection_is_another_engine() {
     let Some(python) = python() else { return };
@@ -366,7 +366,8 @@ async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it()
     assert_eq!(site.bridge.servers()[0].last_error, None);
 }
 
-/// A server whose engine stays connected is asked only once.
+/// The bridge must ask an engine's server only after a new connection. While the engine stays connected, further
+/// batches cause no question.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_asked_behind_new_connections_only() {
     let Some(python) = python() else { return };

@@ -54,7 +54,7 @@ impl Up {
         self.daemon.stop().await;
     }
 
-    /// Registers an engine of `publishers`, under this instance and with this block size.
+    /// Registers engine number `engine` of `publishers` over HTTP, as instance `instance` and with block size `size`.
     async fn register(&mut self, publishers: &Publishers, engine: usize, instance: u32, size: u32) -> Answer {
         let registration = registration(publishers, engine, instance, size);
         self.http.post("/register", &registration).await
@@ -268,7 +268,8 @@ async fn daemons_elsewhere_take_the_block_size_from_the_bridge() {
     }
 }
 
-/// A shard sees only its own workers, so another shard could take another block size.
+/// A shard must not take the block size of a new namespace from a bridge, and must refuse its batches. It sees only its
+/// own workers, so another shard could take a different block size.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_takes_no_block_size_from_a_bridge() {
     let Some(python) = python() else { return };

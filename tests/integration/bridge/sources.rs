@@ -19,7 +19,8 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 
 impl Site {
-    /// Follows the engine that is given as in `--engine`, and waits until the bridge is connected to it.
+    /// Makes the bridge follow the engine that `text` describes in the form of `--engine`, and waits until the bridge
+    /// is connected to it.
     async fn follow_source(&self, text: &str) {
         follow_text(&self.bridge, text);
         eventually("the source is connected", async || {
@@ -219,10 +220,10 @@ async fn what_mooncake_store_owns_is_a_pools() {
     site.settles("_pstore", 3, &[]).await;
 }
 
-/// Events that a server of TensorRT-LLM has to report. Each answer removes all events from the server.
+/// Events that a simulated server of TensorRT-LLM has not yet reported. An answer takes all of them.
 type Said = Arc<Mutex<Vec<Value>>>;
 
-/// Starts a simulated server of TensorRT-LLM, which answers only questions for events.
+/// Starts a simulated server of TensorRT-LLM, whose only route returns the waiting events.
 async fn server(address: &str) -> (Said, std::net::SocketAddr, tokio::task::JoinHandle<()>) {
     let said = Said::default();
     let answer = async |State(said): State<Said>| Json(std::mem::take(&mut *said.lock()));
@@ -387,13 +388,14 @@ async fn ranks_of_tensorrt_llm_share_a_process_and_its_buffer() {
     settled(1, [&[], &[]]).await;
 }
 
-/// Answer that the server gives once. By default, the answer has no events.
+/// Next answer of the simulated server. After each answer, the test's choice ends, and the server answers without
+/// events again.
 #[derive(Default)]
 enum Answer {
     #[default]
     Nothing,
     Events(Vec<Value>),
-    /// The events are taken out of the server, but the answer with them is lost.
+    /// The server forgets the events as if it had sent them, but the bridge gets an error.
     Lost,
     Garbage,
 }

@@ -43,7 +43,7 @@ impl Scene {
         Self::with_silence(poll_interval, NEVER).await
     }
 
-    /// Makes a scene in which an engine may be silent for `silent_after`.
+    /// Makes a scene with a bridge that asks every `poll_interval`, and calls an engine silent after `silent_after`.
     async fn with_silence(poll_interval: Duration, silent_after: Duration) -> Self {
         let broker = broker().await;
         let nats = async_nats::connect(broker.url()).await.unwrap();
@@ -87,8 +87,8 @@ impl Scene {
         self.moved_ms.fetch_add(paused_ms, Ordering::SeqCst);
     }
 
-    /// Returns a description of the next batch to daemons: a word for each event, and whether the holder is in doubt
-    /// from now on.
+    /// Waits for the next batch that the bridge publishes to daemons. Returns a word for each stored block and for each
+    /// change between exact and in doubt.
     async fn next(&mut self) -> Vec<&'static str> {
         let message = tokio::time::timeout(PATIENCE, self.told.next()).await;
         let message = message.expect("daemons are told more").unwrap();
@@ -102,7 +102,7 @@ impl Scene {
         batch.events.iter().flat_map(describe).collect()
     }
 
-    /// Checks that the bridge publishes exactly `expected`, in this order.
+    /// Fails the test unless the bridge publishes exactly the changes in `expected`, in this order.
     async fn tells(&mut self, expected: &[&str]) {
         let mut told = Vec::new();
         while told.len() < expected.len() {
@@ -170,7 +170,7 @@ impl Engine {
         self.replay.send(message).await.unwrap();
     }
 
-    /// Answers a question with all batches from the asked one on.
+    /// Answers a question of the bridge with all batches from the requested number on.
     async fn answer(&mut self, Question { client, start }: Question) {
         for number in start..self.sent.len() {
             let payload = self.sent[number].clone();
@@ -185,7 +185,8 @@ impl Engine {
     }
 }
 
-/// Makes a scene with an engine that is exact with one block, and with an open question of the bridge.
+/// Makes a scene with an engine that is exact and has one block. The bridge has just asked the engine a question, which
+/// is not yet answered.
 async fn asked() -> (Scene, Engine, Question) {
     let mut scene = Scene::new(Duration::from_millis(20)).await;
     let mut engine = Engine::followed(&scene).await;
@@ -208,7 +209,8 @@ async fn a_question_that_failed_after_a_stall_is_no_ordinary_one() {
     scene.tells(&["in doubt", "stored", "exact"]).await;
 }
 
-/// Published batches wait while the answer is incomplete.
+/// An engine answers a question only in part, and publishes a batch meanwhile. The holder must be in doubt until the
+/// answer is complete.
 #[tokio::test]
 async fn an_answer_that_drips_leaves_no_engine_exact() {
     let mut scene = Scene::with_silence(Duration::from_millis(20), Duration::from_millis(200)).await;
@@ -259,10 +261,11 @@ async fn an_engine_that_cannot_be_asked_is_read_to_its_end_first() {
     scene.tells(&["stored", "stored", "stored"]).await;
 }
 
-/// Questions to a server of TensorRT-LLM. Each is a sender for its answer.
+/// Channel with the requests to a simulated server of TensorRT-LLM. For each request, it has a sender through which the
+/// test gives the answer.
 type Questions = mpsc::Receiver<oneshot::Sender<Value>>;
 
-/// Starts a simulated server of TensorRT-LLM that answers only when the test lets it.
+/// Starts a simulated server of TensorRT-LLM, which sends an answer only when the test gives it.
 async fn server() -> (Questions, std::net::SocketAddr) {
     let (ask, questions) = mpsc::channel::<oneshot::Sender<Value>>(1);
     let handler = async |State(ask): State<mpsc::Sender<oneshot::Sender<Value>>>| {

@@ -1,4 +1,5 @@
-//! Other processes at the sockets of engines that were silent for a long time.
+//! Processes that appear at an engine's sockets after the engine was silent for long. A bridge must doubt such a
+//! process, unless it is the same process as before, or the engine's name is its address.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::servers::{Answers, Server};
 use super::{Site, follow, follow_text, options, stored};
 use crate::support::{eventually, subjects};
 
-/// Starts a bridge that treats every silence as a long one.
+/// Starts a bridge that doubts a new process at an engine's sockets after any silence of the engine, however short.
 fn impatient(site: &Site) -> Bridge {
     let follow = FollowOptions {
         give_up_after: Duration::ZERO,

@@ -216,7 +216,7 @@ where
     Grpc::new(codec).unary(Answer(answer), request).await
 }
 
-/// The service under the name that vLLM gives it.
+/// Simulated server as a gRPC service with the name that vLLM gives it.
 #[derive(Clone)]
 struct VllmEngine(Servicer);
 
@@ -490,7 +490,8 @@ async fn a_server_that_hands_on_events_tells_model_and_block_size() {
     assert_eq!(site.bridge.engines()[0].engine.block_size, BLOCK);
 }
 
-/// A Rust server without an engine of its own passes on only one of several ranks.
+/// A server states two ranks, but passes on the events of only one, as vLLM's Rust server does. The bridge must report
+/// this in the engine's last error, and the rank that is heard must stay exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_that_are_not_heard_are_told_and_the_others_stay_exact() {
     let site = Site::new(&[]).await;
@@ -541,7 +542,8 @@ async fn a_server_that_hands_on_events_of_another_model_is_refused_in_words() {
     .await;
 }
 
-/// A server that passes on only live events is in doubt until its engine clears its cache. An operator can cause that.
+/// The bridge has missed the first events of an engine, so its holder is in doubt. An operator can make the engine drop
+/// its cache over gRPC; then the holder is exact. Refusals of the server must reach the operator.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_asked_to_drop_its_cache_over_grpc() {
     let site = Site::new(&[]).await;

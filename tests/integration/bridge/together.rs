@@ -25,8 +25,8 @@ fn bridge(site: &Site, publishers: &Publishers) -> Process {
     Process::bridge(site.broker.url(), &arguments)
 }
 
-/// Waits until the bridge has applied `batches` batches, knows the engine's blocks for certain, and speaks or does not
-/// speak, as given.
+/// Waits until a bridge has received `batches` batches of engine `gpu-0`, knows its blocks for certain, and publishes
+/// the engine's events to daemons or not (`speaks`).
 pub(super) async fn knows(bridge: &Process, batches: u32, speaks: bool) {
     let mut admin = HttpClient::connect(bridge.admin_address()).await;
     eventually("the bridge knows the engine", async || {
@@ -45,7 +45,8 @@ async fn epoch(site: &Site) -> u64 {
     site.holder("gpu-0").await.unwrap().epoch
 }
 
-/// The replay socket keeps only a few batches. So the next bridge must publish blocks that it has seen itself.
+/// A bridge that publishes the events of an engine (speaks for it) is killed. Another bridge that follows the engine
+/// must speak, with all blocks, although the replay socket keeps only the latest batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
     let Some(python) = python() else { return };

@@ -10,7 +10,7 @@ use crate::support::{
     Client, broker, daemon, hashes, namespace, snapshots_in, stored, stored_after, subjects, worker,
 };
 
-/// A worker whose batches can have any time, and a router.
+/// A worker whose batches carry any time that the test chooses, and a client that queries.
 struct Scene {
     client: Client,
     truth: Truth,

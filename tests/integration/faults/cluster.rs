@@ -14,7 +14,7 @@ use kvatlas_daemon::Daemon;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Pause between two batches. Three servers that share a machine with everything else can keep up with it.
+/// Pause between two batches. It is long enough for three servers that share a machine with all other processes.
 const PACE: Duration = Duration::from_millis(5);
 /// Time without a fault between two faults, in milliseconds.
 const CALM_MS: u64 = 1500;
@@ -32,7 +32,7 @@ struct Scene {
     daemons: Vec<Daemon>,
     fleet: Fleet,
     floors: AllReplicas,
-    /// Connection for questions about the stream.
+    /// Connection for requests to the servers about the events stream.
     looks: async_nats::Client,
 }
 

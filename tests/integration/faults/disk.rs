@@ -35,7 +35,8 @@ fn whole_snapshots(folder: &Path) -> usize {
     snapshots.map(check).count()
 }
 
-/// Starts a daemon on a sound disk, lets the disk fail, and then starts another daemon on a sound disk.
+/// Runs three daemons one after the other on the same directory, under load. The second daemon has a disk with `fault`.
+/// It must not destroy a complete snapshot of the first one, and the third daemon must reach the truth.
 async fn fails(way: Way, fault: DiskFault, seed: u64) -> Tally {
     let broker = Restartable::start(&server()).await;
     let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! Faults that users of a daemon meet sooner or later. The daemon or its broker is killed, the network fails, or disks
-//! are full or damage data. Clocks jump, there is too little room, or replicas are restarted one after the other.
-//! During a fault, no reply that is marked exact is wrong; afterwards, every reply equals the truth.
+//! Faults that a daemon meets sooner or later. The daemon or its broker is killed, the network fails, or disks are full
+//! or damage data. Clocks jump, the index has too little room, or replicas are restarted one after the other. During a
+//! fault, no reply that is marked exact may be wrong; afterwards, every reply must equal the truth.
 //!
-//! Each scenario prints how many of its replies were exact, degraded, wrong or blind. `deploy/faults.sh` runs the long
-//! form. It also runs the scenarios of [`crate::resync`], with faults of publishers and of the network between
-//! publishers and daemon.
+//! Each scenario prints how many of its replies were exact, degraded (not marked exact), wrong, or blind (without any
+//! holder although some holder had blocks). `deploy/faults.sh` runs the long form of these scenarios and of those in
+//! [`crate::resync`], which are about faults of publishers and of the network between publishers and daemon.
 
 mod broker;
 mod capacity;
@@ -22,7 +22,8 @@ use crate::support::Client;
 use crate::support::{eventually, fault_runs as runs};
 use kvatlas_client::ClientError;
 
-/// Longest wait of a router for an answer if the only daemon may be gone. It is longer than the delays of the network.
+/// Time after which a router gives up a query. It suits scenarios in which the only daemon is gone at times, and it is
+/// longer than the delays of the simulated network.
 const SHORT_PATIENCE: Duration = Duration::from_millis(400);
 
 async fn pause(milliseconds: u64) {

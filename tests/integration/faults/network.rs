@@ -12,8 +12,9 @@ use kvatlas_core::wire::{Event, Tier};
 use super::{SHORT_PATIENCE, pause};
 use crate::support::{Client, daemon, engine, eventually, hashes, matches, server, stored, subjects};
 
-/// Lets only events fail to arrive; queries and replies still pass. Until the silence of the publisher is noticed,
-/// replies stay as they were. From then on, they are not exact.
+/// Holds back all events for the daemon, while queries and replies still pass. Until the daemon notices that the
+/// publisher is silent, its replies stay as they were. From then on, they must not be exact; after the fault, they must
+/// be right and exact.
 async fn only_events_fall_silent(way: Way) {
     let broker = Restartable::start(&server()).await;
     let proxy = Proxy::to(broker.port()).await;

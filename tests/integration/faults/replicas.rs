@@ -15,8 +15,8 @@ use crate::support::{
     stored,
 };
 
-/// Admin addresses of the running daemons. A state counts as seen if all of them have applied it. Empty while a daemon
-/// starts or stops.
+/// Admin addresses of all replicas. A state becomes the floor of exact replies when all replicas have applied it. The
+/// list is empty while a replica starts or stops; then no floor is raised.
 #[derive(Default)]
 pub(super) struct AllReplicas(pub(super) parking_lot::Mutex<Vec<std::net::SocketAddr>>);
 

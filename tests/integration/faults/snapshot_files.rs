@@ -9,10 +9,10 @@ use crate::support::truth::Workload;
 use crate::support::way::Way;
 use crate::support::{Client, daemon, server, snapshots_in};
 
-/// Number of bytes before the first frame. The file is cut after each number of bytes up to this one, and at random
-/// places in the rest.
+/// Number of leading bytes for which a test cuts the file at each length. The first frame begins there. In the rest of
+/// the file, the test cuts at random places only.
 const HEADER_BYTES: usize = 64;
-/// Number of random places in one run.
+/// Number of random places per round at which a test cuts the file and flips a bit.
 const PLACES: u64 = 8;
 
 fn snapshots(folder: &Path) -> Vec<PathBuf> {

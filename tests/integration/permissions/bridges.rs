@@ -1,4 +1,4 @@
-//! A bridge that follows several engines, of which the server lets it report only one.
+//! Bridge that follows several engines, but may publish the events of only one of them.
 
 use serde_json::Value;
 

@@ -6,8 +6,8 @@ use super::{
 use crate::support::eventually;
 use crate::support::process::kvatlas;
 
-/// Runs a command in a role, with `lines` as a file after its other arguments if there are any. Returns its exit code and
-/// the text of its errors.
+/// Runs a command with the credentials of a role. If `lines` is not empty, the command's last argument is a file with
+/// this text. Returns the exit code and the text on standard error.
 async fn command(url: &str, role: &str, arguments: &[&str], lines: &'static str) -> (Option<i32>, String) {
     let mut command = kvatlas(arguments);
     command

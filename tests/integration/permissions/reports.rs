@@ -1,5 +1,5 @@
-//! Reports of routers, and questions of Dynamo's router: the clients that may send them, and the clients that are
-//! refused.
+//! Rights to send outcomes and hints as a router, and rights to query as Dynamo's router does. The tests check who may
+//! do this, and that the server refuses others.
 
 use kvatlas_core::wire::{Hint, Outcome, QueryOptions, SingleQuery};
 use serde_json::Value;

@@ -131,7 +131,8 @@ impl Cluster {
         .await
     }
 
-    /// Moves the leadership of the events stream to a server, and waits until it is there.
+    /// Moves the events stream, of which the cluster has a single copy, to a server. Waits until only this server has
+    /// the stream.
     pub async fn move_stream(&self, nats: &async_nats::Client, number: usize) {
         let stores = jetstream::new(nats.clone());
         let stream = stores.get_stream(STREAM).await.unwrap();

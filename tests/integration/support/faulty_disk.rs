@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 
 use kvatlas_process::storage::{Disk, Storage, StorageFile, create_private_file};
 
-/// Operation of the disk that fails.
+/// Fault of the disk: the operation that fails, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskFault {
-    /// Writing fails after so many bytes, because the disk is full.
+    /// Writing fails after this number of bytes, because the disk is full.
     Full(u64),
     /// Flushing a file to the disk fails.
     Sync,
@@ -28,7 +28,7 @@ pub(crate) enum DiskFault {
     Crash(u64),
 }
 
-/// File system of the machine with a fault, which can be set and removed at any time. Clones share it.
+/// File system of the machine, with a fault that a test can remove. Clones have the same fault and the same counters.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultyDisk(Arc<Mutex<State>>);
 

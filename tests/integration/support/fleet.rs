@@ -25,14 +25,14 @@ const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
 const ROUTERS: usize = 4;
 /// Pause between two checks whether all holders are exact.
 const HEAL_INTERVAL: Duration = Duration::from_millis(20);
-/// A router asks how much the daemon has applied after this number of queries.
+/// Number of queries after which a router asks the daemons how much they have applied.
 const QUERIES_PER_STATUS: u64 = 8;
-/// A worker begins a new epoch after this number of batches, as after a restart.
+/// Number of batches after which a worker begins a new epoch, as a restarted worker does.
 const BATCHES_PER_EPOCH: u64 = 200;
-/// One of the anchors begins a new epoch after this number of batches.
+/// Number of batches of the whole fleet after which one anchor begins a new epoch. The anchors do this in turn.
 const BATCHES_PER_RENEWAL: u64 = 150;
-/// Number of anchors: workers that always have every prompt, so that an answer without holders is blind. There are two,
-/// which begin new epochs in turn.
+/// Number of anchors: workers that have the blocks of every prompt. There are two, so that one keeps its blocks while
+/// the other begins a new epoch. So every answer has to name a holder.
 const ANCHORS: usize = 2;
 
 /// Settings with which a daemon soon repeats a failed resync.
@@ -42,7 +42,8 @@ pub const QUICK_RESYNCS: [(&str, &str); 3] = [
     ("resync.timeout_ms", "500"),
 ];
 
-/// Transport through a stream that waits for outages of some seconds.
+/// Transport through a stream. A publisher tries each batch up to 20 times, 300 ms each, and so outlasts outages of
+/// some seconds.
 pub const THROUGH_STREAM: Transport = Transport::JetStream {
     acknowledgement_timeout: Duration::from_millis(300),
     attempts: 20,
@@ -57,7 +58,7 @@ struct Worker {
 
 /// Connections and transport with which the workers of a fleet publish.
 struct Engines {
-    /// Connections, which the workers use in turn.
+    /// Connections, over which the workers are spread by their names.
     connections: Vec<async_nats::Client>,
     transport: Transport,
 }
@@ -75,12 +76,14 @@ pub struct Fleet {
     pace: Duration,
 }
 
-/// Source of the floors: for each holder, the newest state that every answering daemon has certainly seen.
+/// Source of the floors: for each holder, the newest state that all running daemons are known to have applied. An exact
+/// reply must not show an older state.
 pub trait Floors {
     async fn raise(&self, client: &Client, truth: &Truth);
 }
 
-/// The floors (the newest states that a daemon has certainly seen) of a single daemon, from its status.
+/// Floors from the status of the only daemon. A floor is the newest state of a holder that the daemon is known to have
+/// applied.
 pub struct OneDaemon;
 
 impl Floors for OneDaemon {
@@ -98,7 +101,8 @@ impl Fleet {
         Self::across(url, &[url.to_owned()], transport, workers, seed).await
     }
 
-    /// Makes a fleet as [`Self::through`] does, with the router and the workers at different brokers of a cluster.
+    /// Makes a fleet as [`Self::through`] does, but connects the router to the broker `router`, and spreads the workers
+    /// over `brokers` by their names.
     pub async fn across(
         router: &str,
         brokers: &[String],
@@ -133,7 +137,8 @@ impl Fleet {
         fleet
     }
 
-    /// Publishes every prompt from each anchor. From here on, some holder always has the blocks of a query.
+    /// Makes each anchor publish all prompts, and waits until the daemon has applied them. From here on, each query
+    /// asks for blocks that some holder has.
     async fn place_anchors(&mut self) {
         for anchor in &mut self.anchors {
             anchor.publish(&self.truth, everything(&self.prompts)).await;
@@ -145,7 +150,8 @@ impl Fleet {
         }
     }
 
-    /// Sets the longest wait of routers. A request that a fault has lost fails after it.
+    /// Sets how long routers wait for an answer. A query whose request or answer is lost to a fault fails after this
+    /// time.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.client.queries = self.client.queries.with_patience(patience);
@@ -164,10 +170,10 @@ impl Fleet {
         self.workload.below(bound)
     }
 
-    /// Publishes and queries while `faults` happen. Returns the tally of the replies.
+    /// Publishes and queries until `faults` has ended. Returns the counts of the replies.
     ///
-    /// In the short form of a scenario, there is one query for each batch. In the long form, there are as many as the
-    /// machine can answer.
+    /// In the short form of a scenario, the routers send one query for each batch. In the long form, they query without
+    /// a pause.
     pub async fn under_load(&mut self, floors: &impl Floors, faults: impl Future<Output = ()>) -> Tally {
         let stop = CancellationToken::new();
         // There is a permit for each query. Queries that a fault delays are made when the fault is over.
@@ -235,8 +241,8 @@ impl Fleet {
         tally
     }
 
-    /// Waits, after the faults, until every reply equals the truth with all holders exact. Workers send only heartbeats
-    /// meanwhile.
+    /// Waits, after the faults, until every reply equals the truth with all holders exact. During this time, workers
+    /// send only heartbeats.
     pub async fn settle(&mut self, tally: &mut Tally) {
         let started = Instant::now();
         self.beat_until(started, "exact", |holder| holder.exact).await;
@@ -244,8 +250,8 @@ impl Fleet {
         tally.time_to_exactness = Some(started.elapsed());
     }
 
-    /// Waits as [`Self::settle`] does, for a daemon whose index has too little room. In the end, every reply must claim
-    /// no more than the truth, and a holder may be inexact only for lack of room.
+    /// Waits as [`Self::settle`] does, but for a daemon whose index has too little room. Here a holder may also be
+    /// inexact, if lack of room is the only reason. No reply may then claim more blocks than the holder has.
     pub async fn settle_below(&mut self, tally: &mut Tally) {
         use kvatlas_core::wire::{DegradedReason, DegradedReasons};
         let started = Instant::now();
@@ -258,7 +264,8 @@ impl Fleet {
         tally.time_to_exactness = Some(started.elapsed());
     }
 
-    /// Sends heartbeats until the daemon has the last batch of every worker and `is_settled` holds for every holder.
+    /// Sends heartbeats until the daemon has applied the last batch of every worker, and until `is_settled` is true for
+    /// every worker's holder. `what` describes this state for the failure message.
     async fn beat_until(
         &mut self,
         started: Instant,
@@ -347,7 +354,8 @@ impl Engines {
 }
 
 impl Worker {
-    /// Begins a new epoch, as after a restart. Queued batches of the old epoch may still arrive, and are outdated.
+    /// Begins a new epoch with a new publisher, as a restarted worker does. Batches that the old publisher still has in
+    /// its queue may arrive later; the daemon must ignore them.
     async fn begin_again(&mut self, engines: &Engines) {
         let epoch = self.cursor.epoch + 1;
         self.publisher = engines.publisher(&self.name, epoch).await;

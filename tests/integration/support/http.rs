@@ -25,7 +25,7 @@ impl Answer {
         })
     }
 
-    /// Whether the answer calls all its holders exact.
+    /// Returns the header `x-kvatlas-exact`: whether the server calls the whole answer certain.
     pub fn is_exact(&self) -> bool {
         match self.headers.get("x-kvatlas-exact").map(String::as_str) {
             Some("true") => true,

@@ -54,8 +54,8 @@ pub async fn counted(daemon: &Process, name: &str, label: &str) {
     .await;
 }
 
-/// Requires that the metrics on the page match their declarations: types, help, label keys, and values of closed
-/// labels.
+/// Fails the test unless all metrics on the page match their declarations: the type, the help text, the label keys, and
+/// the values of labels that allow only certain values.
 pub fn require_declared(page: &str) {
     let declared: HashMap<&str, MetricDescription> =
         all().into_iter().map(|metric| (metric.name, metric)).collect();

@@ -35,15 +35,16 @@ use publisher::Publisher;
 
 /// Longest wait of a test for something that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest time for one look at a holder. The request may go to a killed daemon, whose end the broker has not noticed
-/// yet.
+/// Longest wait for the status of a holder in one attempt. The request may have gone to a killed daemon, whose end the
+/// broker has not noticed yet.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
-/// First interval between two looks.
+/// First pause of [`eventually`] between two attempts. Later pauses are longer.
 const INTERVAL: Duration = Duration::from_millis(2);
-/// Longest interval between two looks. Looks take processor time from the daemon.
+/// Longest pause of [`eventually`] between two attempts. Each attempt takes processor time from the daemon.
 const INTERVAL_MAX: Duration = Duration::from_millis(50);
 
-/// Returns the number of seeded runs of a scenario. `KVATLAS_TEST_FAULT_RUNS` raises it.
+/// Returns how often a scenario runs, each time with another seed: 2 times, or as often as `KVATLAS_TEST_FAULT_RUNS`
+/// says.
 pub fn fault_runs() -> u64 {
     let given = std::env::var("KVATLAS_TEST_FAULT_RUNS").ok();
     given.map_or(2, |runs| {
@@ -110,8 +111,8 @@ pub async fn broker() -> EmbeddedBroker {
     broker_on(lasting_port()).await
 }
 
-/// Returns options for a port that no other test's broker gets. Otherwise a client that outlives its broker could
-/// connect to another broker there.
+/// Returns broker options with a port that no other test gets. So a client that outlives its broker cannot connect to
+/// another test's broker.
 pub fn own_port() -> BrokerOptions {
     BrokerOptions {
         port: Some(lasting_port()),
@@ -260,7 +261,7 @@ impl Client {
             .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
     }
 
-    /// Waits until the daemons know of all publishers.
+    /// Waits until the daemons have heard of all publishers on the broker.
     pub async fn listed(&self) {
         let nobody = NamespaceName::new("nobody-publishes-for-it").unwrap();
         eventually("everybody who publishes is known", async || {
@@ -280,7 +281,8 @@ impl Client {
         .await;
     }
 
-    /// Waits until the daemon has applied the batch at `cursor`, and is not just asking the publisher.
+    /// Waits until the daemon has applied the batch at `cursor` and has no open question to the publisher. Returns the
+    /// holder's status.
     pub async fn applied(&self, name: &str, rank: u32, cursor: BatchCursor) -> HolderStatusReply {
         let what = format!(
             "{name}/{rank} reaches epoch {} batch {}",
@@ -360,8 +362,8 @@ pub fn has_gap(status: &HolderStatusReply) -> bool {
     status.degraded.contains(kvatlas_core::wire::DegradedReason::Gap)
 }
 
-/// Returns the words for the reasons why a holder is degraded, except that its publisher is being asked. That reason
-/// comes and goes.
+/// Returns the words for the reasons why a holder is degraded. `resyncing` (the daemon is asking the publisher) is left
+/// out, because it comes and goes.
 pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
     status
         .degraded

@@ -18,7 +18,7 @@ pub fn kvatlas(arguments: &[&str]) -> Command {
     command
 }
 
-/// Takes the settings of this process's environment from a command.
+/// Removes from a command the kvatlas and NATS settings that it would inherit from this process's environment.
 pub fn without_settings(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KVATLAS_") {
@@ -31,14 +31,15 @@ pub fn without_settings(command: &mut Command) {
         .env_remove("NATS_CONTEXT");
 }
 
-/// Settings for slow machines, and for publishers without heartbeats. Tests of slowness and of silence set other times.
+/// Settings that suit slow machines, and publishers without heartbeats: long times until the daemon calls a holder
+/// behind or stale. Tests about these times set other values.
 const PATIENT: [(&str, &str); 2] = [
     ("events.behind_after_ms", "30000"),
     ("namespace_defaults.stale_after_ms", "30000"),
 ];
 
-/// Returns the flags for settings, together with those of [`PATIENT`] that the settings do not have. A flag for `true`
-/// has no value.
+/// Returns command-line flags for `settings`, and for the [`PATIENT`] settings that `settings` does not override. A
+/// flag for `true` has no value.
 fn flags(settings: &[(&str, &str)]) -> Vec<String> {
     let is_unsaid = |patient: &(&str, &str)| settings.iter().all(|(key, _)| *key != patient.0);
     let patient = PATIENT.into_iter().filter(is_unsaid);
@@ -60,7 +61,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a daemon for the broker at `url`, and does not wait.
+    /// Starts a daemon for the broker at `url`, without an admin listener, and returns at once.
     pub fn start(url: &str, settings: &[(&str, &str)]) -> Self {
         let mut serve = kvatlas(&["serve", "--nats-url", url, "--admin-listen", "off"]);
         serve.args(["--logging-level", "warn"]).args(flags(settings));
@@ -114,7 +115,8 @@ impl Process {
         process
     }
 
-    /// Starts `kvatlas up`, a daemon with a bridge, for the broker at `url`. Waits for its admin listener.
+    /// Starts `kvatlas up`, which is a daemon and a bridge in one process, for the broker at `url`. Waits for the admin
+    /// listener of the process.
     pub fn up(url: &str, arguments: &[&str]) -> Self {
         let settings = ["--logging-format", "json", "--http-listen", "127.0.0.1:0"];
         let mut up = kvatlas(&["up", "--nats-url", url, "--admin-listen", "127.0.0.1:0"]);
@@ -165,7 +167,8 @@ impl Process {
         self.admin_address.expect("a daemon with an admin listener")
     }
 
-    /// Returns the next line of the log that `is_wanted`. Fails the test if the process ends before.
+    /// Returns the next line of the log for which `is_wanted` is true. Fails the test if the process ends first, or
+    /// logs nothing for a long time.
     pub fn wait_for_line(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Value {
         let mut read = Vec::new();
         while let Ok(line) = self.log.recv_timeout(PATIENCE) {

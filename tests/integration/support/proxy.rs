@@ -15,19 +15,19 @@ use tokio::time::Instant;
 /// as on a real line.
 const PIECES_MAX: usize = 1024;
 
-/// Faults in one direction of a connection.
+/// Faults of the bytes in one direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Direction {
-    /// Time by which everything arrives later.
+    /// Delay of every byte.
     pub delay: Duration,
-    /// Whether nothing arrives. The bytes arrive when the silence ends.
+    /// Whether bytes are held back. They arrive when this is `false` again.
     pub is_silent: bool,
 }
 
 /// State of the network at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Network {
-    /// Whether connections break, and no new connection is made.
+    /// Whether the network is cut: connections break, and the proxy makes no new ones.
     pub is_cut: bool,
     /// Faults on the way from the daemon to the broker.
     pub to_broker: Direction,
@@ -103,7 +103,8 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
 /// One direction of a proxied connection.
 #[derive(Clone)]
 struct Line {
-    /// Whether the connection is known to be the one for events. The daemon gives its name in its first message.
+    /// Whether this connection is the one on which the daemon receives events. The proxy learns it from the client name
+    /// in the daemon's first message.
     is_for_events: Arc<AtomicBool>,
     direction: fn(&Network) -> Direction,
 }

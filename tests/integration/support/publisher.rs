@@ -1,4 +1,5 @@
-//! Publisher without a ring, a table or heartbeats. The test or bench decides on every batch.
+//! Publisher for tests and benches, which send each batch themselves. It sends no heartbeats, keeps no batches for
+//! later questions, and has no table of its blocks.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,8 +19,8 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Makes a publisher for one rank of `worker`, in a new epoch: the current time in microseconds. So a restarted
-    /// publisher replaces the state of its predecessor.
+    /// Makes a publisher for one rank of `worker`. Its epoch is the current time in microseconds, so a restarted
+    /// publisher has a higher epoch and replaces the state of its predecessor.
     pub fn new(
         nats: Client,
         subjects: &Subjects,
@@ -39,7 +40,7 @@ impl Publisher {
         }
     }
 
-    /// Sets the block size that batches tell. Without this call they tell none.
+    /// Sets the block size that each batch states. Without this call, batches state none.
     #[must_use]
     pub fn of_blocks(mut self, size: BlockSize) -> Self {
         self.block_size = Some(size);
@@ -60,7 +61,7 @@ impl Publisher {
 
     /// Publishes one batch, and returns its cursor. A batch without events is a heartbeat.
     ///
-    /// NATS does not confirm the batch. The status of the namespace shows how far the daemon is.
+    /// NATS does not confirm the batch. The status of the namespace shows which batch the daemon has applied last.
     ///
     /// # Errors
     ///

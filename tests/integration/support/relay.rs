@@ -1,9 +1,9 @@
 //! Relay between publishers and a daemon, with the faults of a very bad network.
 //!
-//! Publishers use the prefix [`ORIGIN`]. The relay passes their batches on under the daemon's prefix, with faults. It
-//! notes each batch in the [`Truth`] *before* it passes the batch on, and notes what the daemon has been given. The
-//! daemon's questions and the answers to them pass through the relay, too. So no message overtakes a batch that the
-//! truth does not have yet.
+//! Publishers use the prefix [`ORIGIN`]. The relay passes their batches on under the daemon's prefix, with faults.
+//! *Before* it passes a batch on, it notes the batch in the [`Truth`]. It also notes the newest state of each holder
+//! that it has sent to the daemon. The daemon's questions and the publishers' answers pass through the relay, too. So
+//! no message reaches the daemon before the truth has the batches that were published earlier.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,9 +23,10 @@ use super::{
     Client, PATIENCE, broker, daemon, engine, eventually, hashes, namespace, stored, subjects, worker,
 };
 
-/// Prefix of the publishers' subjects.
+/// Subject prefix under which publishers publish, so that the daemon gets their batches only through the relay.
 pub const ORIGIN: &str = "origin";
-/// Worker of the messages (markers) that only show how far the relay is.
+/// Worker name in the subject of a marker: a message that the relay counts but does not pass on. A marker shows that
+/// the relay has processed all messages before it.
 const MARKER: &str = "marker";
 
 /// Probabilities of the faults of a batch, in thousandths.
@@ -33,28 +34,30 @@ const MARKER: &str = "marker";
 pub struct Faults {
     pub drop: u64,
     pub duplicate: u64,
-    /// Probability that the batch is held back until the next batch has passed.
+    /// Probability that the relay holds a batch back until the next batch of the same worker has passed.
     pub reorder: u64,
     /// Probability that the payload is cut short.
     pub corrupt: u64,
 }
 
-/// Fault of an answer: turns the chunks into the payloads that are passed on.
+/// Function that damages a publisher's answer. It takes the chunks of the answer, and returns the payloads that the
+/// relay sends to the daemon instead.
 pub type AnswerFault = Arc<dyn Fn(Vec<ResyncChunk>) -> Vec<Vec<u8>> + Send + Sync>;
 
 #[derive(Default)]
 struct State {
     faults: Faults,
     answer_fault: Option<AnswerFault>,
-    /// Whether the relay withholds questions from the publishers.
+    /// Whether the relay drops the daemon's questions, so that publishers do not get them.
     is_deaf: bool,
-    /// Whether the relay holds answers back.
+    /// Whether the relay keeps the publishers' answers from the daemon for now.
     holds_answers: bool,
     answers_faulted: u64,
     answers_held: u64,
-    /// Number of the last marker that arrived on the publishers' connection.
+    /// Number of the last marker that the relay has received. A marker is a message that only shows how far the relay
+    /// is.
     marker: u64,
-    /// Newest version (state) of each holder that the daemon has been given.
+    /// Number of the newest state (version) of each holder that the relay has sent to the daemon.
     delivered: HashMap<Holder, usize>,
 }
 
@@ -68,7 +71,7 @@ pub struct Relay {
     probes: AtomicU64,
 }
 
-/// Returns the subjects on the publishers' side.
+/// Returns the subjects on which publishers publish to the relay, and get its questions.
 pub fn origin() -> Subjects {
     Subjects::new(ORIGIN).unwrap()
 }
@@ -103,7 +106,8 @@ impl Relay {
         }
     }
 
-    /// Waits until the relay has processed everything that publishers have sent.
+    /// Waits until the relay has processed all messages that publishers have sent. Marker number `marker`, which is
+    /// sent last, shows it.
     async fn passes_what_was_sent(&self, marker: u64) {
         let subject = origin().events(&namespace(), &worker(MARKER));
         let payload = marker.to_be_bytes().to_vec();
@@ -114,10 +118,12 @@ impl Relay {
         .await;
     }
 
-    /// Waits until the daemon has applied everything that was sent, and raises the floors of the truth to that state.
+    /// Waits until the daemon has applied everything that the relay has sent to it. Then raises the floors of the truth
+    /// to that state.
     ///
-    /// A lane that has a probe also has everything that was sent before it. But the probe may be applied first, because
-    /// lanes take turns between workers. So the barrier waits until no message waits for a lane.
+    /// First, an empty batch of another worker (the probe) must be applied. By then, the daemon's lane (the thread that
+    /// applies events) has received all earlier batches. But the lane takes turns between workers, so it may apply the
+    /// probe before them. So the barrier also waits until no batch waits for a lane.
     pub async fn barrier(&self, client: &Client) {
         let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
         self.passes_what_was_sent(epoch).await;
@@ -145,27 +151,28 @@ impl Relay {
         self.state.lock().unwrap().faults = faults;
     }
 
-    /// Sets the fault of answers; `None` for no fault.
+    /// Sets the function that damages the answers of publishers; `None` leaves answers as they are.
     pub fn set_answer_fault(&self, fault: Option<AnswerFault>) {
         self.state.lock().unwrap().answer_fault = fault;
     }
 
-    /// Returns the number of answers that had a fault.
+    /// Returns the number of answers that an answer fault has changed.
     pub fn answers_faulted(&self) -> u64 {
         self.state.lock().unwrap().answers_faulted
     }
 
-    /// Holds answers back, or releases those that are held back.
+    /// Makes the relay keep the publishers' answers from the daemon (`true`), or send the kept answers and all later
+    /// ones (`false`).
     pub fn hold_answers(&self, holds: bool) {
         self.state.lock().unwrap().holds_answers = holds;
     }
 
-    /// Returns the number of answers that were held back.
+    /// Returns the largest number of answers that the relay has kept from the daemon at one time.
     pub fn answers_held(&self) -> u64 {
         self.state.lock().unwrap().answers_held
     }
 
-    /// Sets whether questions are withheld from the publishers.
+    /// Sets whether the relay drops the daemon's questions, so that publishers do not get them.
     pub fn set_deaf(&self, is_deaf: bool) {
         self.state.lock().unwrap().is_deaf = is_deaf;
     }
@@ -177,7 +184,7 @@ impl Drop for Relay {
     }
 }
 
-/// Version of a holder that a batch has made; `None` if the batch cannot be decoded.
+/// Holder and number of the state (version) that a batch makes; `None` if the batch cannot be decoded.
 type Made = Option<(Holder, usize)>;
 
 struct Worker {
@@ -274,7 +281,8 @@ impl Worker {
         }
     }
 
-    /// Asks the publisher in the daemon's place, and waits for the answer on a task of its own.
+    /// Sends a question of the daemon on to the publisher, with a reply subject of the relay. A task of its own waits
+    /// for the answer.
     async fn pass_question(
         &mut self,
         question: Message,
@@ -369,7 +377,8 @@ impl Worker {
     }
 }
 
-/// Whole answer of a publisher.
+/// Complete answer of a publisher to one question of the daemon: all chunks, or only the headers of an answer without a
+/// payload.
 struct Answer {
     reply_to: String,
     headers: Option<HeaderMap>,

@@ -1,12 +1,12 @@
-//! Truth about the blocks of holders, and the judgement of replies by it. It is for scenarios in which faults happen.
+//! Truth about the blocks of holders, by which scenarios with faults judge the replies of a daemon.
 //!
-//! The truth keeps every state that a holder was ever in. A query has a *window* of states. The window begins with the
-//! *floor*: the newest state of each holder that the daemon is known to have seen when the query was sent. The window
-//! ends with the newest state when the reply has come.
+//! The truth keeps every state that a holder was ever in. A reply to a query may show any state of the query's
+//! *window*. The window begins with the *floor*: the newest state of each holder that the daemon is known to have seen
+//! when the query was sent. The window ends with the newest state at the time of the reply.
 //!
 //! - A reply is **wrong** if it marks a holder exact and claims more blocks, or fewer, than the holder had in any state
 //!   of the window.
-//! - A reply is **blind** if it names no holder although some holder had the first block all the time.
+//! - A reply is **blind** if it names no holder although some holder had the first block during the whole window.
 //! - A claim that is marked degraded may be anything. There is one exception. If the only reason is that the index has
 //!   no room (`capacity`), the holder has at least the claimed blocks. Then a claim above every state of the window is
 //!   **wrong**, too.
@@ -42,7 +42,7 @@ pub const HOSTILE: &str = "hostile-";
 /// Names a holder by its worker and rank.
 pub type Holder = (String, u32);
 
-/// Change of a block: the version from which on the block is held, or is not held.
+/// Number of the version at which a block changed, and whether the holder has the block from then on.
 type Change = (usize, bool);
 
 /// All states of one holder, numbered as versions. Version 0 is the empty state before the first batch.
@@ -50,10 +50,10 @@ type Change = (usize, bool);
 struct History {
     changes: HashMap<SequenceHash, Vec<Change>>,
     held: HashMap<SequenceHash, ()>,
-    /// Versions that a batch made which emptied the holder before it stored blocks. Changes are applied block by block,
-    /// so a query may see the empty holder.
+    /// Numbers of the versions whose batch emptied the holder: by a clear, by a goodbye, or because the numbers of the
+    /// batches began again. The daemon applies a batch block by block, so a query may see the holder empty.
     emptied: Vec<usize>,
-    /// Cursors of the batches that made the versions from 1 on, in order.
+    /// Cursor of each batch, in order. Batch number `n`, counted from 1, made version `n`.
     cursors: Vec<BatchCursor>,
     floor: usize,
 }
@@ -122,9 +122,11 @@ impl History {
         u32::try_from(held.count()).unwrap()
     }
 
-    /// Returns the smallest and the largest number of leading blocks of `chain` in any state from `floor` on.
+    /// Returns the smallest and the largest number of leading blocks of `chain` that the holder had in any state from
+    /// `floor` on.
     ///
-    /// Walks down the chain with the spans of versions in which all blocks so far were held.
+    /// The chain is walked block by block. At each block, `spans` has the states in which the holder had all blocks up
+    /// to this block.
     fn bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
         let end = self.head() + 1;
         let all = floor..end;
@@ -144,15 +146,15 @@ impl History {
         (least.unwrap_or(most), most)
     }
 
-    /// Returns the bounds as [`Self::bounds`] does, but includes states between two versions: a holder that is emptied
-    /// and filled again has fewer blocks for a moment.
+    /// Returns the same bounds as [`Self::bounds`], except for a holder that a batch has emptied since `floor`. Its
+    /// smallest number is 0, because a query can see the holder before the batch has filled it again.
     fn visible_bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
         let (least, most) = self.bounds(chain, floor);
         let is_emptied = self.emptied.last().is_some_and(|version| *version > floor);
         (if is_emptied { 0 } else { least }, most)
     }
 
-    /// Returns the newest version that a daemon at `cursor` has seen.
+    /// Returns the number of the newest version whose batch is not later than `cursor`.
     fn version_at(&self, cursor: BatchCursor) -> usize {
         let seen = self.cursors.iter().rposition(|made| *made <= cursor);
         seen.map_or(0, |index| index + 1)
@@ -165,7 +167,7 @@ fn is_held(changes: &[Change], version: usize) -> bool {
     after.checked_sub(1).is_some_and(|last| changes[last].1)
 }
 
-/// Returns the spans of versions, from `floor` to before `end`, in which a block with these changes is held.
+/// Returns the ranges of versions, from `floor` to before `end`, in which a block with these changes is held.
 fn held_spans(changes: &[Change], floor: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
     let before = changes.partition_point(|(since, _)| *since <= floor);
     let changes = &changes[before.saturating_sub(1)..];
@@ -194,26 +196,30 @@ fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -
     both
 }
 
-/// Blocks that every holder really had, and when.
+/// All states of every holder: the blocks that the holder really had, and when.
 #[derive(Default)]
 pub struct Truth(Mutex<BTreeMap<Holder, History>>);
 
-/// Window of a query: for each holder, the oldest state that a reply may be about.
+/// Start of a query's window: for each holder, the number of the oldest state that an exact reply may show.
 #[derive(Debug, Clone, Default)]
 pub struct Window(HashMap<Holder, usize>);
 
 /// Judgement of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every holder in the reply is marked exact, and rightly so.
+    /// The reply marks every holder exact, and rightly so. Also the verdict on an error while no holder needs to be
+    /// named.
     Exact,
-    /// Some holder in the reply is marked degraded. All marks of exactness are right.
+    /// The reply marks some holder degraded. All its exact marks are right.
     Degraded,
-    /// Like `Degraded`, but only for the moment of the query, because a batch was being applied or was waiting.
+    /// The reply marks some holder degraded, but only for reasons that concern the moment of the query: a batch was
+    /// being applied, or events were waiting.
     Momentary,
-    /// A holder is wrongly marked exact. The text says which.
+    /// The reply claims too many or too few blocks of a holder that it marks exact, or too many blocks of a holder that
+    /// is inexact only for lack of room. The text names the holder.
     Wrong(String),
-    /// There is no answer, or it has no holders, although a holder had the first block all the time.
+    /// The reply is an error or names no holder, although one holder had the first block during the whole window. The
+    /// text names this holder.
     Blind(String),
 }
 
@@ -265,7 +271,7 @@ impl Truth {
         )
     }
 
-    /// Judges a reply about `chain`. The query was sent when `window` began.
+    /// Judges the reply to a query about `chain`. `window` must have been taken just before the query was sent.
     pub fn judge(
         &self,
         window: &Window,
@@ -326,8 +332,9 @@ impl Truth {
         expected
     }
 
-    /// Describes claims in a reply that exceed the present truth, or that are too low although they are marked exact.
-    /// `None` if there are none.
+    /// Describes the first holder in a reply that is neither right nor short only for lack of room; `None` if there is
+    /// no such holder. A holder is right if it is marked exact and has the present number of blocks. It is short for
+    /// lack of room if `capacity` is the only reason for doubt and the claim does not exceed the present number.
     pub fn excess(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
         let expected: HashMap<_, _> = self
             .expected(chain)
@@ -346,7 +353,8 @@ impl Truth {
         Some(format!("expected {expected:?}, found {wrong:?}"))
     }
 
-    /// Describes how a reply differs from the present truth with every holder exact; `None` if it does not differ.
+    /// Describes how a reply differs from the present truth; `None` if the reply has exactly the true holders, each
+    /// with the right number of blocks and marked exact.
     pub fn difference(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
         let expected = self.expected(chain);
         let found: Vec<_> = honest(reply).map(found).collect();
@@ -362,7 +370,8 @@ fn honest(reply: &QueryReply) -> impl Iterator<Item = &HolderMatch> {
     reply.holders.iter().filter(is_honest)
 }
 
-/// Whether a claim is more than a guess: it is exact, or a lower bound because the index has no room.
+/// Whether the reply states at least a lower bound for this holder: the holder is exact, or inexact only because the
+/// index has no room.
 fn promises_something(found: &HolderMatch) -> bool {
     found.exact || found.degraded == DegradedReasons::of(DegradedReason::Capacity)
 }
@@ -371,21 +380,21 @@ fn found(holder: &HolderMatch) -> (String, u32, u32) {
     (holder.worker.to_string(), holder.rank, holder.matched_blocks)
 }
 
-/// Numbers of the replies in a scenario, by their judgement.
+/// Counts of the replies in a scenario, by verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tally {
     pub asked: u64,
     pub exact: u64,
     pub degraded: u64,
-    /// Number of the degraded replies that were momentary.
+    /// Number of the degraded replies whose verdict was [`Verdict::Momentary`].
     pub momentary: u64,
     pub wrong: u64,
     pub blind: u64,
-    /// Texts of the first few wrong replies.
+    /// Descriptions of the first few wrong replies.
     pub examples: Vec<String>,
-    /// Texts of the first few blind replies.
+    /// Descriptions of the first few blind replies.
     pub blind_examples: Vec<String>,
-    /// Time from the end of the faults until every reply equals the truth with all holders exact.
+    /// Time from the end of the faults until every reply equalled the truth, as the scenario's last wait measured it.
     pub time_to_exactness: Option<Duration>,
 }
 
@@ -434,12 +443,13 @@ impl Tally {
         }
     }
 
-    /// Fails the test if a reply was blind.
+    /// Fails the test if any reply was blind: an error or an empty answer although a holder had the first block.
     pub fn require_sight(&self) {
         assert_eq!(self.blind, 0, "{:#?}", self.blind_examples);
     }
 
-    /// Prints the line of the scenario, and fails the test if a reply was wrong.
+    /// Prints the counts of the scenario and the first blind replies. Fails the test if a reply was wrong, or if there
+    /// was no query.
     pub fn report(&self, scenario: &str) {
         println!("{scenario}: {self}");
         for example in &self.blind_examples {
@@ -475,7 +485,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Queries all `prompts` once, and counts the replies.
+/// Queries each of `prompts` once, and counts the verdicts on the replies.
 pub async fn ask_all(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
     for chain in prompts {
         let window = truth.window();
@@ -484,13 +494,14 @@ pub async fn ask_all(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash
     }
 }
 
-/// Queries until every reply equals the truth with all holders exact, and notes how long that took. Call this when the
-/// faults have ended and nothing is published any more. The replies until then are counted, too.
+/// Queries all `prompts` again and again until every reply equals the truth with all holders exact, and notes how long
+/// that took. Call this when the faults have ended and no worker publishes any more. All replies are counted.
 pub async fn settle(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
     settle_by(client, truth, prompts, tally, Truth::difference).await;
 }
 
-/// Queries as [`settle`] does, for a daemon whose index has too little room: until no reply exceeds the truth.
+/// Queries as [`settle`] does, but for a daemon whose index has too little room. Here a holder may also be inexact, if
+/// lack of room is the only reason and the reply claims no more blocks than the holder has.
 pub async fn settle_below(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
     settle_by(client, truth, prompts, tally, Truth::excess).await;
 }
@@ -528,8 +539,8 @@ async fn settle_by(
     tally.time_to_exactness = Some(started.elapsed());
 }
 
-/// Source of events that a seed decides: prompts that share prefixes are stored in part and removed in part, with
-/// holes.
+/// Random events and prompts, which a seed decides. Some prompts share their first blocks. The events store prompts in
+/// part and remove parts of them, so holders have holes.
 pub struct Workload {
     state: u64,
     prompts: Vec<Vec<SequenceHash>>,
@@ -538,9 +549,9 @@ pub struct Workload {
 impl Workload {
     /// Number of blocks of a prompt.
     const DEPTH: u64 = 24;
-    /// Number of blocks that the prompts of a family share.
+    /// Number of leading blocks that are the same in all prompts of a family.
     const SHARED: u64 = 8;
-    /// Number of prompts of a family.
+    /// Number of prompts in a family. All prompts of a family begin with the same [`Self::SHARED`] blocks.
     const FAMILY: u64 = 4;
 
     pub fn new(seed: u64, prompts: u64) -> Self {

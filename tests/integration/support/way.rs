@@ -14,7 +14,7 @@ pub enum Way {
     Core,
     /// Workers publish over core NATS. A stream keeps the events, and the daemon reads the stream.
     Stream,
-    /// As `Stream`, but workers wait until the stream has acknowledged each batch.
+    /// Workers publish to the stream, and wait until it has acknowledged each batch. The daemon reads the stream.
     Acknowledged,
 }
 
@@ -27,7 +27,8 @@ impl Way {
         }
     }
 
-    /// Returns the daemon's settings for this way, and `more`, which override them.
+    /// Returns the settings of a daemon that receives events in this way and soon repeats a failed resync. `more` are
+    /// further settings; they take precedence.
     pub fn settings<'a>(self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let transport = (self != Self::Core).then_some(JETSTREAM);
         let is_free = |(key, _): &(&str, &str)| more.iter().all(|(other, _)| other != key);
