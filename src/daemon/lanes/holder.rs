@@ -236,7 +236,10 @@ impl Holder {
         );
         // Before its events are applied, a new epoch ends the old one's blocks and doubts.
         let ends_some = self.writer.blocks() > 0 || !self.writer.status().own_reasons().is_empty();
-        let is_doubted = batch.events.iter().any(|event| matches!(event, Event::Doubted(_)));
+        let is_doubted = batch
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::Doubted(_)));
         let is_mixed = (is_new_epoch && (ends_some || is_doubted))
             || (batch.events.iter().any(takes) && batch.events.iter().any(stores));
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
