@@ -71,7 +71,7 @@ pub(crate) struct BridgeArguments {
     forget: bool,
 }
 
-/// Source of the answers of the bridge's admin listener.
+/// Answers the questions that reach the bridge's admin listener.
 struct View {
     bridge: Bridge,
     readiness: Arc<Readiness>,
@@ -163,8 +163,8 @@ impl AdminSource for View {
 }
 
 impl BridgeArguments {
-    /// Loads the settings. The container image sets the address of the admin listener with the variable that `kvatlas probe`
-    /// reads, too.
+    /// Loads the settings. The container image sets `KVATLAS_ADMIN_LISTEN`, so the address of the admin listener may
+    /// come from the environment, where `kvatlas probe` reads it, too.
     fn load(
         &self,
         environment: Vec<(String, String)>,

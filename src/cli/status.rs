@@ -69,7 +69,7 @@ struct Status {
     /// Time for which the NATS server has been silent, in microseconds; `None` if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broker_silent_us: Option<u64>,
-    /// Shards that this gateway's answers lack.
+    /// Shards that do not answer this gateway.
     #[serde(default)]
     missing_shards: Vec<UnansweringShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
@@ -104,7 +104,7 @@ struct NamespaceStatus {
     /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
     refused: Vec<PublisherRefusal>,
-    /// Counts of the last answers about the namespace, and of those that were not exact.
+    /// Numbers of recent answers about the namespace: all of them, and those that were not exact.
     #[serde(default)]
     cost: Option<Cost>,
     /// Names of some degraded holders, in the order of their names.
@@ -118,8 +118,13 @@ struct NamespaceStatus {
     broken_promises: Vec<BrokenPromise>,
 }
 
-/// Prints the status. Fails if the daemon is not ready or a holder is not exact. Also fails for dropped batches, missing shards,
-/// failing snapshots, failing uploads and broken promises.
+/// Prints the status. Fails unless all is well:
+///
+/// - The daemon is ready, and its NATS server is not silent.
+/// - Every holder is exact, and requests find the blocks that exact answers promise.
+/// - No batches are dropped, and no events come for a namespace that does not exist.
+/// - Snapshots are written and sent.
+/// - No shard is missing.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     let status = Status::read(&client).await?;

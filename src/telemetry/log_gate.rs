@@ -14,13 +14,14 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 /// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
-    /// Time from which the gate would let the next line pass if it allowed no bursts, in nanoseconds since [`now_ns`]'s
-    /// origin.
+    /// Time at which the next line would be due if lines were spaced evenly by `step_ns`. It is in nanoseconds since
+    /// the origin of [`now_ns`].
     due_ns: AtomicU64,
     suppressed: AtomicU64,
     /// Interval between two lines in the long run, in nanoseconds.
     step_ns: u64,
-    /// Time by which a line may come before `due_ns` and still pass, in nanoseconds. It allows bursts.
+    /// Number of nanoseconds that a line may come earlier than `due_ns` and still pass. The allowance lets bursts of
+    /// lines pass.
     early_ns: u64,
 }
 
@@ -36,8 +37,8 @@ impl LogGate {
         Self::of_bursts(1)
     }
 
-    /// Makes a gate that lets a burst of `lines` lines pass, and `lines` lines per second afterwards. Use it if a start writes
-    /// one line about each of several things.
+    /// Makes a gate that lets a burst of `lines` lines pass, and `lines` lines per second afterwards. Use it where the
+    /// start of a process writes one line for each of several things, such as listeners.
     pub const fn of_bursts(lines: u64) -> Self {
         let step_ns = INTERVAL_NS / lines;
         Self {

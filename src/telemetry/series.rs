@@ -57,7 +57,7 @@ impl AllSeries {
         Self(Mutex::new(families.collect()))
     }
 
-    /// Returns the value of a counter or gauge. It begins at zero unless the series exists already.
+    /// Returns the value of a counter or gauge. A new series begins at zero. `None` if no such metric is declared.
     fn value(&self, key: &Key) -> Option<Arc<AtomicU64>> {
         let mut families = self.0.lock();
         let Family {
@@ -134,7 +134,7 @@ impl Series {
     }
 }
 
-/// The declarations describe the metrics, so nothing is kept of other descriptions.
+/// Ignores descriptions that callers register, because the declarations already describe every metric.
 impl Recorder for AllSeries {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 

@@ -146,7 +146,7 @@ impl Needs {
         Ok(refused)
     }
 
-    /// Whether these needs include what the server refused.
+    /// Whether the server refused a subscription or a message that is among these needs.
     fn concerns(&self, refused: &Refused) -> bool {
         match refused {
             Refused::Subscription(Some(subject)) => self.subscribe.contains(subject),

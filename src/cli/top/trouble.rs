@@ -1,5 +1,5 @@
-//! Troubles that no holder's row of `kvatlas top` shows: missing shards, events for missing namespaces, dropped
-//! batches, failing snapshots, broken promises, clocks.
+//! Troubles that no row of `kvatlas top`'s table shows: missing shards, events for namespaces that do not exist,
+//! dropped batches, failing snapshots, holders with fewer blocks than exact answers promise, and wrong clocks.
 
 use kvatlas_daemon::runbook::mend_for;
 
