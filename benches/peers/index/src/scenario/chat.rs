@@ -29,7 +29,8 @@ const SYSTEM_BLOCKS: u32 = 64;
 const CONVERSATIONS: usize = 2_000;
 const TURNS: usize = 6;
 const WORKERS: u32 = 64;
-/// Maximum number of blocks of conversations that a worker keeps. A round brings a worker about twice as many.
+/// Maximum number of blocks of conversations that a worker keeps. In each round, a worker stores about twice this
+/// number.
 const WORKER_BLOCKS_MAX: u32 = 3_500;
 /// Number of queries in ten operations. The others are events.
 const QUERIES_IN_TEN: usize = 7;
@@ -78,7 +79,8 @@ struct Cache {
 }
 
 impl Cache {
-    /// Lets the worker compute the first `to` blocks of a conversation. Blocks that it does not hold are stored.
+    /// Simulates that a worker computes the first `to` blocks of a conversation. Stores the blocks that the worker does
+    /// not hold.
     fn prefill(&mut self, change: Change, system: u64, now: u64, changes: &mut Vec<Change>) {
         let Change { conversation, to, .. } = change;
         let shared = if self.systems.insert(system) {
@@ -254,7 +256,7 @@ fn prompt(conversation: usize) -> Prompt {
     Prompt::new(vec![system, own])
 }
 
-/// Times of one run of both lists.
+/// Times of one run of the two lists: changes and queries.
 struct Outcome {
     applied: Applied,
     writing: Duration,
@@ -276,7 +278,8 @@ const CONTENDERS: [Measure; 9] = [
     in_turns::<RadixTree>,
 ];
 
-/// Runs the scenario for every contender. A contender for one thread runs both lists in turns.
+/// Runs the scenario for every contender. A contender that only one thread can use gets the changes and the queries in
+/// turns.
 pub fn run(effort: Effort, ledger: &mut Ledger) {
     let script = Script::new(if effort.is_quick { 1 } else { 3 });
     let oracle = script.oracle();
@@ -341,7 +344,8 @@ fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     }
 }
 
-/// Runs both lists in turns on one thread, as [`at_once`] does on two.
+/// Goes through the changes and the queries on one thread, some of each in turn. [`at_once`] goes through them on two
+/// threads.
 fn in_turns<C: Contender>(script: &Script, oracle: &Oracle, ledger: &mut Ledger) {
     const EVENTS_IN_TURN: usize = 30;
     for &(shape, _) in <C::Reader as Reader>::SHAPES {

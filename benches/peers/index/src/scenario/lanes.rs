@@ -78,7 +78,7 @@ where
     }
 }
 
-/// Returns the times of the phases with this number of threads.
+/// Returns the times of the three [`PHASES`], measured with this number of threads.
 fn times<C: Contender<Reader: Reader<Query: Send> + Sync>>(threads: usize) -> [f64; 3]
 where
     C::Writer: TwoLanes,
@@ -115,7 +115,8 @@ where
     [stored, searched, apply(true)]
 }
 
-/// Returns the queries of one part out of `parts`, for prompts that are held.
+/// Returns the queries of one thread. The queries are divided into `parts` parts, and `part` is the number of the
+/// thread's part. All their prompts are held.
 fn questions<R: Reader>(part: usize, parts: usize) -> Vec<R::Query> {
     let own = (0..QUESTIONS).filter(|number| *number as usize % parts == part);
     own.map(|number| R::query(Form::Native, &DISTINCT.prompt(number)))

@@ -1,9 +1,9 @@
 //! Scenario G: events such as real engines publish, compared with the simplest form of kvatlas's events and with the
 //! best peer.
 //!
-//! The same sequences are stored, searched and removed in every mode: under the contract's hashes, under names of the
-//! engines' own, on two tiers, in two copies, and with one block in a hundred missing. A peer has only one mode. A
-//! layout with more workers than a peer allows is skipped for that peer.
+//! The same sequences are stored, searched and removed in every mode. The modes are: blocks with the contract's hashes,
+//! blocks with names of the engine's own, blocks on two tiers, blocks in two copies, and one block in a hundred
+//! missing. A peer has only one mode. A layout with more workers than a peer allows is skipped for that peer.
 
 use std::hint::black_box;
 use std::time::Instant;
