@@ -108,7 +108,7 @@ pub(crate) struct Round {
     pub(crate) latency: Histogram<u64>,
 }
 
-/// Sends `requests` to `target`, `in_flight` at a time.
+/// Sends a number of queries, `requests`, to `target`. At most `in_flight` of them wait for an answer at the same time.
 pub(crate) async fn round(
     client: &async_nats::Client,
     target: Target,

@@ -21,7 +21,7 @@ enum Trust {
     Verify,
 }
 
-/// State of one search: the query, and those of its sequence hashes that have been needed so far.
+/// State of one search: the query, and the query's sequence hashes up to the last position at which one was needed.
 struct JumpSearch<'a> {
     index: &'a JumpIndex,
     blocks: &'a [BlockHash],
@@ -52,7 +52,8 @@ pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
 }
 
 impl JumpSearch<'_> {
-    /// Returns the query's sequence hash at `position`, computed from the last hash that was needed.
+    /// Returns the query's sequence hash at `position`. Computes the hashes up to there that have not been computed
+    /// yet.
     fn name(&mut self, position: usize) -> Option<SequenceHash> {
         let missing = self.blocks.get(self.rolled.len()..=position).unwrap_or_default();
         for block in missing {

@@ -108,7 +108,8 @@ pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
     root: SharedNode<K, G>,
     /// Number of nodes, not counting the root.
     nodes: AtomicU64,
-    /// Number of bytes allocated by nodes, in addition to their own size.
+    /// Number of bytes that the tables and the holders of the nodes take on the heap. The nodes' own size is not
+    /// included.
     heap_bytes: AtomicU64,
 }
 

@@ -34,7 +34,7 @@ Examples:
 
 /// Maximum number of messages from daemons (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// Returns the longest time that the stop of a bridge may take: 5 s while it is connected to NATS, else 0.5 s.
+/// Returns the longest time that it may take to stop a bridge: 5 s if the bridge is connected to NATS, else 0.5 s.
 pub(super) fn stop_patience(is_connected: bool) -> Duration {
     match is_connected {
         true => Duration::from_secs(5),
@@ -88,8 +88,8 @@ impl AdminSource for View {
         self.metrics.render()
     }
 
-    /// Returns the state of the connection. The bridge is not ready while the server refuses a right that the bridge
-    /// needs to report engines.
+    /// Returns whether the bridge is ready, and why not. It is ready while it is connected to NATS, unless the server
+    /// refuses a right that it needs to report engines.
     fn readiness(&self) -> ReadinessReport {
         let refusals = self.bridge.refusals();
         self.readiness.report().refused(Latch::EventsSubscribed, refusals)

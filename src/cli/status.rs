@@ -110,10 +110,11 @@ struct NamespaceStatus {
     /// Names of some degraded holders, in the order of their names.
     #[serde(skip_deserializing)]
     named: Vec<String>,
-    /// Details about each holder in `named`, in the same order: the reasons for doubt, when the doubt began, and its cost.
+    /// Details about each holder in `named`, in the same order: the reasons for doubt, the time at which the doubt
+    /// began, and the share of queries that it affects.
     #[serde(skip)]
     doubts: Vec<DoubtedHolder>,
-    /// Holders whose exact answers promise more blocks than requests find.
+    /// Holders of which exact answers promise more blocks than requests find.
     #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }

@@ -309,7 +309,7 @@ label_values! {
 }
 
 label_values! {
-    /// State of the index's knowledge of a holder's blocks.
+    /// Whether the index knows a holder's blocks exactly.
     HolderState: "state" {
         /// Every batch of the holder was applied.
         Exact => "exact",
@@ -449,7 +449,8 @@ label_values! {
     }
 }
 
-/// Makes an enum of another crate a label. Its discriminants may have gaps, so a value's position is looked up in `ALL`.
+/// Implements [`LabelValue`] for an enum of another crate. The discriminants of such an enum may have gaps, so the
+/// index of a value is its position in `ALL`.
 macro_rules! label_of {
     ($enum_name:ident: $key:literal) => {
         impl $crate::labels::LabelValue for $enum_name {

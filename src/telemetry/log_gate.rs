@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several if it takes
-/// [bursts](LogGate::of_bursts).
+/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several lines if
+/// [`LogGate::of_bursts`] made it.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
 /// Gate that lets one log line or a few pass per second, and counts the suppressed lines, without a lock.
@@ -18,7 +18,7 @@ pub struct LogGate {
     /// the origin of [`now_ns`].
     due_ns: AtomicU64,
     suppressed: AtomicU64,
-    /// Interval between two lines in the long run, in nanoseconds.
+    /// Average interval between lines when the gate lets as many lines pass as it may, in nanoseconds.
     step_ns: u64,
     /// Number of nanoseconds that a line may come earlier than `due_ns` and still pass. The allowance lets bursts of
     /// lines pass.
@@ -55,7 +55,8 @@ impl LogGate {
         self.admit_at(now_ns())
     }
 
-    /// Does the same as [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
+    /// Does the same as [`LogGate::admit`], but takes the time from the caller: `now_ns` is in nanoseconds since any
+    /// fixed origin.
     pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         let next_ns = due_ns.max(now_ns).saturating_add(self.step_ns);

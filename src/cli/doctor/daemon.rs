@@ -176,7 +176,7 @@ fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check 
     }
 }
 
-/// Returns the failed check for a probe event if shards were missing from every answer about it.
+/// Returns the failed check for a probe event, if the last answer about the event lacks the answers of some shards.
 fn missing_shards(gathered: &Gathered) -> Check {
     let missing = gathered.missing_in_words();
     let are = if gathered.missing.len() == 1 { "is" } else { "are" };

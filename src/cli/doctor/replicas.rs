@@ -552,7 +552,7 @@ mod tests {
         );
     }
 
-    /// Two replicas with the same number of holders are each asked for `/index` once.
+    /// A test that two replicas with the same number of holders are each asked for `/index` only once.
     #[tokio::test]
     async fn each_is_asked_for_its_index_once() {
         let answer = r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;

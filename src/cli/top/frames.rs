@@ -70,10 +70,10 @@ pub(super) struct NamespaceFrame {
     /// Holders whose epochs lie ahead of the daemon's clock, because their publishers' clocks run ahead.
     #[serde(default)]
     pub(super) ahead: Vec<String>,
-    /// Time since which the daemon knows of an epoch ahead of its clock, in microseconds since the Unix epoch.
+    /// Time at which the daemon first saw that an epoch is ahead of its clock, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) ahead_since_us: Option<u64>,
-    /// Holders whose exact answers promise more blocks than requests find.
+    /// Holders of which exact answers promise more blocks than requests find.
     #[serde(default)]
     pub(super) broken_promises: Vec<BrokenPromise>,
 }

@@ -6,7 +6,8 @@ use kvatlas_daemon::runbook::mend_for;
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::text::{printable, since};
 
-/// Returns the worst trouble in a message of the daemon in words, with the advice; `None` if there is none.
+/// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
+/// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));

@@ -7,7 +7,7 @@ pub enum Meaning {
     Stored {
         /// Number of the tier.
         tier: u8,
-        /// Name of the block before the first; `None` for a root.
+        /// Name of the block before the first stored block; `None` if the first stored block begins a sequence.
         parent: Option<u64>,
         /// Name and block hash of each block.
         blocks: Vec<(u64, u64)>,

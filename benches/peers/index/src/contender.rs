@@ -111,7 +111,8 @@ pub trait TwoLanes: Writer + Send + Sized {
     fn split(self) -> [Self; 2];
 }
 
-/// One value for each worker. The workers are all, or only those with even or odd numbers.
+/// One value for each worker. It has either all workers, or only those with even numbers, or only those with odd
+/// numbers.
 pub struct ByWorker<T> {
     each: Vec<T>,
     step: usize,

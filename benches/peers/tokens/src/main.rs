@@ -171,7 +171,7 @@ fn toktrie_of(vocabulary: &Vocabulary) -> TokTrie {
     TokTrie::from(&TokRxInfo::new(words.len() as u32, 2), &words)
 }
 
-/// Returns the number of nodes that a walk visits, by toktrie's own count.
+/// Returns the number of nodes that toktrie's walk visits.
 fn visited(tries: &Tries, rows: &Rows) -> usize {
     let mut counting = Counting::new(rows.stack());
     let mut mask = tries.theirs.alloc_token_set();

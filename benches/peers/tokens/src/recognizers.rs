@@ -54,7 +54,7 @@ impl Rows {
     }
 }
 
-/// Stack of states without checks, so that only the walk is measured.
+/// Recogniser with a stack of states. It checks no bounds, so that hardly anything but the walk is measured.
 pub struct Stack<'a> {
     places: &'a [u32],
     states: [u32; 1025],

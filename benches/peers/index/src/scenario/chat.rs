@@ -35,7 +35,7 @@ const WORKER_BLOCKS_MAX: u32 = 3_500;
 /// Number of queries in ten operations. The others are events.
 const QUERIES_IN_TEN: usize = 7;
 
-/// Number of queries whose answers are checked at the end.
+/// Number of conversations about which the answers are checked at the end.
 const CHECKED: usize = 2_000;
 
 /// Figure: millions of operations in a second.
@@ -49,7 +49,7 @@ pub const PERCENTILES: [(&str, &str, f64); 3] = [
 const FINDS: &str = "chat, finds";
 const EVENTS: &str = "chat, events";
 
-/// Stretch of a conversation that is stored or removed on a worker.
+/// Consecutive blocks of a conversation that a worker stores or removes.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     is_store: bool,
@@ -69,10 +69,11 @@ struct Script {
     queries: Vec<(usize, u32)>,
 }
 
-/// Conversations on a worker, each with the number of blocks held and the time of its last use.
+/// Blocks that a worker holds: its conversations, the system prompts, and the number of all other blocks.
 #[derive(Debug, Default)]
 struct Cache {
-    /// By conversation: the number of blocks held, including the system prompt, and the time of the last use.
+    /// The conversations that the worker holds. Each has its number of held blocks, including the system prompt, and
+    /// the time of its last use.
     held: BTreeMap<usize, (u32, u64)>,
     systems: HashSet<u64>,
     own_blocks: u32,
@@ -99,7 +100,8 @@ impl Cache {
         }
     }
 
-    /// Removes the later half of the conversation that was not used for the longest time.
+    /// Removes the later half of the least recently used conversation, or all of it after the system prompt if the half
+    /// is short.
     fn evict(&mut self, worker: u32, changes: &mut Vec<Change>) {
         let Some((&conversation, &(depth, seen))) = self.held.iter().min_by_key(|(_, (_, seen))| *seen)
         else {
@@ -403,7 +405,8 @@ fn record<C: Contender>(script: &Script, shape: Shape, mut outcome: Outcome, led
     }
 }
 
-/// Checks that every answer equals the oracle's after all changes.
+/// Checks the state after all changes. The answers about the last [`CHECKED`] conversations must equal the oracle's
+/// answers.
 fn check<C: Contender>(
     script: &Script,
     oracle: &Oracle,

@@ -123,7 +123,8 @@ fn questions<R: Reader>(part: usize, parts: usize) -> Vec<R::Query> {
         .collect()
 }
 
-/// Returns the events of a lane's workers, in another order than in the layout.
+/// Returns the events that one of `lanes` threads applies, in a random order. They are removals if `removes`, else
+/// stores.
 fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> {
     let holdings = DISTINCT.holdings();
     let numbers = shuffled(holdings.len(), 9 + u64::from(removes));
@@ -146,8 +147,8 @@ fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> 
     .collect()
 }
 
-/// Works on each part in a thread of its own. Returns the nanoseconds from the common beginning to the end of the last
-/// thread.
+/// Runs `work` on each part in a thread of its own. Returns the nanoseconds from the start of the first thread until
+/// the last thread is done.
 fn at_once<T: Send>(parts: Vec<T>, work: impl Fn(T) + Sync) -> f64 {
     let (barrier, work) = (&Barrier::new(parts.len()), &work);
     let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {

@@ -239,7 +239,7 @@ fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     applied
 }
 
-/// Removes all blocks, in another order than they were stored in.
+/// Removes all sequences in a random order. Each removal names the last block first.
 fn remove_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     let holdings = work.plan.layout.holdings();
     let mut applied = Applied::default();

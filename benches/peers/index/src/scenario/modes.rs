@@ -169,7 +169,8 @@ fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     applied
 }
 
-/// Removes all blocks, in another order than they were stored in.
+/// Removes all sequences in a random order. `is_head_first` chooses the order of the blocks within a removal: first
+/// block first, or last block first.
 fn remove_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer, is_head_first: bool) -> Applied {
     let holdings = work.layout.holdings();
     let mut applied = Applied::default();

@@ -26,7 +26,7 @@ const STAYING: usize = 64;
 /// Number of queries that the reader makes before the writer begins.
 const QUERIES_ALONE: usize = 200_000;
 
-/// Time above which a query is looked at more closely.
+/// Time from which on a query is slow. A slow query is not counted if the system took the processor away during it.
 const SLOW: Duration = Duration::from_micros(20);
 
 /// Figure: longest query before the writer begins, in microseconds.
