@@ -1,5 +1,5 @@
-//! Missing shards: a gateway gathers the answers of all shards, and these do not answer it. The gateway's route
-//! `/index` lists them.
+//! Missing shards: shards that do not answer their gateway, or refuse to. The gateway's answers then lack the workers
+//! of these shards. The gateway's route `/index` lists the missing shards.
 
 use std::fmt;
 

@@ -324,8 +324,7 @@ struct Sending<'a> {
     taken: PublishedCounts,
     /// Cursor of the last batch that the server has taken.
     cursor: BatchCursor,
-    /// Whether the server did not confirm the last batches: it reported an error, or the wait for its confirmation
-    /// timed out.
+    /// Whether the last wait for the server's confirmation failed: the server reported an error, or the wait timed out.
     is_refused: bool,
 }
 

@@ -147,8 +147,8 @@ fn of_dropped(reasons: DegradedReasons) -> DegradedReasons {
     reasons.filtered(|reason| matches!(reason, DegradedReason::Gap | DegradedReason::Undecodable))
 }
 
-/// Returns the reasons for doubt of which the batches from `first` on are not the cause. Some are already in `before`,
-/// the daemon's status before these batches. Another is a gap, if the number of `first` leaves out batches.
+/// Returns the reasons for doubt that the batches from `first` on do not cause. Some are already in `before`, the
+/// daemon's status before these batches. Another one is a gap, if `first` does not have the next batch number.
 fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> DegradedReasons {
     let degraded = before.map_or(DegradedReasons::default(), |holder| of_dropped(holder.degraded));
     let continued = before.filter(|holder| holder.epoch == first.epoch);

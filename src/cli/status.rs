@@ -92,10 +92,10 @@ struct NamespaceStatus {
     /// Number of holders whose block size is guessed, because nobody tells it.
     #[serde(default)]
     unsized_holders: u64,
-    /// Number of holders whose epochs lie ahead of the daemon's clock.
+    /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Names of some holders whose epochs lie ahead of the daemon's clock, in the order of their names.
+    /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
     #[serde(default)]
     ahead: Vec<String>,
     /// Names of some publishers whose batches are dropped. The daemon keeps no holder for them.

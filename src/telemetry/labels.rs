@@ -155,7 +155,8 @@ label_values! {
         WrongRank => "wrong_rank",
         /// Only outdated incarnations of the publisher answered.
         StaleEpoch => "stale_epoch",
-        /// The publisher's answer ends at an earlier batch than the last one that the daemon had received when it asked.
+        /// The publisher's answer ends at an earlier batch than the last one that the daemon had received when it
+        /// asked.
         CursorBehind => "cursor_behind",
         /// The epoch of the publisher's answer lies further ahead of the daemon's clock than
         /// `events.max_epoch_ahead_seconds` allows.

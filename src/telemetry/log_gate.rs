@@ -14,8 +14,8 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 /// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
-    /// Time at which the next line would be due if lines were spaced evenly by `step_ns`. It is in nanoseconds since
-    /// the origin of [`now_ns`].
+    /// Time at which the next line would pass if lines were spaced evenly by `step_ns`, in nanoseconds since the origin
+    /// of [`now_ns`].
     due_ns: AtomicU64,
     suppressed: AtomicU64,
     /// Average interval between lines when the gate lets as many lines pass as it may, in nanoseconds.

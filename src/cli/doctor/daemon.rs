@@ -19,8 +19,8 @@ use super::{DoctorArguments, NatsRole};
 const ROUND_TRIP: &str = "round trip";
 /// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
-/// Divisor that limits the wait for the shards' answers: one question to the shards waits for the doctor's patience
-/// divided by this number. So an answer that names the missing shards arrives before the doctor gives up.
+/// Number of questions to the shards that fit into the doctor's patience, even if each of them times out. So an answer
+/// that names the missing shards arrives before the doctor gives up.
 const GATHER_PARTS: u32 = 4;
 
 /// Last answer of the daemon, as long as no answer has listed the probe event's block.

@@ -37,7 +37,7 @@ pub(super) struct NamespacePublishers {
     /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Names of some of these holders, in the order of their names.
+    /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
     #[serde(default)]
     ahead: Vec<String>,
     /// Names of some publishers whose batches are dropped.

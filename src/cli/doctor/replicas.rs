@@ -276,7 +276,7 @@ async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Chec
     }
 }
 
-/// Returns a failed check for each missing shard of a gateway: a shard whose part the gateway's answers do not have.
+/// Returns a failed check for each shard that does not answer the gateway, or refuses to.
 fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
     let known: GatewayShards = match view_of((gateway, index)) {
         Ok(known) => known,

@@ -67,7 +67,7 @@ pub(super) struct NamespaceFrame {
     /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
     pub(super) refused: Vec<PublisherRefusal>,
-    /// Holders whose epochs lie ahead of the daemon's clock, because their publishers' clocks run ahead.
+    /// Holders whose epoch, read as a time, is later than the daemon's clock. The clocks of their publishers are fast.
     #[serde(default)]
     pub(super) ahead: Vec<String>,
     /// Time at which the daemon first saw that an epoch is ahead of its clock, in microseconds since the Unix epoch.

@@ -118,12 +118,13 @@ struct Stretch {
 /// Pieces that a worker holds, and the order in which the worker will remove them.
 #[derive(Debug, Default)]
 struct Cache {
-    /// The stretch to which each piece belongs. The key of a stretch is `(request, from)`: the request, and the number
-    /// of the first piece.
+    /// Key of the stretch to which each held piece belongs. A stretch is the pieces that one request has stored. Its
+    /// key is `(request, from)`: the request, and the number of the first piece.
     pieces: HashMap<u64, (usize, u32)>,
     stretches: HashMap<(usize, u32), Stretch>,
-    /// Keys of the stretches in the order in which they are removed: least recently used first. Among stretches that
-    /// were last used together, the one deeper in the prompt comes first.
+    /// Keys of the stretches (the pieces that one request has stored), in the order in which the worker will remove
+    /// them: least recently used first. Among stretches that were last used together, the one deeper in the prompt
+    /// comes first.
     order: BTreeMap<(usize, Reverse<u32>), (usize, u32)>,
 }
 
