@@ -6,8 +6,8 @@
 //!
 //! BLOCKS blocks (131072) are stored in prompts of DEPTH blocks (512), on HOLDERS holders (32) in turn. Every fourth
 //! prompt is held by four holders. Each figure is the median of five rounds, with the least and the greatest. A store
-//! or removal ends when it is applied. Queries run on this thread. They are block hashes for designs 1 to 6, and
-//! sequence hashes for design 7.
+//! or removal ends when it is applied. This thread sends the queries. A query gives block hashes to designs 1 to 6, and
+//! sequence hashes to design 7.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 

@@ -18,9 +18,9 @@
 //!
 //! - `long` has events that store 64 blocks.
 //! - `single` has events that store one block.
-//! - `removed` has the removals of both, one block in each event, as vLLM writes them.
-//! - `gpt-oss` has the same for a model with windows of 128 tokens. vLLM keeps only the last window of each long event.
-//!   The figures count blocks of full attention.
+//! - `removed` removes all blocks of `long` and `single`, one block in each event, as vLLM does.
+//! - `gpt-oss` has the events of all three for a model with windows of 128 tokens. For the window, vLLM
+//!   keeps only the last 128 tokens of each long event. The figures count blocks of full attention.
 //!
 //! All rounds use the same decoder and translator. The last column counts the allocations in one further round.
 
@@ -110,7 +110,7 @@ fn main() {
     );
 }
 
-/// Changes of an engine, by kind.
+/// Changes of an engine's blocks. There are three kinds: stores of many blocks, stores of one block, and removals.
 struct Changes {
     long: Vec<Change>,
     single: Vec<Change>,
@@ -151,8 +151,8 @@ impl Changes {
         }
     }
 
-    /// Returns the same changes for a model with windows. The events of windows come directly before those of full
-    /// attention.
+    /// Returns these changes as a model with windows makes them. For a block that a window keeps, the event of the
+    /// window comes directly before the event of full attention.
     fn with_windows(&self) -> Self {
         let kept = |names: &[u64]| names[names.len().saturating_sub(WINDOW_BLOCKS)..].to_vec();
         let grouped = |change: &Change, has_window: bool| match change {

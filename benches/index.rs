@@ -4,9 +4,9 @@
 //! cargo bench --bench index
 //! ```
 //!
-//! Each figure is the median of the rounds, with the least and the greatest. The work is 1M blocks in chains of 1024,
-//! on 128 holders in turn. Queries give random chains by their sequence hashes. All is repeated for engines with
-//! windows or states, where a request can resume only after one block in 32.
+//! Each figure is the median of the rounds, with the least and the greatest. The index gets 1M blocks in chains of
+//! 1024. 128 holders take turns at storing a chain. Queries give random chains by their sequence hashes. All is
+//! repeated for engines with windows or states, where a request can resume only after one block in 32.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 

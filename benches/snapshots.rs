@@ -9,10 +9,10 @@
 //! - *save*: writing a snapshot of all holders while nothing else runs. Also the snapshot's bytes for each held block.
 //! - *warm start*: a daemon with JetStream and that snapshot, from its start until it is ready. It reads the snapshot
 //!   twice (to check it, then to apply it), reads the later `--tail` batches of the stream, and answers queries. For
-//!   comparison, the time that reading the file alone takes, from the same cache.
+//!   comparison, the bench also measures how long it takes only to read the file, which is then in the same cache.
 //! - *query*: searches of 64 blocks by sequence hashes in the index itself, one after another on one thread. They run
-//!   without a snapshot, and while snapshots are written all the time. *lane* is the time that a message waits for its
-//!   lane meanwhile.
+//!   once while no snapshot is written, and once while snapshots are written without a pause. *lane* is the time that a
+//!   message waits for its lane (the thread that applies it) during these searches.
 //!
 //! Blocks lie in chains of 1024; every chain is held by `--sharing` holders. Needs a `nats-server`.
 
@@ -284,8 +284,9 @@ impl Measured {
     }
 }
 
-/// Measures the times of searches and of waits for the lanes during one period. With a snapshotter, snapshots are
-/// written meanwhile. `query` returns a query by its number, and the number of holders that it must find.
+/// Measures searches, and the time until all lanes have done their waiting work, for [`QUERY_DURATION`]. If there is a
+/// `snapshotter`, it writes snapshots during this time. `query` returns a query for each number, and how many holders
+/// the query must find.
 async fn measure(
     pool: &Arc<LanePool>,
     namespaces: &Arc<Namespaces>,

@@ -1,4 +1,4 @@
-//! Token tries without a vocabulary file: the time for each node in each of the walks.
+//! Token tries without a vocabulary file: the time for each node of a trie, in each of the two ways to walk it.
 //!
 //! ```sh
 //! cargo bench --bench vocabulary

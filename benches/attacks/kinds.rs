@@ -182,8 +182,9 @@ fn shapes() -> Vec<Attack> {
 /// Number of levels of the deep tree in one message. Each level stores two blocks.
 const LEVELS: u64 = 16_000;
 
-/// Stores two blocks under each block of a chain, so that the index cannot keep consecutive blocks together (as a run).
-/// Then removes all except the last block. The final message removes the last block, too.
+/// Returns one of 17 messages. Each of the first 16 stores two blocks under each block of a chain, so that the index
+/// cannot keep consecutive blocks together (as a run). Then it removes all blocks of the message except the last block
+/// of the chain, and the block on which the message has built. The 17th message removes the last block of the chain.
 fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     let (trunk, side) = (|level: u64| mix(level), |level: u64| mix(1 << 40 | level));
     if number == 16 {
@@ -338,7 +339,8 @@ fn absent_parents() -> Vec<Attack> {
     ]
 }
 
-/// Makes a message in which each event waits for the next one. The parent of the last event comes at the end.
+/// Makes a message of events in reverse order: each event needs a block that only the next event stores, and so has to
+/// wait. The last event can be applied at once, and lets all others go on.
 fn waiting(number: u64) -> (Tier, Vec<Event>) {
     let block = |event: u64, block: u64| 1 + (number * 64 + event) * 1024 + block;
     let mut events: Vec<Event> = (1..64)

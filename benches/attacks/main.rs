@@ -10,8 +10,8 @@
 //! | MiB | size of all messages, each of at most 1 MiB |
 //! | longest message | longest time to apply one message, while no other holder is active |
 //! | ns a byte | time to apply all messages, for each byte |
-//! | longest turn | longest time that another holder waits to store or remove one block, in the best of the rounds |
-//! | longest query | longest time of a query for blocks of that other holder, in the best of the rounds |
+//! | longest turn | longest time that another holder takes to store or remove one block; least of the rounds |
+//! | longest query | longest time of a query for blocks of that other holder; least of the rounds |
 //! | kept, counted | bytes kept for each byte sent, the most after any message: as the allocator counts, and as
 //! the index counts |
 //! | left | bytes that are left for each MiB sent, after the holder is gone |
@@ -47,7 +47,7 @@ static ALLOCATOR: Counting = Counting;
 /// Number of rounds in which another holder is active during the attack.
 const ROUNDS: usize = 5;
 
-/// Figures of an attack without another holder.
+/// Figures of an attack while no other holder is active.
 #[derive(Default)]
 struct Alone {
     sent: usize,
@@ -129,7 +129,7 @@ fn apply(writer: &mut HolderWriter, payload: &[u8], number: u64) -> Duration {
     started.elapsed()
 }
 
-/// Runs the attack without another holder, and measures its time and memory.
+/// Runs the attack while no other holder is active, and measures its time and memory.
 fn alone(attack: &Attack) -> Alone {
     let index = new_index(attack);
     let mut writer = register(&index, "attacker");

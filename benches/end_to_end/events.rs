@@ -40,7 +40,8 @@ fn events_of(number: u64, blocks: u64) -> Vec<Event> {
 #[derive(Default)]
 struct Rounds {
     rates: Vec<f64>,
-    /// Processor time for each message in the process that receives it, in microseconds.
+    /// Processor time that the receiving process takes for each message, in microseconds. The output calls it "of a
+    /// core".
     of_a_core: Vec<f64>,
 }
 
@@ -65,8 +66,9 @@ impl fmt::Display for Rounds {
     }
 }
 
-/// Measures batches a second, from the first publish until the last batch is applied. Also measures the messages a
-/// second of the counter, which only counts messages. Returns the daemon's rate for the largest batches.
+/// Measures two rates in turns. One is the daemon's rate of batches, from the first publish until the last batch is
+/// applied. The other is the rate of messages of the counter, a subscriber that only counts messages. Prints both, and
+/// returns the daemon's rate for the largest batches.
 pub(crate) async fn bench_events(
     broker: &EmbeddedBroker,
     client: &async_nats::Client,
@@ -102,7 +104,8 @@ pub(crate) async fn bench_events(
     applied_of_last
 }
 
-/// Publishes the batches of one worker on the subjects of `subjects`. The daemon and the counter get the same messages.
+/// Publishes the batches of one worker. `subjects` decides who receives them: the daemon, or the counter that only
+/// counts messages.
 async fn publish_all(
     client: &async_nats::Client,
     subjects: &Subjects,
@@ -156,14 +159,14 @@ async fn events_counted(
     (rate, processor_time(&counter))
 }
 
-/// Signal that ends a load.
+/// Switch that ends a load of events.
 #[derive(Default)]
 pub(crate) struct Pace {
     pub(crate) stop: AtomicBool,
 }
 
-/// Publishes `rate` batches a second, on a connection of its own, until the signal of `pace`. Returns the rate that was
-/// reached.
+/// Publishes `rate` batches a second on a connection of its own, until `pace` is switched to stop. Returns the rate
+/// that was reached.
 pub(crate) async fn publish_at(url: String, rate: f64, pace: Arc<Pace>) -> f64 {
     let client = async_nats::connect(url).await.unwrap();
     let worker = WorkerName::new("paced").unwrap();

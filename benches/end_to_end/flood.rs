@@ -1,12 +1,13 @@
 //! Small queries during a flood of large queries: the cost of one client's flood for other clients.
 //!
-//! The flood comes from a process and a connection of its own. During each form of flood, small queries go to the
-//! daemon. As a control, the bare responder gets small queries during the same flood.
+//! The flood comes from a process and a connection of its own. During each kind of flood, small queries are sent to the
+//! daemon. As a control, they are also sent to the echo (a responder that looks up nothing), which then gets the same
+//! flood.
 //!
-//! A flood enters by one of two accounts. In the daemon's own account, messages may be as large as the server accepts.
-//! The account for routers has the limit of `deploy/nats/accounts.conf`. There the server refuses a larger message at
-//! its first line, and ends the connection. The client library would refuse to send such messages. So this flood does
-//! without the library, and connects again immediately.
+//! A flood comes from a client in one of two accounts of the NATS server. In the daemon's own account, messages may be
+//! as large as the server accepts. The account for routers has the limit of `deploy/nats/accounts.conf`. There the
+//! server reads only the first line of a larger message, refuses the message, and ends the connection. The client
+//! library would not send such a message. So this flood uses plain TCP, with a new connection for each request.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -26,8 +27,8 @@ use crate::{Scale, median};
 /// Number of blocks in each query of a large request.
 const BLOCKS: u64 = 16_000;
 
-/// Configuration of the server. A client without credentials is in the daemon's account. A flood may be in the account
-/// for routers.
+/// Configuration of the NATS server. A client without credentials is in the daemon's account, `KVATLAS`. A client with
+/// the credentials `router` is in the account for routers.
 pub(crate) const ACCOUNTS: &str = r#"
 no_auth_user: core
 accounts {
@@ -46,18 +47,18 @@ accounts {
 }
 "#;
 
-/// Account by which a flood enters, together with whether its messages exceed the limit of the account.
+/// Account from which a flood is sent, and whether its messages exceed the limit of this account.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
-    /// The daemon's account.
+    /// The daemon's account, which sets no limit of its own.
     Open,
-    /// The account for routers, with messages within its limit.
+    /// The account for routers. The messages are within its limit.
     Limited,
-    /// The account for routers, with messages beyond its limit.
+    /// The account for routers. The messages exceed its limit, so the server refuses them.
     Shut,
 }
 
-/// Requests of a flood: their rate, their payload, and the account by which they enter.
+/// Kind of flood: the rate and the payload of its requests, and the account from which they are sent.
 #[derive(Clone, Copy)]
 struct Form {
     name: &'static str,
@@ -147,7 +148,8 @@ async fn flood_with_library(url: &str, subject: &str, form: Form, stop: &AtomicB
     [sent, answered, refused]
 }
 
-/// Sends each request on a connection of its own, because the server ends the connection.
+/// Sends each request over a TCP connection of its own, because the server ends the connection of a message that
+/// exceeds the limit.
 #[allow(clippy::disallowed_methods, reason = "the rate of the flood is by the clock")]
 fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool) -> [u64; 3] {
     let payload = (form.payload)();
@@ -177,7 +179,7 @@ fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool
     [sent, 0, refused]
 }
 
-/// Sums over floods: the duration, and the numbers of requests that were sent, answered and refused.
+/// Numbers of all repetitions of a flood together: the duration, and the requests that were sent, answered and refused.
 #[derive(Default)]
 struct Flooded {
     milliseconds: u64,

@@ -49,8 +49,8 @@ use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use queries::{Asked, bench_queries, load_prompts, wait_for_echo};
 
-/// Settings with which a daemon loses no events of a publisher that sends as fast as it can. Holders whose publishers
-/// send no heartbeats stay exact, like the holders of real engines.
+/// Settings for a publisher that sends as fast as it can: the daemon loses none of its events. With these settings, a
+/// holder also stays exact without heartbeats, like the holder of a real engine.
 const PATIENT: [&str; 8] = [
     "--logging-level",
     "warn",

@@ -16,7 +16,7 @@ use crate::common::{KilledOnDrop, processor_time};
 
 /// Number of blocks of every query.
 const QUERY_BLOCKS: u64 = 64;
-/// Number of workers that hold a mixed prompt, each to another depth.
+/// Number of workers that hold a mixed prompt. Each of them holds a different number of its leading blocks.
 const MIXED_HOLDERS: u64 = 8;
 /// Number of different prompts of each kind.
 const PROMPTS: u64 = 256;
@@ -57,7 +57,7 @@ impl Target {
         }
     }
 
-    /// Returns the encoded requests. The echo gets the requests for whole prompts.
+    /// Returns the encoded requests. Requests to the echo are the same as those for whole prompts.
     fn payloads(self) -> Vec<bytes::Bytes> {
         let first = if self == Self::Mixed { PROMPTS } else { 0 };
         let encode = |number| {
@@ -102,12 +102,13 @@ pub(crate) async fn wait_for_echo(client: &async_nats::Client) {
 /// Figures of one round: requests a second, and latencies in nanoseconds.
 pub(crate) struct Round {
     rate: f64,
-    /// Processor time for each request in the process that answers it, in microseconds; 0 if it is not known.
+    /// Processor time that the answering process takes for each request, in microseconds; 0 if it is not known. The
+    /// output calls it "of a core".
     of_a_core: f64,
     pub(crate) latency: Histogram<u64>,
 }
 
-/// Sends `requests` to `target`, `in_flight` at a time.
+/// Sends a number of queries, `requests`, to `target`. At most `in_flight` of them wait for an answer at the same time.
 pub(crate) async fn round(
     client: &async_nats::Client,
     target: Target,

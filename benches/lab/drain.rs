@@ -4,7 +4,8 @@ use hashbrown::HashSet;
 
 use super::prefix_index::{Depth, HolderNumber};
 
-/// State of a walk: the holders that have every block so far, and the depths of the holders that have dropped out.
+/// State of a walk along a prompt. It has the holders of all blocks so far, and the depths of the holders that lack a
+/// block.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     matched: usize,
@@ -13,7 +14,8 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Takes the next block; `holders` are its holders. Returns whether any holder has every block so far.
+    /// Goes on to the next block, which `holders` have. Returns whether at least one holder has all blocks up to and
+    /// including this one.
     pub(super) fn step(&mut self, holders: &HashSet<HolderNumber>) -> bool {
         let Self {
             matched,

@@ -17,7 +17,7 @@ use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixI
 /// # Wrong by design
 ///
 /// - **It conflates blocks of equal content**: the entry of a block hash has no positions or prefixes. So a holder of
-///   `A B` matches the query `B A` whole, and a holder of `X B` and `A` matches `A B`.
+///   `A B` matches both blocks of the query `B A`. A holder of the prompts `X B` and `A` matches both blocks of `A B`.
 /// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of a
 ///   content tells only that the holder has such a block, not how many. Removing one of two blocks with the same
 ///   content hides the other.

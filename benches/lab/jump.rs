@@ -23,24 +23,26 @@ pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is 
 ///
 /// # Promise
 ///
-/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from the query.
-/// With other chains a prompt is not found. While events are applied, a query reads the blocks at different instants.
+/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from
+/// the query. If they are another chain, a prompt is not found. While events are applied, a query reads the blocks at
+/// different instants.
 ///
 /// # What is mended
 ///
-/// - The published search compares how many holders two positions have. The numbers can be equal although some holders have
-///   dropped out, because others have joined. Here the *sets* are compared.
-/// - The published search assumes that the prefix of an entry is the query's prefix, without comparing hashes. So it also
-///   matches blocks of equal content after another prefix. Here such an entry is believed only during the search. Then the
-///   rolling hash is computed up to the deepest found block, and **the prefix of every answer is verified**. A holder with
-///   another prefix is searched for again, with hashes compared at every step.
-/// - The published search can count blocks after a holder's hole. Here the holders with holes are known, and their depths are
-///   found block by block.
+/// - The published search compares how many holders two positions have. The numbers can be equal although some holders
+///   have dropped out, because others have joined. Here the *sets* of holders are compared.
+/// - The published search assumes that the prefix of an entry is the query's prefix, without comparing hashes. So it
+///   also matches blocks of equal content after another prefix. Here such an entry is believed only during the search.
+///   Then the rolling hash is computed up to the deepest found block, and **the prefix of every answer is verified**.
+///   If a holder has another prefix, its depth is searched for once more, and this search compares hashes at every
+///   step.
+/// - The published search can count blocks after a holder's hole. Here the holders with holes are known, and their
+///   depths are found block by block.
 ///
 /// # Cost
 ///
-/// A query takes depth / jump look-ups, a scan of one jump for each holder that drops out, and a rolling hash of 4 ns for each
-/// matched block. A miss needs no hash.
+/// A query takes depth / jump look-ups, a scan of one jump for each holder that drops out, and a rolling hash of 4 ns
+/// for each matched block. A miss needs no hash.
 #[derive(Debug)]
 pub struct JumpIndex {
     pub(super) entries: DashMap<(usize, BlockHash), SeqEntry>,

@@ -10,17 +10,18 @@ use super::sequence_entry::SeqEntry;
 
 type HolderNumbers = HashSet<HolderNumber>;
 
-/// Treatment of a [`SeqEntry`] that has a single prefix, which may differ from the query's prefix.
+/// Degree to which a search relies on a [`SeqEntry`] that has a single sequence hash. The entry's blocks may follow
+/// another prefix than the query's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
-    /// The prefix is assumed to be the query's prefix, without comparing hashes. Holders of another prefix may be
-    /// found, but no holder is missed.
+    /// The search assumes, without comparing hashes, that the entry's blocks follow the query's prefix. It may find
+    /// holders of another prefix, but misses no holder.
     Believe,
-    /// The prefix is compared with the query's hash.
+    /// The search compares the entry's sequence hash with the query's.
     Verify,
 }
 
-/// State of one search: the query, and those of its sequence hashes that have been needed so far.
+/// State of one search: the query, and the query's sequence hashes up to the last position at which one was needed.
 struct JumpSearch<'a> {
     index: &'a JumpIndex,
     blocks: &'a [BlockHash],
@@ -51,7 +52,8 @@ pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
 }
 
 impl JumpSearch<'_> {
-    /// Returns the query's sequence hash at `position`, computed from the last hash that was needed.
+    /// Returns the query's sequence hash at `position`. Computes the hashes up to there that have not been computed
+    /// yet.
     fn name(&mut self, position: usize) -> Option<SequenceHash> {
         let missing = self.blocks.get(self.rolled.len()..=position).unwrap_or_default();
         for block in missing {
@@ -107,7 +109,8 @@ impl JumpSearch<'_> {
         })
     }
 
-    /// Finds the depths of holders with holes, block by block. All of them have the block at position 0.
+    /// Finds the depths of holders with holes, block by block. `active` are these holders; each has the block at
+    /// position 0.
     fn walk(&mut self, mut active: HolderNumbers) {
         for position in 1..self.blocks.len() {
             if active.is_empty() {
@@ -119,7 +122,8 @@ impl JumpSearch<'_> {
         self.note(active, self.blocks.len());
     }
 
-    /// Finds the depths of holders without holes, jump by jump. All of them have the block at position 0.
+    /// Finds the depths of holders without holes, jump by jump. `active` are these holders; each has the block at
+    /// position 0.
     fn jump(&mut self, mut active: HolderNumbers, trust: Trust) {
         let last = self.blocks.len() - 1;
         let mut current = 0;
@@ -141,7 +145,8 @@ impl JumpSearch<'_> {
         self.note(active, self.blocks.len());
     }
 
-    /// Removes the depths whose last block does not have the query's prefix. Returns the holders of these depths.
+    /// Takes wrong depths out of the result, and returns their holders. A depth is wrong if its last block follows
+    /// another prefix than the query's.
     ///
     /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all blocks
     /// before it. The search has also found that the holder does not have the query's content at `depth`.

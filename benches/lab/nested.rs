@@ -15,11 +15,11 @@ use super::prefix_index::{Depth, HolderNumber, PrefixBlock, PrefixIndex, PrefixI
 ///
 /// # Wrong by design
 ///
-/// - **It conflates blocks of equal content.** A query matches all blocks of these contents, in any order and after
-///   any prefix. A holder of `A B` matches the query `B A` whole.
-/// - **A content has one name.** Of several blocks of one content only the last name is kept. A removal by an older
-///   name finds nothing. A removal by the last name removes the content, although the holder still has it at another
-///   place.
+/// - **It conflates blocks of equal content.** A query matches all blocks of these contents, in any order and after any
+///   prefix. A holder of `A B` matches both blocks of the query `B A`.
+/// - **A content has one name.** If a holder stores several blocks of one content, only the name of the last one is
+///   kept. A removal by an earlier name finds nothing. A removal by the last name removes the content, although the
+///   holder still has it at another place.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost

@@ -27,7 +27,7 @@ const MODE_SHIFT: u32 = 62;
 ///
 /// The mode is the smallest that holds the position, so one hash has one encoding.
 ///
-/// Ordered by position first.
+/// Hashes are sorted by position first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct PositionalSequenceHash(u128);
@@ -36,8 +36,8 @@ impl PositionalSequenceHash {
     /// The last position that fits, 2^31 - 1.
     pub const POSITION_MAX: u64 = (1 << 31) - 1;
 
-    /// Packs the parts of a positional sequence hash. Keeps the low bits of the block hash for which the position's
-    /// mode has room.
+    /// Packs the parts of a positional sequence hash. Of the block hash, only the low bits are kept, as many as the
+    /// mode of the position has room for.
     ///
     /// # Errors
     ///
@@ -200,7 +200,8 @@ mod tests {
 
     use super::*;
 
-    /// Positions of every mode. Positions at the mode boundaries are drawn often.
+    /// Returns a generator of positions that need every mode. It often generates positions at the boundaries between
+    /// two modes.
     fn positions() -> impl Strategy<Value = u64> {
         prop_oneof![
             prop::sample::select(vec![

@@ -1,29 +1,30 @@
 //! A concurrent radix tree of blocks. Every node has a lock, and queries follow one pointer for each block.
 //!
-//! A node is a block. It has its children, by key, and its holders. It exists as long as it has holders or children. Look-ups,
-//! and changes of different holders, can run at the same time.
+//! A node is a block. It has its children, by key, and its holders. It exists as long as it has holders or children.
+//! Look-ups, and changes of different holders, can run at the same time.
 //!
 //! # Locks
 //!
-//! A thread may take a node's lock while it holds the lock of the node's parent, but never the other way round. Two changes
-//! need the lock of a node's parent: a holder enters the node, or the empty node is erased. So no holder enters a node that is
-//! being erased. The parent of the node that a holder enters cannot be erased either: the holder is in the parent, and only the
-//! writer of that holder takes it out. (The root is never erased.) A walk holds one lock at a time, and only while it reads a
-//! node's holders and finds one child.
+//! A thread may take a node's lock while it holds the lock of the node's parent, but never the other way round. Whoever
+//! adds a holder to a node, or erases an empty node, has the lock of the node's parent. So no holder enters a node that
+//! is being erased. While a holder enters a node, the node's parent cannot be erased either: the holder is in the
+//! parent, and only the writer of that holder removes it from there. (The root is never erased.) A walk holds one lock
+//! at a time, and only while it reads a node's holders and finds one child.
 //!
 //! # What a walk sees
 //!
-//! A walk reads the nodes one after another, from the root on, each at a different instant. Suppose that a holder enters
-//! parents before children and leaves children before parents. Then at every instant, the nodes that the holder is in form
-//! whole paths from the root. Suppose further that a walk finds the holder in the first k nodes of the walk's path and not in
-//! the next node. Then the holder's depth on that path was
+//! A walk reads the nodes one after another, from the root on, each at a different instant. Suppose that a holder
+//! enters parents before children and leaves children before parents. Then at every instant, the nodes that the holder
+//! is in form whole paths from the root. Suppose further that a walk finds the holder in the first k nodes of the
+//! walk's path and not in the next node. Then the holder's depth on that path was
 //!
 //! - at least k when the walk read the k-th node, because the holder was in that node;
-//! - at most k at a later instant: when the walk read the next node, or did not find it among the children of the k-th node. If
-//!   one of these two nodes was erased during the walk, the instant is that of the erasure, when no holder was in the node.
+//! - at most k at a later instant: when the walk read the next node, or did not find it among the children of the k-th
+//!   node. If one of these two nodes was erased during the walk, the instant is that of the erasure, when no holder was
+//!   in the node.
 //!
-//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per holder, at
-//! some point between its start and its end.
+//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per
+//! holder, at some point between its start and its end.
 
 use std::fmt;
 use std::hash::Hash;
@@ -107,7 +108,8 @@ pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
     root: SharedNode<K, G>,
     /// Number of nodes, not counting the root.
     nodes: AtomicU64,
-    /// Number of bytes allocated by nodes, in addition to their own size.
+    /// Number of bytes that the tables and the holders of the nodes take on the heap. The nodes' own size is not
+    /// included.
     heap_bytes: AtomicU64,
 }
 
@@ -140,7 +142,8 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         self.len() * Self::NODE_BYTES + self.heap_bytes.load(Ordering::Relaxed)
     }
 
-    /// Makes a change, and counts the memory that the change takes or frees.
+    /// Calls `change` with the state of a node, and updates the sum of the nodes' memory by the difference that this
+    /// makes.
     fn change<R>(&self, state: &mut NodeState<K, G>, change: impl FnOnce(&mut NodeState<K, G>) -> R) -> R {
         let before = state.heap_bytes();
         let result = change(state);
@@ -244,7 +247,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
 }
 
 impl<K, G> fmt::Debug for TreeNode<K, G> {
-    /// Writes the node without the nodes below it, which may be many levels.
+    /// Writes the name of the type only. The nodes below may be many levels deep, so they are not written.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("TreeNode").finish_non_exhaustive()
     }

@@ -26,9 +26,9 @@ struct RadixNode {
 ///
 /// # Promise
 ///
-/// Exact, whatever the holders' sequence hashes are. Sequence hashes are only names: the hashes of any engine can be
-/// used if each holder has only one name for a block. Blocks of equal content share a node only under one parent, where
-/// they are the same block.
+/// Exact for any kind of sequence hashes. The design uses them only as names. So the hashes of any engine will do, if
+/// each holder has only one name for a block. Blocks of equal content share a node only if they have the same parent,
+/// and then they are the same block.
 ///
 /// # What is mended
 ///

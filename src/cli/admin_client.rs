@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(parse(":\n\n"), (String::new(), String::new()));
     }
 
-    /// The daemon hangs after its first event, and the connection stays open.
+    /// A test in which the daemon hangs after its first event, while the connection stays open.
     #[tokio::test]
     async fn a_stream_in_which_nothing_comes_is_lost() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -34,7 +34,7 @@ Examples:
 
 /// Maximum number of messages from daemons (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// Returns the longest time that the stop of a bridge may take: 5 s while it is connected to NATS, else 0.5 s.
+/// Returns the longest time that it may take to stop a bridge: 5 s if the bridge is connected to NATS, else 0.5 s.
 pub(super) fn stop_patience(is_connected: bool) -> Duration {
     match is_connected {
         true => Duration::from_secs(5),
@@ -71,7 +71,7 @@ pub(crate) struct BridgeArguments {
     forget: bool,
 }
 
-/// Source of the answers of the bridge's admin listener.
+/// Answers the questions that reach the bridge's admin listener.
 struct View {
     bridge: Bridge,
     readiness: Arc<Readiness>,
@@ -88,8 +88,8 @@ impl AdminSource for View {
         self.metrics.render()
     }
 
-    /// Returns the state of the connection. The bridge is not ready while the server refuses a right that the bridge
-    /// needs to report engines.
+    /// Returns whether the bridge is ready, and why not. It is ready while it is connected to NATS, unless the server
+    /// refuses a right that it needs to report engines.
     fn readiness(&self) -> ReadinessReport {
         let refusals = self.bridge.refusals();
         self.readiness.report().refused(Latch::EventsSubscribed, refusals)
@@ -163,8 +163,8 @@ impl AdminSource for View {
 }
 
 impl BridgeArguments {
-    /// Loads the settings. The container image sets the address of the admin listener with the variable that `kvatlas probe`
-    /// reads, too.
+    /// Loads the settings. The container image sets `KVATLAS_ADMIN_LISTEN`, so the address of the admin listener may
+    /// come from the environment, where `kvatlas probe` reads it, too.
     fn load(
         &self,
         environment: Vec<(String, String)>,

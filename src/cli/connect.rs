@@ -48,13 +48,14 @@ impl DaemonArguments {
         Ok(Config::load_for_client(flags, environment.into_iter())?)
     }
 
-    /// Returns the environment, and the texts of the flags by the keys of their settings. To the flags belongs a context of the
-    /// `nats` command line, from `surroundings`:
+    /// Returns the environment, and the given flags as texts, by the keys of their settings. Settings of a context of
+    /// the `nats` command line (from `surroundings`) are added to the flags in two cases:
     ///
-    /// - If a flag names a context, the context replaces the `KVATLAS_NATS_…` variables, which are removed from the environment.
-    /// - Else the chosen context is used, but only if nothing else says how to reach NATS.
+    /// - A flag names the context. Then the `KVATLAS_NATS_…` variables are removed from the environment.
+    /// - No flag and no variable says how to reach NATS. Then the context is the one that the environment names, or
+    ///   else the one that `nats context select` has chosen.
     ///
-    /// `is_given` says whether a flag that is not among these says how to reach NATS.
+    /// `is_given` says whether a flag that `self` does not have says how to reach NATS.
     pub(super) fn sources(
         &self,
         is_given: bool,
@@ -112,7 +113,7 @@ pub(super) struct NatsConnection {
 }
 
 impl NatsConnection {
-    /// Waits for `asked`. Fails immediately if the server refuses a message on `subject`.
+    /// Waits for the answer `asked` to a message on `subject`. Fails immediately if the server refuses the message.
     pub(super) async fn unless_refused<T>(
         &self,
         subject: &str,

@@ -37,7 +37,8 @@ Examples:
   kvatlas demo --stay
   kvatlas demo --workers 64 --requests 50000 --seconds 60";
 
-/// Number of requests between two checkpoints, at which all events are applied and replies are compared with the truth.
+/// Number of requests between two checkpoints. At a checkpoint, all events are applied, and replies are compared with
+/// the blocks that the simulated workers really hold.
 const CHECKPOINT_REQUESTS: usize = 250;
 /// Number of queries that are under way at the same time.
 const IN_FLIGHT: usize = 8;

@@ -1,4 +1,4 @@
-//! Holders in doubt, that is, holders that are not exact. A daemon's route `/workers` lists them.
+//! Holders in doubt, that is, holders that are not exact, from a daemon's route `/workers`.
 
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
@@ -15,10 +15,11 @@ pub(super) struct DoubtedHolder {
     /// Time since which the holder is not exact, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) since_us: Option<u64>,
-    /// Details of the reasons for doubt; `None` if the daemon knows none.
+    /// Details of the reasons for doubt; `None` if the daemon knows no details.
     #[serde(default)]
     pub(super) detail: Option<String>,
-    /// Share of the last queries that the holder's doubt concerned.
+    /// Numbers of recent answers: all about the namespace, those that list the holder as not exact, and those that are
+    /// not exact. `None` if an older daemon leaves them out.
     #[serde(default)]
     pub(super) cost: Option<Cost>,
 }

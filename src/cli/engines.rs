@@ -21,8 +21,8 @@ use super::connect::parse_time;
 use super::failure::Failure;
 use super::serve::{Hangups, expect_regular};
 
-/// Shortest time between two writes of one engine's state. A saved state of this age can be brought up to date, because
-/// the engine's replay socket can repeat the events of a far longer time.
+/// Shortest time between two writes of one engine's state. After a restart, the bridge brings a state of this age up to
+/// date: the engine's replay socket repeats the events of a far longer time.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Name under which a bridge lists the engines from flags and from `--engines-file`.
 const SOURCE: &str = "flags";
@@ -259,8 +259,8 @@ impl EngineArguments {
         Ok(bridge)
     }
 
-    /// Reads the engines again at every SIGHUP, until the terminal is gone. If the file cannot be used, the bridge keeps following
-    /// the same engines.
+    /// Reads the engines again at every SIGHUP. Returns when a SIGHUP says that the terminal is gone. If the file
+    /// cannot be used, the bridge keeps following the same engines.
     pub(super) async fn reload_at(&self, mut hangups: Hangups, bridge: &Bridge) {
         while hangups.asks_for_reload().await {
             // No signal is handled while the file is read. So only a regular file is read: a pipe could block.

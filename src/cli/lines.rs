@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::failure::Failure;
 
-/// Length of a line's text, in bytes, that counts as too long. Even the largest message that a configuration can allow is shorter
-/// when written as JSON.
+/// Length of a line's text, in bytes, from which on the line is refused as too long. The largest message that a
+/// configuration can allow is shorter than this, even as JSON.
 const LINE_BYTES_MAX: u64 = 256 << 20;
 
 /// Opens the file at `path`, or standard input if `path` is `-`.

@@ -1,4 +1,5 @@
-//! Missing shards: shards whose answers a gateway lacks. The gateway's route `/index` lists them.
+//! Missing shards: shards that do not answer their gateway, or refuse to. The gateway's answers then lack the workers
+//! of these shards. The gateway's route `/index` lists the missing shards.
 
 use std::fmt;
 
@@ -14,7 +15,8 @@ pub(super) struct UnansweringShard {
     shard: u32,
     shards: u32,
     since_us: u64,
-    /// Namespace about which the shard refuses to answer; `None` if the shard is silent. An older gateway leaves it out.
+    /// Namespace about which the shard refuses to answer; `None` if the shard does not answer at all, or if an older
+    /// gateway leaves the namespace out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
     /// Reason of the refusal, in the shard's words.
@@ -26,7 +28,8 @@ impl UnansweringShard {
     /// Name of the alert that reports missing shards.
     const ALERT: &str = "KvatlasShardMissing";
 
-    /// Returns the text ` does not answer since …`, with the time until `now_us`, or what the shard refuses and why.
+    /// Returns the trouble in words: that the shard does not answer, or what it refuses and why. The text says since
+    /// when this has been so, and how long that is at the time `now_us`.
     pub(super) fn describe(&self, now_us: u64) -> String {
         let since = since(Some(self.since_us), now_us);
         match &self.namespace {
@@ -39,7 +42,7 @@ impl UnansweringShard {
         }
     }
 
-    /// Returns the fault in short: that the shard does not answer, or what it refuses.
+    /// Returns the trouble in a few words: that the shard does not answer, or what it refuses.
     pub(super) fn fault(&self) -> String {
         match &self.namespace {
             None => "does not answer".to_owned(),
@@ -47,7 +50,7 @@ impl UnansweringShard {
         }
     }
 
-    /// Returns the advice.
+    /// Returns the advice on what to do.
     pub(super) fn mend(&self) -> String {
         match self.namespace {
             None => mend_of([Self::ALERT].into_iter(), "what to do"),
@@ -55,7 +58,7 @@ impl UnansweringShard {
         }
     }
 
-    /// Returns the advice, and the command that says more about silent shards.
+    /// Returns the advice on what to do. For a shard that does not answer, adds the command that says more.
     pub(super) fn long_mend(&self) -> String {
         match self.namespace {
             None => format!("{}; kvatlas explain {} says more", self.mend(), Self::ALERT),

@@ -37,7 +37,8 @@ const PATHS: [&str; 5] = ["creds", "nkey", "ca", "cert", "key"];
 /// another way than the context says.
 const NOT_SUPPORTED: [&str; 4] = ["nsc", "user_jwt", "socks_proxy", "windows_cert_store"];
 
-/// Facts from the environment about contexts: the directory that holds them, the user's home, and the name of a context.
+/// Places and names that decide which context of the `nats` command line is used. They come from the process's
+/// environment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surroundings {
     /// The directory `nats` in the user's configuration directory.
@@ -59,7 +60,8 @@ impl Surroundings {
         }
     }
 
-    /// Returns the surroundings of a user with the home directory `home`. No environment variable names a context.
+    /// Returns the places that contexts have for a user with the home directory `home`. No environment variable names a
+    /// context.
     #[cfg(test)]
     pub(super) fn in_home(home: &Path) -> Self {
         Self {
@@ -69,8 +71,9 @@ impl Surroundings {
         }
     }
 
-    /// Returns the settings of a context. `flag` names the context, or else the environment does, or else `nats context
-    /// select` has chosen it. Returns no settings if no context is named.
+    /// Returns the settings of the context that `flag` names. Without a flag, uses the context that the environment
+    /// names, or else the one that `nats context select` has chosen. Returns no settings if there is no such context
+    /// name.
     ///
     /// # Errors
     ///

@@ -1,12 +1,12 @@
-//! Broken promises. A promise is broken if exact answers about a holder promise more blocks than requests find. A daemon's
-//! route `/index` lists the broken promises.
+//! Broken promises. A promise about a holder is broken if requests find fewer blocks at the holder than exact answers
+//! promise. A daemon's route `/index` lists the broken promises.
 
 use std::fmt;
 
 use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
-/// Holder whose exact answers promise more blocks than requests find.
+/// Holder of which exact answers promise more blocks than requests find.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct BrokenPromise {
     worker: String,

@@ -112,7 +112,7 @@ impl PublishedCounts {
         format!("{batches}, {events}, {blocks}")
     }
 
-    /// Fails if bad lines were passed over.
+    /// Fails if bad lines were left out.
     fn check(&self) -> Result<(), Failure> {
         match self.bad_lines {
             0 => Ok(()),
@@ -195,7 +195,7 @@ fn not_taken(transport: TransportName) -> &'static str {
     }
 }
 
-/// Facts about the namespace and the worker's rank for which the daemon is asked before anything is published.
+/// Facts about the worker's rank and its namespace. The command asks the daemon for them before it publishes anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct PublishTarget {
     /// Tokens in a block of the namespace; `None` if the daemon does not tell.
@@ -232,8 +232,9 @@ impl PublishTarget {
         }
     }
 
-    /// Returns the epoch and the number after which the first batch follows. A new epoch is above the epoch that the daemon
-    /// knows, even if an earlier publisher's clock was ahead of this machine's clock.
+    /// Returns the epoch of the first batch, and with `--epoch` also the batch number before it. Without `--epoch`,
+    /// begins a new epoch above the one that the daemon knows, even if an earlier publisher's clock was ahead of this
+    /// machine's clock.
     fn beginning(self, arguments: &PublishArguments) -> Beginning {
         match arguments.epoch {
             Some(epoch) => Beginning::After(BatchCursor {
@@ -298,8 +299,8 @@ impl PublishArguments {
         })
     }
 
-    /// Starts a watch on whether the daemon applies the batches after `cursor`. Fails if these credentials may not ask the
-    /// daemon.
+    /// Begins to observe whether the daemon applies the batches after `cursor`. Fails if these credentials may not ask
+    /// the daemon.
     async fn watch(&self, connection: &NatsConnection, cursor: BatchCursor) -> Result<DaemonWatch, Failure> {
         let worker = (self.namespace.clone(), self.worker.clone(), self.rank);
         let first = BatchCursor {
@@ -316,13 +317,14 @@ struct Sending<'a> {
     publisher: &'a HolderPublisher,
     /// Largest message that the server takes, in bytes.
     payload_max: usize,
-    /// Counts of what has been handed over to the publisher.
+    /// Numbers of batches, events and blocks that were given to the publisher for sending.
     handed_over: PublishedCounts,
-    /// Counts of what the server has taken. With JetStream, these batches are in the stream.
+    /// Numbers of batches, events and blocks that the server has taken. With JetStream, these batches are in the
+    /// stream.
     taken: PublishedCounts,
     /// Cursor of the last batch that the server has taken.
     cursor: BatchCursor,
-    /// Whether the last confirmation by the server failed or came too late.
+    /// Whether the last wait for the server's confirmation failed: the server reported an error, or the wait timed out.
     is_refused: bool,
 }
 
@@ -375,7 +377,7 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Waits until the server has taken everything that was handed over.
+    /// Waits until the server has taken all batches that were given to the publisher.
     async fn confirm(&mut self) -> Result<(), Failure> {
         let patience = self.arguments.connection.timeout;
         let flushed = tokio::time::timeout(patience, self.publisher.flush()).await;
@@ -415,8 +417,8 @@ fn read(
     Ok(None)
 }
 
-/// Encodes a batch to find its largest possible size. The time and the block size have their longest form, and only the batch's
-/// number may differ when the batch is sent. Also returns the batch.
+/// Encodes a batch to find its largest possible size, and returns the batch with the encoding. The time and the block
+/// size take the form with the most bytes. Only the number of the batch can still change when the batch is sent.
 fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec<u8>) {
     let sent = EventBatch {
         epoch: cursor.epoch,

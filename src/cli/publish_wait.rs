@@ -17,20 +17,22 @@ use super::text::counted;
 /// Pause between two questions to the daemon about its progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Watch on how far a daemon has applied the batches of one worker's rank.
+/// Observes how many batches of one worker's rank a daemon has applied.
 pub(super) struct DaemonWatch {
     client: QueryClient,
     namespace: NamespaceName,
     worker: WorkerName,
     rank: Rank,
     patience: Duration,
-    /// Reasons for doubt that are no sign of a lost batch of this command: see [`earlier_doubts`].
+    /// Reasons for doubt that the daemon may report even if it applies every batch of this command: see
+    /// [`earlier_doubts`].
     earlier: DegradedReasons,
 }
 
 impl DaemonWatch {
-    /// Starts a watch before the batch at `first` is published. Asks the daemon once for the doubts that there are already.
-    /// `patience` is the longest time for each question and for the later wait. Fails if the server refuses the question.
+    /// Begins to observe, before the batch at `first` is published. Asks the daemon once for the reasons why it already
+    /// doubts the holder. `patience` is the longest time for each question, and for the later wait. Fails if the server
+    /// refuses the question.
     pub(super) async fn begin(
         connection: &NatsConnection,
         (namespace, worker, rank): (NamespaceName, WorkerName, Rank),
@@ -119,7 +121,8 @@ impl DaemonWatch {
 enum KnownHolder {
     Status(HolderStatusReply),
     Unknown,
-    /// The daemon refuses to say, in these words: a shard is missing, or a bound keeps the namespace out.
+    /// The daemon does not tell, and gives this explanation. For example, a shard is missing, or a limit keeps the
+    /// namespace out.
     Refused(String),
 }
 
@@ -144,8 +147,8 @@ fn of_dropped(reasons: DegradedReasons) -> DegradedReasons {
     reasons.filtered(|reason| matches!(reason, DegradedReason::Gap | DegradedReason::Undecodable))
 }
 
-/// Returns the reasons for doubt that the batches from `first` on do not cause. These are the reasons in `before`, the earlier
-/// status, and a gap if `first` itself skips numbers.
+/// Returns the reasons for doubt that the batches from `first` on do not cause. Some are already in `before`, the
+/// daemon's status before these batches. Another one is a gap, if `first` does not have the next batch number.
 fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> DegradedReasons {
     let degraded = before.map_or(DegradedReasons::default(), |holder| of_dropped(holder.degraded));
     let continued = before.filter(|holder| holder.epoch == first.epoch);
@@ -166,7 +169,7 @@ fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> Deg
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum DaemonProgress {
     Applied(String),
-    /// The last batch will never be applied.
+    /// The daemon will never apply the last batch. The text says why.
     Ignored(String),
     Waiting(String),
     /// The daemon has reached the last batch's number, but has dropped some of the published batches.
@@ -279,8 +282,8 @@ mod tests {
         assert_eq!(found, waiting);
     }
 
-    /// Tests that a dropped batch does not count as applied. A later heartbeat can still make the daemon's last number
-    /// equal to the batch's number.
+    /// A test that a dropped batch does not count as applied. The daemon's last batch number can still reach the number
+    /// of the dropped batch, because of a later heartbeat.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {

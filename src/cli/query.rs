@@ -108,8 +108,8 @@ pub(crate) struct QueryArguments {
     json: bool,
 }
 
-/// Flags that `--every` and `--positions` cannot be given with. Most of these flags need the whole chain of blocks; a file gives
-/// the positions itself.
+/// Flags that cannot be combined with `--every` and `--positions`. Most of them need the whole chain of blocks.
+/// `--file` cannot be combined because each query in the file gives its own positions.
 const WHOLE_FORMS: [&str; 8] = [
     "status",
     "tokens",
@@ -121,8 +121,8 @@ const WHOLE_FORMS: [&str; 8] = [
     "predicted",
 ];
 
-/// Flags that `--lora-name` and `--cache-salt` cannot be given with. Hashes already depend on the adapter and the salt, and a
-/// file gives both itself.
+/// Flags that cannot be combined with `--lora-name` and `--cache-salt`. Hashes already depend on the adapter and the
+/// salt. Each query in a `--file` names both itself.
 const HASH_FORMS: [&str; 5] = [
     "status",
     "block_hashes",

@@ -49,7 +49,7 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     text + &describe_gathered(reply.gathered.as_ref())
 }
 
-/// Returns a line about the shards that an answer lacks; empty if it lacks none.
+/// Returns a line about the shards that did not answer; empty if all answered.
 pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
     let Some(gathered) = gathered.filter(|gathered| !gathered.missing.is_empty()) else {
         return String::new();

@@ -73,8 +73,8 @@ pub(crate) fn file_of_environment() -> Option<PathBuf> {
     named.map(PathBuf::from)
 }
 
-/// Fails if `path` exists and is not a regular file, as a pipe is. A reload would wait for the pipe's writer, and signals would
-/// wait meanwhile.
+/// Fails if `path` exists and is not a regular file, but for example a pipe. To read a pipe again, a reload would wait
+/// until somebody writes to it. The process would handle no signals during this wait.
 pub(super) fn expect_regular(path: &Path) -> Result<(), Failure> {
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => Err(Failure::usage(format_args!(
@@ -85,7 +85,7 @@ pub(super) fn expect_regular(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Source of the configuration: the flags, the variables and the file from which a reload reads it again.
+/// Sources of the configuration: the file and the flags. A reload reads them again, together with the environment.
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
     file: Option<PathBuf>,
@@ -99,16 +99,16 @@ impl ConfigSource {
         Config::load(self.flags.clone(), environment, self.file.as_deref())
     }
 
-    /// Reloads the configuration at every SIGHUP, until the terminal is gone, and logs the outcome. If the new configuration has
-    /// mistakes, nothing changes.
+    /// Reloads the configuration at every SIGHUP, and logs the outcome. Returns when a SIGHUP says that the terminal is
+    /// gone. If the new configuration has mistakes, the old one stays in force.
     pub(crate) async fn reload_at(&self, hangups: &mut Hangups, daemon: &Daemon) {
         while hangups.asks_for_reload().await {
             self.reload(daemon);
         }
     }
 
-    /// Loads the configuration as [`Self::load`] does, but only from a regular file. A pipe could take for ever, and no
-    /// signal is handled while the file is read.
+    /// Loads the configuration as [`Self::load`] does, but only from a regular file. Reading a pipe could take forever,
+    /// and the process handles no signals while it reads.
     fn load_again(&self) -> Result<Config, Failure> {
         self.file.as_deref().map_or(Ok(()), expect_regular)?;
         Ok(self.load()?)
@@ -169,7 +169,8 @@ pub(crate) fn announce(daemon: &Daemon) {
     }
 }
 
-/// Signals that ask the process to stop: SIGTERM and SIGINT. After construction they no longer end the process by themselves.
+/// Receiver of the signals that ask the process to stop: SIGTERM and SIGINT. As soon as this receiver exists, they no
+/// longer end the process by themselves.
 #[derive(Debug)]
 pub(crate) struct StopSignals {
     terminate: Signal,
@@ -182,12 +183,12 @@ pub(crate) struct StopSignals {
 struct LastSignal(Option<Instant>);
 
 impl LastSignal {
-    /// Longest time between a signal and its echo, which is the same signal sent again. Programs such as `timeout` signal a
-    /// process and then its group. A person takes longer.
+    /// Maximum time between a signal and its echo, which is the same signal sent again. Programs such as `timeout` send
+    /// a signal to a process, and immediately to its group. A person would take longer to send a second one.
     const ECHO_MAX: Duration = Duration::from_millis(100);
 
-    /// Notes a signal at the time `now`. Returns whether the signal is new, that is, not an echo (the last one, sent
-    /// again at once).
+    /// Records a signal that came at the time `now`. Returns whether it is a new signal, and not an echo of the last
+    /// one.
     fn is_new(&mut self, now: Instant) -> bool {
         let is_echo = self
             .0
@@ -223,8 +224,8 @@ impl StopSignals {
     }
 }
 
-/// The signal SIGHUP: it asks for a reload, or says that the terminal of the process is gone. After construction it no longer
-/// ends the process by itself.
+/// Receiver of the signal SIGHUP. The signal asks for a reload, or says that the process's terminal is gone. As soon as
+/// this receiver exists, SIGHUP no longer ends the process by itself.
 #[derive(Debug)]
 pub(crate) struct Hangups {
     signals: Signal,
@@ -249,7 +250,7 @@ impl Hangups {
     }
 }
 
-/// Whether a terminal is open at the standard streams. A terminal that is gone no longer counts.
+/// Whether a standard stream is an open terminal. A terminal that has been closed does not count.
 fn has_terminal() -> bool {
     std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal()
 }

@@ -1,5 +1,5 @@
-//! Silence of the NATS server: nothing comes from it, not even the messages that a daemon sends to itself. The daemon's route
-//! `/index` tells it.
+//! Silence of the NATS server: a daemon receives nothing from it, not even the messages that the daemon sends to
+//! itself. The daemon's route `/index` reports how long the silence has lasted.
 
 use std::time::Duration;
 

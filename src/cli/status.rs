@@ -69,7 +69,7 @@ struct Status {
     /// Time for which the NATS server has been silent, in microseconds; `None` if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broker_silent_us: Option<u64>,
-    /// Shards that this gateway's answers lack.
+    /// Shards that do not answer this gateway.
     #[serde(default)]
     missing_shards: Vec<UnansweringShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
@@ -92,10 +92,10 @@ struct NamespaceStatus {
     /// Number of holders whose block size is guessed, because nobody tells it.
     #[serde(default)]
     unsized_holders: u64,
-    /// Number of holders whose epochs lie ahead of the daemon's clock.
+    /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Names of some holders whose epochs lie ahead of the daemon's clock, in the order of their names.
+    /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
     #[serde(default)]
     ahead: Vec<String>,
     /// Names of some publishers whose batches are dropped. The daemon keeps no holder for them.
@@ -104,22 +104,28 @@ struct NamespaceStatus {
     /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
     refused: Vec<PublisherRefusal>,
-    /// Counts of the last answers about the namespace, and of those that were not exact.
+    /// Numbers of recent answers about the namespace: all of them, and those that were not exact.
     #[serde(default)]
     cost: Option<Cost>,
     /// Names of some degraded holders, in the order of their names.
     #[serde(skip_deserializing)]
     named: Vec<String>,
-    /// Details about each holder in `named`, in the same order: the reasons for doubt, when the doubt began, and its cost.
+    /// Details about each holder in `named`, in the same order: the reasons for doubt, the time at which the doubt
+    /// began, and the share of queries that it affects.
     #[serde(skip)]
     doubts: Vec<DoubtedHolder>,
-    /// Holders whose exact answers promise more blocks than requests find.
+    /// Holders of which exact answers promise more blocks than requests find.
     #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }
 
-/// Prints the status. Fails if the daemon is not ready or a holder is not exact. Also fails for dropped batches, missing shards,
-/// failing snapshots, failing uploads and broken promises.
+/// Prints the status. Fails unless all is well:
+///
+/// - The daemon is ready, and its NATS server is not silent.
+/// - Every holder is exact, and requests find the blocks that exact answers promise.
+/// - No batches are dropped, and no events come for a namespace that does not exist.
+/// - Snapshots are written and sent.
+/// - No shard is missing.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     let status = Status::read(&client).await?;

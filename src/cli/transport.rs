@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use kvatlas_client::publish::Transport;
 
-/// How batches travel, as it is written on the command line.
+/// Name of a transport for batches on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum TransportName {
     /// As messages of core NATS.

@@ -135,8 +135,8 @@ fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String
     presumed
 }
 
-/// Waits until the engines are known and the daemon is ready, prints instructions, and then waits for the end. Returns the name
-/// of the signal or command that asked for the end.
+/// Waits until the engines are known and the daemon is ready. Then prints instructions, and waits until the process is
+/// asked to stop. Returns the name of the signal or command that asked for it.
 async fn follow(
     daemon: &Daemon,
     (bridge, queries): (&Bridge, &QueryClient),
@@ -171,8 +171,8 @@ async fn follow(
     }
 }
 
-/// Waits until the daemon knows the blocks of every engine that can tell them, but at most [`ENGINES_PATIENCE`]. Then warns of
-/// the engines whose blocks are still not known.
+/// Waits until the daemon knows the blocks of every engine, except for engines whose blocks cannot be known. Waits at
+/// most [`ENGINES_PATIENCE`]. Then warns of the engines whose blocks are still not known.
 async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
     let deadline = Instant::now() + ENGINES_PATIENCE;
     loop {
@@ -199,7 +199,8 @@ async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
     }
 }
 
-/// Waits until the daemon knows all holders that publish, but at most [`ENGINES_PATIENCE`].
+/// Waits until every publisher has had the time to report, so that the daemon knows all holders. Waits at most
+/// [`ENGINES_PATIENCE`].
 async fn wait_for_list(daemon: &Daemon) {
     if tokio::time::timeout(ENGINES_PATIENCE, daemon.listed())
         .await
@@ -209,7 +210,8 @@ async fn wait_for_list(daemon: &Daemon) {
     }
 }
 
-/// Whether the daemon knows the blocks of the engine, or the engine cannot tell them.
+/// Whether waiting for the engine is over: the daemon knows its blocks exactly, or the bridge knows that they cannot be
+/// known.
 async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
     let key = &state.engine.key;
     match state.status {
@@ -244,8 +246,8 @@ fn made_token() -> std::io::Result<Secret> {
     Ok(Secret::new(format!("{:032x}", u128::from_le_bytes(bits))))
 }
 
-/// Returns the instructions that a person sees after the start. `token` is the token that registering engines from other machines
-/// needs; `None` if it needs no token.
+/// Returns the instructions that a person sees after the start. `token` is the secret with which other machines
+/// register engines; `None` if they need no secret.
 fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
     let token = token.map_or(String::new(), |token| {
         format!(" -H 'authorization: Bearer {token}'")

@@ -66,7 +66,7 @@ pub(crate) fn vocab(arguments: &VocabArguments) -> Result<(), Failure> {
     }
 }
 
-/// Answer about the allowed tokens, from which the output is made.
+/// Facts about the allowed tokens. The output is made from them.
 struct MaskAnswer<'a> {
     vocabulary: &'a Vocabulary,
     format: VocabularyFormat,

@@ -1,7 +1,7 @@
 //! Rules that concern several settings together.
 //!
-//! A rule is checked only when each of its settings is [settled](Layers::are_settled). So one mistake is reported once,
-//! not again as a broken rule.
+//! A rule is checked only if each of its settings is [settled](Layers::are_settled): its value is neither wrong nor
+//! possibly lost to a syntax error. So a wrong value is reported once, and does not break a rule as well.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ const AUTHENTICATION: [&str; 4] = [
     "nats.user",
 ];
 
-/// Pairs of settings of which the first needs the second beside it, and the ends of the messages that say so.
+/// Triples of a setting, another setting that must be given together with it, and a text that ends the error message.
 const NEEDED: [(&str, &str, &str); 6] = [
     ("nats.user", "nats.password", ""),
     ("nats.password", "nats.user", ""),
@@ -118,8 +118,8 @@ fn check_authentication(layers: &Layers) -> Vec<ConfigError> {
     errors
 }
 
-/// Checks that each setting that needs another has it beside it. A gateway does not know which namespaces exist, so its
-/// `grpc.listen` needs `grpc.namespace`.
+/// Checks that no setting is given without another setting that it needs. A gateway does not know which namespaces
+/// exist, so its `grpc.listen` needs `grpc.namespace`.
 fn check_all_needed(layers: &Layers) -> Vec<ConfigError> {
     let switch = "gateway.enabled";
     let is_gateway = layers.are_settled(&[switch]) && given(layers, switch).is_some();
@@ -163,8 +163,8 @@ fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Option
     Some(ConfigError::combination(origin, rule))
 }
 
-/// Checks that no `excluded` setting is given while the setting `switch` is on. `rule` makes the error message from the switch's
-/// origin.
+/// Checks that no `excluded` setting is given while the setting `switch` is on. `rule` writes the error message; its
+/// argument is the place where the switch is set.
 fn check_excluded(
     layers: &Layers,
     switch: &str,
@@ -214,7 +214,8 @@ fn check_pair(
     )]
 }
 
-/// Checks that holders become stale before they are removed. The rule holds for the defaults, and for each named namespace.
+/// Checks that the time after which a silent holder is stale is shorter than the time after which it is removed. The
+/// rule holds for the defaults, and for each named namespace.
 fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     if !layers.are_settled(&[STALE_AFTER, REMOVE_AFTER]) {
         return Vec::new();

@@ -90,9 +90,10 @@ impl FileReader<'_> {
         self.layers.errors.sort_by_key(ConfigError::line);
     }
 
-    /// Removes errors that only follow from a syntax error. In a line with a syntax error, the parser makes up the rest of the
-    /// line, such as an empty key. So all other errors of that line are removed. Errors about unknown keys after a broken section
-    /// header are removed, too, because their section is not known.
+    /// Removes errors that are only consequences of a syntax error. The parser invents the rest of a line with a syntax
+    /// error, such as an empty key, so all other errors of that line are removed. If the header of a section has a
+    /// syntax error, the section of the following keys is not known. So errors about unknown keys after such a header
+    /// are removed, too.
     fn forget_artefacts(&mut self) {
         let is_syntax = |error: &ConfigError| matches!(error, ConfigError::Syntax { .. });
         let broken: BTreeSet<_> = self

@@ -14,11 +14,11 @@ use super::settings::SETTINGS;
 pub(super) struct Layers {
     pub(super) effective: Effective,
     pub(super) errors: Vec<ConfigError>,
-    /// Settings for which the strongest source so far gives a value that is not allowed. For such a setting,
-    /// `effective` holds the value of a weaker source. Rules about several settings must not rely on that value.
+    /// Settings whose last value, among the sources that have been read so far, is not allowed. For such a setting,
+    /// `effective` holds the value of an earlier source. Rules about several settings must not rely on that value.
     doubtful: BTreeSet<&'static str>,
-    /// Whether part of the file could not be read. Then an absent setting may have been in the lost part, so nothing
-    /// follows from its absence.
+    /// Whether a syntax error made part of the file unreadable. A setting that seems to be absent may be in that part,
+    /// so rules must not conclude anything from its absence.
     pub(super) has_lost_input: bool,
 }
 
@@ -70,8 +70,8 @@ impl Layers {
         self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)
     }
 
-    /// Whether rules about several settings may rely on the values of these settings: no source gives one of them a
-    /// wrong value, and no part of the file is lost.
+    /// Whether rules about several settings may rely on the values of these settings. They may if no setting has a
+    /// wrong value, and if every part of the file could be read.
     pub(super) fn are_settled(&self, keys: &[&str]) -> bool {
         !self.has_lost_input && keys.iter().all(|key| !self.doubtful.contains(key))
     }

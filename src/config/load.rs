@@ -12,7 +12,7 @@ use super::{combinations, environment, file, print, suggest};
 /// Sections that tell a client how to reach a daemon.
 const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
 
-/// Keys of the settings of a bridge that are not for all clients.
+/// Keys of the settings that only a bridge reads, in addition to the settings that all clients read.
 const BRIDGE_SETTINGS: [&str; 3] = ["admin.listen", "http.listen", "http.token_file"];
 
 /// Default address of a bridge's admin listener.
@@ -38,8 +38,8 @@ impl Config {
 
     /// Loads the configuration as [`Config::load`] does, but with defaults that the caller chooses for some settings.
     ///
-    /// `presume` is a function that is called with the values that the sources give. It returns default values, each with the
-    /// dotted key of its setting. Such a value holds if no source sets the setting.
+    /// `presume` is a function that is called with the values that the sources give. It returns default values, each
+    /// with the dotted key of its setting. Such a default is used if no source sets the setting.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// All mistakes, in both sources.
+    /// All mistakes in the flags and in the environment.
     pub fn load_for_client(
         flags: BTreeMap<String, String>,
         environment: impl Iterator<Item = (String, String)>,
@@ -78,12 +78,13 @@ impl Config {
         Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
     }
 
-    /// Loads the settings of a bridge: those of a client, and where the bridge listens. Its admin listener has a default of its
-    /// own. An empty variable about a listener counts as not set.
+    /// Loads the settings of a bridge: the settings by which a client reaches a daemon, and the addresses on which the
+    /// bridge listens. The default address of the bridge's admin listener differs from the daemon's. An environment
+    /// variable about a listener counts as not set if it is empty.
     ///
     /// # Errors
     ///
-    /// All mistakes, in both sources.
+    /// All mistakes in the flags and in the environment.
     pub fn load_for_bridge(
         flags: BTreeMap<String, String>,
         environment: impl Iterator<Item = (String, String)>,
@@ -112,7 +113,7 @@ impl Config {
     }
 }
 
-/// View of the values that the sources give, before the configuration is checked as a whole.
+/// Read access to the values that the flags, the environment and the file give. They are not yet checked as a whole.
 #[derive(Debug, Clone, Copy)]
 pub struct Said<'a>(&'a Layers);
 
@@ -124,8 +125,8 @@ impl Said<'_> {
     }
 }
 
-/// Adds default values that the caller presumes for some settings. The presumed values override the declared defaults,
-/// and every source overrides the presumed values.
+/// Adds defaults that the caller chooses for some settings. They override the declared defaults, and every source
+/// overrides them.
 fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     for (key, text) in presumed {
         if let Some(setting) = Setting::find(key)

@@ -105,7 +105,8 @@ tables! {
 
     /// Settings of the NATS subjects.
     pub SubjectsConfig in [subjects] {
-        /// The beginning of every NATS subject of kvatlas.
+        /// Checks that kvatlas and toktrie divide a text into the same tokens, each taking the longest possible token
+        /// first.
         prefix: String = "kvatlas", text(Kind::SubjectPrefix);
     }
 

@@ -41,7 +41,7 @@ impl SharedAuthentication {
         Self(Arc::new(ArcSwap::from_pointee(how)))
     }
 
-    /// Returns the way to authenticate in force now.
+    /// Returns the authentication that is used now.
     pub fn current(&self) -> Arc<Authentication> {
         self.0.load_full()
     }
@@ -74,7 +74,8 @@ worded! {
 }
 
 impl Transport {
-    /// Whether a stream keeps the events, so that a daemon that starts can read earlier ones.
+    /// Whether a stream keeps the events. If so, a starting daemon can read events that were published before its
+    /// start.
     pub fn keeps_events(self) -> bool {
         match self {
             Self::Core => false,

@@ -15,14 +15,14 @@ use super::log_gated;
 
 /// Maximum number of engines that have metric series of their own at the same time.
 const ENGINES_MAX: usize = 1024;
-/// Label that all engines beyond [`ENGINES_MAX`] share.
+/// Label that engines share if [`ENGINES_MAX`] other engines already have labels of their own.
 const OTHER_ENGINES: &str = "(other)";
 
 /// Name of an engine in labels: the namespace, and the instance with its rank.
 type EngineName = (String, String);
 
-/// Right of an engine to metric series of its own. Dropping the last lease of an engine frees its place among
-/// [`ENGINES_MAX`].
+/// Permission for an engine to have metric series of its own. At most [`ENGINES_MAX`] engines have the permission at a
+/// time. An engine loses it when its last lease is dropped.
 struct EngineLease {
     named: Arc<Mutex<HashMap<EngineName, usize>>>,
     name: EngineName,
@@ -72,8 +72,8 @@ metric_group! {
 }
 
 impl BridgeMetrics {
-    /// Makes the metric handles of one engine of a namespace. The series end with the engine's last handle. While 1024 engines
-    /// have series, all further engines share one label.
+    /// Makes the metric handles of one engine of a namespace. The engine's series end when its last handle is dropped.
+    /// At most 1024 engines have series of their own at a time. All further engines share the series of one label.
     pub fn of_engine(&self, namespace: &str, engine: &str) -> EngineMetrics {
         let name = (namespace.to_owned(), engine.to_owned());
         {
@@ -155,7 +155,7 @@ label_of!(Reason: "reason");
 metric_group! {
     /// Metrics about one engine that a bridge follows.
     EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
-        /// Lease of the engine's own series; `None` for an engine that shares the label [`OTHER_ENGINES`].
+        /// Permission for series of the engine's own; `None` if the engine shares the label [`OTHER_ENGINES`].
         _lease: Option<EngineLease> = None
     } {
         /// Batches that an engine has published or replayed, and that were applied.

@@ -11,8 +11,8 @@ pub trait ConnectionCounts: Send + Sync + 'static {
     fn refused(&self, connections_max: usize);
 }
 
-/// Implements [`ConnectionCounts`](crate::ConnectionCounts) for a group with the gauge `open` and the counter
-/// `refused`. The text is the log line about a refused connection.
+/// Implements [`ConnectionCounts`](crate::ConnectionCounts) for a metric group with the gauge `open` and the counter
+/// `refused`. The second argument is the text of the log line that reports a refused connection.
 macro_rules! count_connections {
     ($group:ident, $refused:literal) => {
         impl $crate::ConnectionCounts for $group {

@@ -152,9 +152,9 @@ impl EventMetrics {
         }
     }
 
-    /// Counts and logs blocks of an event that the index refused or changed.
+    /// Counts and logs blocks of an event that the index did not store or remove as the event says, with the reason.
     ///
-    /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level
+    /// A removal of a block that the holder does not have is common after lost batches. Its line is therefore at level
     /// debug.
     pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
         self.blocks_rejected.get(reason).increment(blocks);
@@ -184,8 +184,8 @@ impl EventMetrics {
         );
     }
 
-    /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher restarts with a right clock, its
-    /// new epoch is lower. Daemons then mistake the new incarnation for an outdated one.
+    /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher restarts after
+    /// its clock was corrected, its new epoch is lower. Daemons then mistake the new incarnation for an outdated one.
     pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
         log_gated!(
             warn "epoch lies ahead of the clock: see to the clock of the worker's machine";
@@ -193,9 +193,9 @@ impl EventMetrics {
         );
     }
 
-    /// Logs that a second publisher of the holder sends batches of an epoch (`lower`) below the epoch that the daemon
-    /// follows (`believed`). Call it once when two publishers begin to claim the holder. [`Self::contest_ended`] logs
-    /// that only one still claims it.
+    /// Logs that two publishers claim the same holder. The daemon follows the publisher with the epoch `believed`, and
+    /// drops the batches of the other, whose epoch `lower` is lower. Call it once, when the second publisher appears.
+    /// [`Self::contest_ended`] logs the end of this state.
     pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
         log_gated!(
             warn "two publishers claim a worker: batches of a lower epoch are dropped";
@@ -225,8 +225,8 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that only one publisher claims the holder again. The line tells how many batches of lower epochs were
-    /// dropped.
+    /// Logs that only one publisher still claims the holder. Reports the number `batches` of dropped batches of the
+    /// other publisher, whose epoch was `lower`.
     pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
         log_gated!(
             info "worker is claimed by one publisher again";
@@ -234,10 +234,10 @@ impl EventMetrics {
         );
     }
 
-    /// Counts and logs the transition of a holder from exact to degraded.
+    /// Counts and logs that an exact holder becomes degraded.
     ///
-    /// Call it for the transition only, not for further faults of a degraded holder. A resync is a remedy, so the
-    /// reason `Resyncing` is counted but not logged.
+    /// Call it only when the holder's state changes from exact to degraded, not for further faults of a degraded
+    /// holder. The reason `Resyncing` is counted but not logged, because a resync repairs the holder.
     pub fn holder_degraded(&self, reason: DegradedReason, worker: &str, data_parallel_rank: u32) {
         self.holders_degraded.get(reason).increment(1);
         if reason == DegradedReason::Resyncing {

@@ -18,7 +18,8 @@ metric_group! {
 }
 
 impl HistoryMetrics {
-    /// Counts and logs states of holders for which the history had no room. Does nothing if `states` is 0.
+    /// Counts and logs `states` states of holders that the history could not keep, because it had reached its maximum
+    /// size. Does nothing if `states` is 0.
     pub fn dropped(&self, states: u64) {
         if states == 0 {
             return;

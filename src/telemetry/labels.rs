@@ -117,7 +117,8 @@ label_values! {
         Oversized => "oversized",
         /// The subject doesn't name a namespace and a worker.
         BadSubject => "bad_subject",
-        /// The epoch lies further ahead of the clock than allowed.
+        /// The epoch of the batch lies further ahead of the daemon's clock than `events.max_epoch_ahead_seconds`
+        /// allows.
         EpochAhead => "epoch_ahead",
         /// The namespace is new, and the configured number of namespaces has been reached.
         TooManyNamespaces => "too_many_namespaces",
@@ -144,7 +145,7 @@ label_values! {
         NoResponder => "no_responder",
         /// The publisher said that it can't answer now.
         Refused => "refused",
-        /// The answer was not complete in time.
+        /// The publisher's answer was not complete within `resync.timeout_ms`.
         TimedOut => "timed_out",
         /// The connection broke, or lost messages.
         Disconnected => "disconnected",
@@ -154,13 +155,15 @@ label_values! {
         WrongRank => "wrong_rank",
         /// Only outdated incarnations of the publisher answered.
         StaleEpoch => "stale_epoch",
-        /// The answer ends before the last batch that the daemon had received when it asked.
+        /// The publisher's answer ends at an earlier batch than the last one that the daemon had received when it
+        /// asked.
         CursorBehind => "cursor_behind",
-        /// The answer's epoch lies further ahead of the clock than allowed.
+        /// The epoch of the publisher's answer lies further ahead of the daemon's clock than
+        /// `events.max_epoch_ahead_seconds` allows.
         EpochAhead => "epoch_ahead",
         /// A chunk is missing, or came twice or out of order.
         OutOfOrder => "out_of_order",
-        /// The chunks contradict one another, or the request.
+        /// Two chunks of the publisher's answer contradict each other, or a chunk contradicts the daemon's request.
         Contradiction => "contradiction",
         /// The answer does not have the missing batches in their order. Or the answer is a full state, and has events
         /// of another kind than stored blocks and doubted blocks.
@@ -172,7 +175,8 @@ label_values! {
         /// More new batches came during the resync than the lane (the thread that applies events) may hold back. Or
         /// something other than this resync replaced the holder's state.
         Superseded => "superseded",
-        /// The answer was applied, but the holder is not exact.
+        /// The daemon applied the publisher's answer, but the holder is still not exact: further batches are missing,
+        /// or blocks were rejected.
         Incomplete => "incomplete",
     }
 }
@@ -194,7 +198,7 @@ label_values! {
         Busy => "busy",
         /// A lane (thread that applies events), which dumps its holders, takes no more work.
         LaneStopped => "lane_stopped",
-        /// The task that writes the snapshot was cut short.
+        /// The task that writes the snapshot ended before the snapshot was complete.
         Interrupted => "interrupted",
     }
 }
@@ -306,7 +310,7 @@ label_values! {
 }
 
 label_values! {
-    /// State of the index's knowledge of a holder's blocks.
+    /// Whether the index knows a holder's blocks exactly.
     HolderState: "state" {
         /// Every batch of the holder was applied.
         Exact => "exact",
@@ -399,9 +403,10 @@ label_values! {
     LaneWork: "work" {
         /// Decoding and applying event batches.
         Events => "events",
-        /// The lane's part in resyncs: holding batches, and applying the publishers' answers.
+        /// Work for resyncs (requests to publishers for missing batches): holding batches back, and applying the
+        /// publishers' answers.
         Resync => "resync",
-        /// The lane's part in snapshots: dumping its holders, and restoring them.
+        /// Work for snapshots: dumping the lane's holders, and restoring them.
         Snapshot => "snapshot",
         /// Regular checks for batches that have waited too long, and for holders that have been silent too long. Also the
         /// commands of operators.
@@ -445,7 +450,8 @@ label_values! {
     }
 }
 
-/// Makes an enum of another crate a label. Its discriminants may have gaps, so a value's position is looked up in `ALL`.
+/// Implements [`LabelValue`] for an enum of another crate. The discriminants of such an enum may have gaps, so the
+/// index of a value is its position in `ALL`.
 macro_rules! label_of {
     ($enum_name:ident: $key:literal) => {
         impl $crate::labels::LabelValue for $enum_name {

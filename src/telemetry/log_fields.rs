@@ -28,7 +28,8 @@ pub(super) fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn De
     }
 }
 
-/// A writer that takes at most `room` more bytes. Characters that are not plain (see [`is_plain`]) are written as escapes.
+/// Writer that cuts off a text. `room` is the number of bytes that it may still write. It writes characters that are
+/// not plain (see [`is_plain`]) as escapes.
 struct Bounded<'a, W> {
     writer: &'a mut W,
     room: usize,

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several if it takes
-/// [bursts](LogGate::of_bursts).
+/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several lines if
+/// [`LogGate::of_bursts`] made it.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
 /// Gate that lets one log line or a few pass per second, and counts the suppressed lines, without a lock.
@@ -14,13 +14,14 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 /// the end of a burst are reported only when a further line passes the same gate. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
-    /// Time from which the gate would let the next line pass if it allowed no bursts, in nanoseconds since [`now_ns`]'s
-    /// origin.
+    /// Time at which the next line would pass if lines were spaced evenly by `step_ns`, in nanoseconds since the origin
+    /// of [`now_ns`].
     due_ns: AtomicU64,
     suppressed: AtomicU64,
-    /// Interval between two lines in the long run, in nanoseconds.
+    /// Average interval between lines when the gate lets as many lines pass as it may, in nanoseconds.
     step_ns: u64,
-    /// Time by which a line may come before `due_ns` and still pass, in nanoseconds. It allows bursts.
+    /// Number of nanoseconds that a line may come earlier than `due_ns` and still pass. The allowance lets bursts of
+    /// lines pass.
     early_ns: u64,
 }
 
@@ -36,8 +37,8 @@ impl LogGate {
         Self::of_bursts(1)
     }
 
-    /// Makes a gate that lets a burst of `lines` lines pass, and `lines` lines per second afterwards. Use it if a start writes
-    /// one line about each of several things.
+    /// Makes a gate that lets a burst of `lines` lines pass, and `lines` lines per second afterwards. Use it where the
+    /// start of a process writes one line for each of several things, such as listeners.
     pub const fn of_bursts(lines: u64) -> Self {
         let step_ns = INTERVAL_NS / lines;
         Self {
@@ -54,7 +55,8 @@ impl LogGate {
         self.admit_at(now_ns())
     }
 
-    /// Does the same as [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
+    /// Does the same as [`LogGate::admit`], but takes the time from the caller: `now_ns` is in nanoseconds since any
+    /// fixed origin.
     pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         let next_ns = due_ns.max(now_ns).saturating_add(self.step_ns);

@@ -51,7 +51,7 @@ metric_group! {
 }
 
 impl QueryMetrics {
-    /// Makes handles for queries about the daemon as a whole, which name no namespace.
+    /// Makes handles for queries that ask about the whole daemon and name no namespace.
     pub fn unattributed() -> Self {
         Self::for_namespace(UNATTRIBUTED_NAMESPACE)
     }
@@ -86,8 +86,9 @@ pub struct QueryMetricsByNamespace {
 }
 
 impl QueryMetricsByNamespace {
-    /// Returns the metrics of a namespace that exists. The first call for a namespace makes them. The map also keeps the metrics
-    /// of namespaces that are gone. When the map has [`NAMESPACE_LABELS_MAX`] entries, it is emptied and filled again.
+    /// Returns the metrics of a namespace that exists, and makes them if the map does not have them. The map also keeps
+    /// entries of namespaces that no longer exist. So it is emptied before it would exceed [`NAMESPACE_LABELS_MAX`]
+    /// entries, and then filled again.
     pub fn of(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
         self.of_labelled(namespace, namespace_label)
     }

@@ -28,7 +28,8 @@ metric_group! {
 }
 
 impl ResyncMetrics {
-    /// Counts a resync that made its holder exact, and records its duration. Also writes a log line at level debug.
+    /// Counts a resync after which its holder is exact, and records how long the resync took. Also writes a log line at
+    /// level debug.
     pub fn succeeded(&self, holder: &dyn Display, batches: usize, elapsed: Duration) {
         self.succeeded.increment(1);
         self.duration.record(elapsed);
@@ -36,8 +37,8 @@ impl ResyncMetrics {
         tracing::debug!(namespace, %holder, batches, ?elapsed, "holder resynchronised");
     }
 
-    /// Logs that no publisher answers for a holder. A resync without an answer is repeated again and again. So call this once for
-    /// each period in which the holder is in doubt, not for each attempt.
+    /// Logs that no publisher answers the daemon's requests for a holder's batches. The daemon repeats such requests
+    /// again and again. So call this once for each period in which the holder is in doubt, not for each request.
     pub fn unanswered(&self, holder: &dyn Display) {
         log_gated!(
             warn "nobody answers for the holder; it is asked for again and again";

@@ -57,7 +57,7 @@ impl AllSeries {
         Self(Mutex::new(families.collect()))
     }
 
-    /// Returns the value of a counter or gauge. It begins at zero unless the series exists already.
+    /// Returns the value of a counter or gauge. A new series begins at zero. `None` if no such metric is declared.
     fn value(&self, key: &Key) -> Option<Arc<AtomicU64>> {
         let mut families = self.0.lock();
         let Family {
@@ -78,7 +78,8 @@ impl AllSeries {
         Some(fresh)
     }
 
-    /// Returns the buckets of a histogram, which are made at zero if the series is new.
+    /// Returns the buckets of a histogram. The buckets of a new series begin at zero. `None` if no such histogram is
+    /// declared.
     fn buckets(&self, key: &Key) -> Option<Arc<Buckets>> {
         let mut families = self.0.lock();
         let Family { declared, series, .. } = families.get_mut(key.name())?;
@@ -110,7 +111,7 @@ impl AllSeries {
 }
 
 impl Series {
-    /// Returns the value of a counter or gauge that has not ended.
+    /// Returns the value of a counter or gauge. `None` for a histogram, and for a series that has ended.
     fn value(&self) -> Option<Arc<AtomicU64>> {
         match self {
             Self::Kept(value) => Some(Arc::clone(value)),
@@ -134,7 +135,7 @@ impl Series {
     }
 }
 
-/// The declarations describe the metrics, so nothing is kept of other descriptions.
+/// Ignores descriptions that callers register, because the declarations already describe every metric.
 impl Recorder for AllSeries {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 

@@ -24,7 +24,7 @@ impl<K, G> Default for NodeChildren<K, G> {
     }
 }
 
-/// Capacity up to which a table is never shrunk while its node has several children.
+/// A table with at most this capacity is not shrunk, as long as its node has several children.
 const SMALL_TABLE: usize = 64;
 
 impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {
@@ -54,7 +54,8 @@ impl<K: Copy + Eq + Hash, G> NodeChildren<K, G> {
         }
     }
 
-    /// Removes a child, and frees memory that is needed only for more children.
+    /// Removes a child. Frees the table if only one child is left, and shrinks a large table that has become mostly
+    /// empty.
     pub(super) fn remove(&mut self, key: &K) {
         match self {
             Self::Few(only) => {

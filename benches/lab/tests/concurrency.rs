@@ -25,9 +25,10 @@ fn path(tail: u32) -> Prefix {
         .collect()
 }
 
-/// Changes blocks of each holder after the first [`KEPT`] blocks while readers send queries. The readers check that no
-/// holder ever lacks the kept blocks or has more blocks than there are. At the end every answer must equal the oracle's
-/// answer. The index must be empty after all holders are cleared.
+/// Checks answers while blocks change. Writers change the blocks of each holder after the first [`KEPT`] blocks, and
+/// readers send queries at the same time. In each answer, every holder must have at least the kept blocks, and at most
+/// the blocks that a prompt has. At the end every answer must equal the oracle's answer. The index must be empty after
+/// all holders are cleared.
 fn tails_come_and_go(index: impl SharedIndex) {
     let mut pool = ThreadPool::new(index, 3).unwrap();
     let mut oracle = Oracle::default();

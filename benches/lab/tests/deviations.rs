@@ -1,4 +1,4 @@
-//! Deviations of each design from the published design, or from exact answers, as examples.
+//! Examples in which a design deviates from its published form, or from exact answers.
 
 use std::num::NonZeroUsize;
 

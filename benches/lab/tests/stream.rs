@@ -9,10 +9,10 @@ use crate::HolderNumber;
 /// Block contents from which a stream chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alphabet {
-    /// This number of different contents. If it is small, the same content occurs after different prefixes and at
+    /// A given number of different contents. If it is small, the same content occurs after different prefixes and at
     /// different positions.
     Of(usize),
-    /// Each content occurs at one place only, and the parent of every store is held. In this case the designs that
+    /// Contents that each occur in one block only. The parent of every store is held. In this case the designs that
     /// confuse equal contents are exact, too.
     Distinct,
 }

@@ -17,7 +17,7 @@ const SUBSCRIPTION_CAPACITY: usize = 1024;
 /// Maximum number of the server's refusals that are kept for the checks.
 const REFUSALS_MAX: usize = 64;
 
-/// Connection to NATS, with the server's refusals on it.
+/// Connection to NATS, together with the refusals that the server sends on it.
 pub(super) struct DoctorConnection {
     pub(super) nats: Client,
     pub(super) refusals: tokio::sync::Mutex<mpsc::Receiver<Refusal>>,
@@ -108,7 +108,8 @@ impl DoctorConnection {
         )
     }
 
-    /// Waits for `asked`. Ends the wait if the server refuses a message on one of `subjects`.
+    /// Waits for `asked`, the answer to messages on `subjects`. Returns the refusal instead if the server refuses one
+    /// of the messages.
     pub(super) async fn unless_refused<T>(
         &self,
         subjects: &[&str],

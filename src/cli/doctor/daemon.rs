@@ -19,16 +19,16 @@ use super::{DoctorArguments, NatsRole};
 const ROUND_TRIP: &str = "round trip";
 /// Pause between two questions whether the daemon has applied the probe event.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
-/// Limits the wait for the shards' answers to one question: to the doctor's patience divided by this number. So an answer that
-/// names the missing shards comes in time.
+/// Number of questions to the shards that fit into the doctor's patience, even if each of them times out. So an answer
+/// that names the missing shards arrives before the doctor gives up.
 const GATHER_PARTS: u32 = 4;
 
-/// Last answer of the daemon that did not list the probe event's block.
+/// Last answer of the daemon, as long as no answer has listed the probe event's block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LackingAnswer {
     /// Nobody has answered.
     Absent,
-    /// All shards answered, as far as is known, and the daemon did not refuse.
+    /// A complete answer: the daemon did not refuse, and no shard is known to be missing.
     Whole,
     /// Some shards did not answer.
     Incomplete(Gathered),
@@ -36,17 +36,17 @@ enum LackingAnswer {
     Refused(WireError),
 }
 
-/// ProbeAnswerer of the question about the probe event.
+/// The process that answers the question about the probe event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProbeAnswerer {
     /// A daemon or a gateway.
     Any,
-    /// The shards, which the doctor asked itself. There is no gateway.
+    /// The shards. No daemon without shards and no gateway answered, so the doctor asked all shards itself.
     Shards,
 }
 
 impl ProbeAnswerer {
-    /// Returns the passed check for a probe event that was found after `elapsed`.
+    /// Returns the successful check for a probe event. An answer listed the event's block after the time `elapsed`.
     fn check(self, elapsed: Duration) -> Check {
         let found = format!("a probe event was found {elapsed:.1?} after it was published");
         Check::fine(
@@ -111,8 +111,8 @@ pub(super) async fn check_round_trip(
     }
 }
 
-/// Publishes the probe event, and waits until the daemon's answers list its block. `lacking` is set to the last answer
-/// without the block.
+/// Publishes the probe event, and waits until the daemon's answers list its block. Writes the last answer without the
+/// block into `lacking`.
 async fn arrive(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -130,8 +130,8 @@ async fn arrive(
     wait_for(arguments, subjects, connected, hash, lacking).await
 }
 
-/// Returns the check for a probe that the server refuses. The check fails only if `--role` says that the credentials
-/// are for all roles.
+/// Returns the check for a probe event that the NATS server refuses. If `--role` limits the credentials to one role,
+/// the check is skipped, because each role lacks a permission that the probe needs. Otherwise the check fails.
 fn refused_probe(refusal: &Refusal, role: NatsRole) -> Check {
     match role {
         NatsRole::All => Check::failed(
@@ -176,7 +176,7 @@ fn unknown_probe(last: &LackingAnswer, asked: &str, timeout: Duration) -> Check 
     }
 }
 
-/// Returns the failed check for a probe event if shards were missing from every answer about it.
+/// Returns the failed check for a probe event, if the last answer about the event lacks the answers of some shards.
 fn missing_shards(gathered: &Gathered) -> Check {
     let missing = gathered.missing_in_words();
     let are = if gathered.missing.len() == 1 { "is" } else { "are" };
@@ -187,9 +187,9 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks again and again until a complete answer lists the probe's worker as exact. Asks the shards if no daemon and no gateway
-/// listens. Goes on asking while nobody answers, and while the daemon does not know the namespace; fails on any other error.
-/// `lacking` is set to the last answer.
+/// Asks again and again until a complete answer lists the probe's worker as exact. If neither a daemon nor a gateway
+/// listens, asks the shards. Goes on asking while no answer comes, and while the daemon does not know the namespace.
+/// Fails on any other error. Writes each answer without the worker into `lacking`.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -235,7 +235,8 @@ async fn wait_for(
     }
 }
 
-/// Returns the check of the disk space for snapshots. `name` is the name of the check, and tells whose disk space it is about.
+/// Returns the check of the disk space for a daemon's snapshots. `name` is the name of the check, and says which daemon
+/// it is about.
 pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     let Some(room) = room else {
         return Check::warning(

@@ -31,13 +31,14 @@ impl Degraded {
 #[derive(Debug, Default)]
 struct Culprit<'d> {
     reasons: DegradedReasons,
-    /// Beginning of the doubt, in microseconds since the Unix epoch: the earliest that any daemon tells.
+    /// Beginning of the doubt, in microseconds since the Unix epoch. If the daemons name different times, this is the
+    /// earliest.
     since_us: Option<u64>,
     /// Details of the reasons, from the first daemon that tells any. The text comes from that daemon, or from the bridge that
     /// follows the engine.
     detail: Option<&'d str>,
-    /// Numbers of recent answers about the namespace, and of those that list the holder as not exact, summed over all
-    /// daemons.
+    /// Numbers of recent answers about the namespace: all of them, those that list the holder as not exact, and those
+    /// that are not exact. They are sums over all daemons.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }

@@ -14,7 +14,7 @@ use super::report::Check;
 use super::{DoctorArguments, NatsRole};
 
 const NAME: &str = "JetStream";
-/// Subject below which JetStream takes requests.
+/// Beginning of all subjects on which JetStream takes requests.
 const API: &str = "$JS.API";
 
 /// Reason why a request to JetStream has no usable answer.
@@ -28,8 +28,8 @@ enum Unanswered {
     Denied(ApiError),
 }
 
-/// Returns the check of JetStream. Its result is "skipped" if no daemon needs JetStream, or if the role of these credentials
-/// does not. `is_followed` says whether a daemon runs.
+/// Returns the check of JetStream. The check is skipped if no daemon needs JetStream, or if the server refuses the
+/// request and the credentials are not for daemons. `is_followed` says whether a daemon runs.
 pub(super) async fn check(
     connected: &DoctorConnection,
     setup: &Setup,
@@ -61,7 +61,7 @@ pub(super) async fn check(
     }
 }
 
-/// Sends a request to JetStream. A refusal by the server ends the wait.
+/// Sends a request to JetStream, and returns its answer. Stops waiting if the server refuses the request.
 async fn ask<T: DeserializeOwned>(
     connected: &DoctorConnection,
     context: &Context,
@@ -120,7 +120,8 @@ fn missing(name: &str, is_followed: bool) -> Check {
     Check::failed(NAME, found, mend)
 }
 
-/// Returns the check for a request without a usable answer. A refusal counts only for credentials of a daemon.
+/// Returns the check for a request that has no usable answer. If the server refuses the request, the check fails only
+/// for credentials of a daemon, and else is skipped.
 fn trouble(why: Unanswered, role: NatsRole) -> Check {
     let turn_on = "turn it on in the server's configuration (jetstream { store_dir: … }) and for the account; at a leaf node, run the \
          doctor where the daemon connects";

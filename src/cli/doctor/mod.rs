@@ -143,8 +143,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     report.verdict(unconnected)
 }
 
-/// Returns the combined needs of all daemons: the largest message, a stream, and an object store. If no daemon has told its
-/// needs, returns the needs of the doctor's own configuration.
+/// Returns the needs that the daemons have together: the largest message, a stream, and whether one needs an Object
+/// Store. If no daemon has told its needs, returns those of the doctor's own configuration.
 fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
     let mut setups = told.iter().map(|(_, setup)| setup.clone());
     let Some(first) = setups.next() else {

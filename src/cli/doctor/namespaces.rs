@@ -34,10 +34,10 @@ impl fmt::Display for Hashed {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct NamespacePublishers {
     namespace: String,
-    /// Number of holders whose epochs lie ahead of the daemon's clock.
+    /// Number of holders whose epoch, read as a time, is later than the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Names of some holders whose epochs lie ahead of the daemon's clock, in the order of their names.
+    /// Names of some holders whose epoch, read as a time, is later than the daemon's clock. The names are sorted.
     #[serde(default)]
     ahead: Vec<String>,
     /// Names of some publishers whose batches are dropped.
@@ -46,7 +46,8 @@ pub(super) struct NamespacePublishers {
     /// Publishers whose batches are dropped, each with the reason. An older daemon leaves this list out.
     #[serde(default)]
     refused: Vec<PublisherRefusal>,
-    /// Counts of the last answers about the namespace. An older daemon leaves the counts out.
+    /// Numbers of recent answers about the namespace: all of them, and those that were not exact. An older daemon
+    /// leaves the numbers out.
     #[serde(default)]
     cost: Option<Cost>,
     /// Number of holders whose block size is guessed, because their publishers do not tell it.
@@ -123,8 +124,8 @@ pub(super) fn refused(daemons: &[(&str, Vec<NamespacePublishers>)], own: &str) -
 #[derive(Debug, Default)]
 struct CulpritPublisher<'d> {
     reason: Option<&'d str>,
-    /// Numbers of recent answers about the publisher's namespace, and of those that were not exact, summed over all
-    /// daemons.
+    /// Numbers of recent answers about the publisher's namespace: all of them, and those that were not exact. They are
+    /// sums over all daemons.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }

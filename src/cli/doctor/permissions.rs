@@ -1,8 +1,7 @@
 //! Checks of the permissions that the NATS server gives this connection.
 //!
-//! The server does not list permissions. It shows only when a client subscribes or publishes whether that is allowed.
-//! So the checks subscribe and publish. The messages have no effect on their receivers, and the subscriptions end
-//! immediately.
+//! The server does not list permissions. A client learns whether it may subscribe or publish only by doing so. So the
+//! checks subscribe and publish. The messages have no effect on their receivers, and the subscriptions end immediately.
 
 use std::time::Duration;
 
@@ -146,7 +145,7 @@ impl Needs {
         Ok(refused)
     }
 
-    /// Whether these needs include what the server refused.
+    /// Whether the server refused a subscription or a message that is among these needs.
     fn concerns(&self, refused: &Refused) -> bool {
         match refused {
             Refused::Subscription(Some(subject)) => self.subscribe.contains(subject),

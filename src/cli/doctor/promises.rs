@@ -1,4 +1,5 @@
-//! Checks of promises: whether requests find the blocks that exact answers promise. Routers tell how many blocks requests found.
+//! Checks of promised blocks: whether requests find as many blocks as exact answers promise. Routers report how many
+//! blocks requests found.
 
 use serde::Deserialize;
 
@@ -14,8 +15,8 @@ pub(super) struct Promising {
     broken_promises: Vec<BrokenPromise>,
 }
 
-/// Returns a failed check for each holder whose exact answers promise too much. `daemons` has each daemon's address and
-/// namespaces.
+/// Returns a failed check for each holder of which exact answers promise more blocks than requests find. `daemons` has
+/// each daemon's address and namespaces.
 pub(super) fn judge(daemons: &[(&str, Vec<Promising>)]) -> Vec<Check> {
     let mut checks = Vec::new();
     for (place, namespaces) in daemons {

@@ -70,7 +70,8 @@ pub(super) struct Replica {
     group: Option<String>,
     /// Whether the process was found on NATS as a bridge, which follows engines and answers no queries.
     is_bridge: bool,
-    /// Whether the process must be there, because somebody named it. No daemon need be at the default address.
+    /// Whether the command line names the process. If so, its check fails if the process does not answer. If not, the
+    /// check only warns: for example, no daemon needs to run at the default address.
     is_expected: bool,
 }
 
@@ -91,7 +92,7 @@ impl Replica {
     }
 }
 
-/// Facts that a process tells about itself when services are asked on NATS.
+/// Facts that a process sends about itself when it answers a ping for services on NATS.
 #[derive(Debug, Deserialize)]
 struct PingReply {
     metadata: Metadata,
@@ -275,7 +276,7 @@ async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Chec
     }
 }
 
-/// Returns a failed check for each shard that a gateway's answers lack.
+/// Returns a failed check for each shard that does not answer the gateway, or refuses to.
 fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
     let known: GatewayShards = match view_of((gateway, index)) {
         Ok(known) => known,
@@ -320,7 +321,7 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     checks
 }
 
-/// Returns a failed check if nothing comes from the NATS server of the daemon at `place`.
+/// Returns a failed check if the daemon at `place` receives nothing from its NATS server.
 fn check_silence(place: &str, index: &Value) -> Option<Check> {
     let silent_us = index.get("broker_silent_us")?.as_u64()?;
     Some(Check::failed(
@@ -365,10 +366,11 @@ fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&
     known.iter().map(|(place, index)| (*place, of(index))).collect()
 }
 
-/// Calls `count` again and again until all the numbers that it returns are equal, but at most for `patience`. Returns the last
+/// Calls `count` again and again until it returns only equal numbers, but at most for `patience`. Returns the last
 /// numbers.
 ///
-/// Replicas apply a change at different times, for example the end of the probe's holder.
+/// Replicas apply a change at different times. For example, one replica forgets the holder of the doctor's probe later
+/// than another.
 async fn count_until_alike<E>(
     patience: Duration,
     mut count: impl AsyncFnMut() -> Result<Vec<u64>, E>,
@@ -407,8 +409,8 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
-/// Returns the check of a replica whose admin listener does not answer. The check fails only if `is_expected`, that is,
-/// if the replica must be there.
+/// Returns the check of a replica whose admin listener does not answer. The check fails if `is_expected`, that is, if
+/// the replica must be there. Otherwise it warns.
 fn check_absent(name: &str, is_expected: bool, failure: &Failure) -> Check {
     if is_expected {
         let mend = "start it, or see whether its admin.listen is there and this machine reaches it";
@@ -550,7 +552,7 @@ mod tests {
         );
     }
 
-    /// Two replicas with the same number of holders are each asked for `/index` once.
+    /// A test that two replicas with the same number of holders are each asked for `/index` only once.
     #[tokio::test]
     async fn each_is_asked_for_its_index_once() {
         let answer = r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;
@@ -576,7 +578,7 @@ mod tests {
         assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
 
-    /// One replica has applied the goodbye of the probe's holder, and the other one has not yet.
+    /// A test in which one replica has already forgotten the holder of the doctor's probe, and another has not yet.
     #[tokio::test]
     async fn a_holder_that_comes_or_goes_meanwhile_is_no_difference() {
         let reads = [[4, 3], [4, 3], [3, 3]];

@@ -25,7 +25,7 @@ pub(super) struct Check {
     outcome: CheckOutcome,
     /// Finding of the check, in words.
     found: String,
-    /// Share of queries that the finding concerns, in words; `None` if it is not known.
+    /// Share of queries that the problem affects, in words; `None` if it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<String>,
     /// Advice on what to do; `None` if nothing needs to be done.
@@ -37,27 +37,27 @@ pub(super) struct Check {
     reason = "callers give texts and errors, most of them made for it"
 )]
 impl Check {
-    /// Makes a check with the result that the checked part works.
+    /// Makes a successful check: the checked part works.
     pub(super) fn fine(name: &str, found: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Fine, &found, None)
     }
 
-    /// Makes a check with the result that the checked part works, but perhaps not for long.
+    /// Makes a check that warns: the checked part works, but perhaps not for long.
     pub(super) fn warning(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Warning, &found, Some(mend.to_string()))
     }
 
-    /// Makes a check with the result that the checked part does not work.
+    /// Makes a failed check: the checked part does not work.
     pub(super) fn failed(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Failed, &found, Some(mend.to_string()))
     }
 
-    /// Makes a check with the result that the part was not checked.
+    /// Makes a skipped check: the part was not checked, for the reason `why`.
     pub(super) fn skipped(name: &str, why: impl ToString) -> Self {
         Self::new(name, CheckOutcome::Skipped, &why, None)
     }
 
-    /// Adds to the check the share of queries that its finding concerns.
+    /// Sets the share of queries that the problem affects, in words.
     pub(super) fn costing(self, cost: Option<String>) -> Self {
         Self { cost, ..self }
     }

@@ -11,8 +11,8 @@ use super::model::Model;
 /// Minimum width of a terminal, in columns, at which addresses are shown.
 const ADDRESS_COLUMNS_MIN: u16 = 90;
 
-/// Number of lines for each of two texts. The first text is about the worst trouble that no holder's row shows. The
-/// second is about the selected holder.
+/// Number of lines for each of two texts. The first text is about the worst trouble among those that concern no row of
+/// the table. The second is about the selected holder.
 const TROUBLE_LINES: u16 = 3;
 
 /// Draws the screen, with or without colours.

@@ -31,7 +31,7 @@ pub(super) struct DaemonFrame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<FrameRates>,
     pub(super) fleet: HolderChanges,
-    /// Shards that this gateway's answers lack. An older daemon leaves them out.
+    /// Shards that do not answer this gateway. An older daemon leaves them out.
     #[serde(default)]
     pub(super) missing_shards: Vec<UnansweringShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
@@ -43,8 +43,8 @@ pub(super) struct DaemonFrame {
     /// Failure to send snapshots to the Object Store; `None` if they are sent, or if an older daemon does not tell.
     #[serde(default)]
     pub(super) uploads: Option<FrameSnapshotFailure>,
-    /// Holders whose doubts concern the most queries, each as the holder's number and the cost in words. An older
-    /// daemon leaves this list out.
+    /// Holders in doubt that affect the most queries. Each has the holder's number and the share of affected queries in
+    /// words. An older daemon leaves this list out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
@@ -57,7 +57,8 @@ pub(super) struct FrameSnapshotFailure {
     pub(super) since_us: u64,
 }
 
-/// Size of a namespace, and the troubles of the namespace that no holder shows. An older daemon leaves some troubles out.
+/// Size of a namespace, and troubles of the namespace that are not the state of a holder. An older daemon leaves some
+/// troubles out.
 #[derive(Debug, Deserialize)]
 pub(super) struct NamespaceFrame {
     pub(super) name: String,
@@ -66,13 +67,13 @@ pub(super) struct NamespaceFrame {
     /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
     pub(super) refused: Vec<PublisherRefusal>,
-    /// Holders whose epochs lie ahead of the daemon's clock, because their publishers' clocks run ahead.
+    /// Holders whose epoch, read as a time, is later than the daemon's clock. The clocks of their publishers are fast.
     #[serde(default)]
     pub(super) ahead: Vec<String>,
-    /// Time since which the daemon knows of an epoch ahead of its clock, in microseconds since the Unix epoch.
+    /// Time at which the daemon first saw that an epoch is ahead of its clock, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) ahead_since_us: Option<u64>,
-    /// Holders whose exact answers promise more blocks than requests find.
+    /// Holders of which exact answers promise more blocks than requests find.
     #[serde(default)]
     pub(super) broken_promises: Vec<BrokenPromise>,
 }
@@ -104,8 +105,8 @@ pub(super) struct HolderChanges {
     /// Profiles of holders: number, address, labels. An older daemon leaves them out.
     #[serde(default)]
     pub(super) profiles: Vec<(u64, String, serde_json::Value)>,
-    /// Beginnings of doubts, each as a holder's number and a time in microseconds since the Unix epoch. The time is 0 if the
-    /// holder is exact. An older daemon leaves this list out.
+    /// Times at which holders became doubtful, each with the holder's number. Times are in microseconds since the Unix
+    /// epoch, and 0 if the holder is exact. An older daemon leaves this list out.
     #[serde(default)]
     pub(super) since: Vec<(u64, u64)>,
     /// Facts about holders: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in

@@ -1,4 +1,4 @@
-//! `kvatlas top`: the overview of the page, in a terminal.
+//! `kvatlas top`: shows the fleet in a terminal, as the web page at the daemon's admin listener does in a browser.
 
 mod draw;
 mod frames;
@@ -67,9 +67,9 @@ pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
 /// Reason for which the display has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DisplayEnd {
-    /// A person has quit, or the terminal has gone.
+    /// A person has quit, or the terminal is gone.
     Asked,
-    /// A signal has come, with this name.
+    /// A signal with this name ended the display.
     Signal(&'static str),
 }
 
@@ -133,7 +133,7 @@ async fn show(
     }
 }
 
-/// Returns the next event; `None` if the stream has ended. The next call then opens a new stream.
+/// Returns the next event. `None` if the stream has ended; the call after that opens a new stream.
 async fn next_event(client: &AdminClient, events: &mut Option<Events>) -> Option<(String, String)> {
     if events.is_none() {
         tokio::time::sleep(RETRY).await;

@@ -31,15 +31,16 @@ pub(super) struct ShownHolder {
     pub(super) worker: String,
     pub(super) rank: u32,
     pub(super) address: String,
-    /// Words of the holder's publisher about its own doubts; empty if it says nothing.
+    /// Text in which the holder's publisher says why its own blocks are in doubt; empty if it says nothing.
     told: String,
     pub(super) blocks: u64,
     pub(super) lag_us: u64,
     reasons: u32,
-    /// Beginning of the holder's doubt, in microseconds since the Unix epoch; 0 if the holder is exact, or if the time is not
-    /// known.
+    /// Time at which the holder became doubtful, in microseconds since the Unix epoch; 0 if the holder is exact, or if
+    /// the time is not known.
     since_us: u64,
-    /// Cost of the holder's doubt, in words; empty unless it is among the highest costs, which the daemon sends.
+    /// Share of queries that the doubtful holder affects, in words. The daemon sends it only for the holders that
+    /// affect the most queries; it is empty for all others.
     cost: String,
 }
 
@@ -66,7 +67,7 @@ pub(super) struct Model {
     pub(super) is_ready: bool,
     pub(super) reasons: Vec<String>,
     pub(super) rates: Option<FrameRates>,
-    /// Worst trouble that no holder's row shows, in words.
+    /// Worst trouble among those that concern no row of the table, in words.
     pub(super) worst: Option<String>,
     /// Queries a second for the last [`HISTORY_MAX`] seconds, the newest last.
     pub(super) queries: VecDeque<u64>,
@@ -251,8 +252,8 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// Returns the trouble of the selected holder: its publisher's words, the cost, and the advice. `None` while the holder is
-    /// exact.
+    /// Returns a text about the selected holder: why its publisher says it is in doubt, the share of queries that it
+    /// affects, and what to do. `None` while the holder is exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let holder = *self.rows().get(self.table.selected()?)?;
         if holder.reasons == 0 {

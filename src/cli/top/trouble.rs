@@ -1,12 +1,13 @@
-//! Troubles that no holder's row of `kvatlas top` shows: missing shards, events for missing namespaces, dropped
-//! batches, failing snapshots, broken promises, clocks.
+//! Troubles that no row of `kvatlas top`'s table shows: missing shards, events for namespaces that do not exist,
+//! dropped batches, failing snapshots, holders with fewer blocks than exact answers promise, and wrong clocks.
 
 use kvatlas_daemon::runbook::mend_for;
 
 use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::text::{printable, since};
 
-/// Returns the worst trouble in a message of the daemon in words, with the advice; `None` if there is none.
+/// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
+/// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));

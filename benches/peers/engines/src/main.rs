@@ -35,7 +35,7 @@ use report::Report;
 /// Number of tokens in a block of the payloads that are made here.
 const MADE_BLOCK_SIZE: u32 = 2;
 
-/// Payload, and the block size of its engine.
+/// A payload of an engine, with the number of tokens in the engine's blocks.
 struct Sample {
     format: Format,
     block_size: u32,
@@ -79,7 +79,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the recorded payloads of the engines that both sides know. Empty if there is no record.
+/// Returns the recorded payloads of vLLM and SGLang, the engines that kvatlas and Dynamo both support. Empty if the
+/// folder of recorded payloads is missing.
 fn recorded() -> Vec<Sample> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/fixtures/engines");
     let Ok(entries) = std::fs::read_dir(&folder) else {
@@ -131,7 +132,7 @@ fn compare(sample: &Sample, bytes: &[u8], report: &mut Report) {
     }
 }
 
-/// Returns the bytes of each event; `None` if the outer form of the batch is broken.
+/// Returns the bytes of each event in a batch; `None` if the batch itself cannot be read down to its list of events.
 fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut reader = Reader::new(bytes, usize::MAX).ok()?;
     let Value::Array(2..) = reader.value().ok()? else {
@@ -150,8 +151,7 @@ fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(events)
 }
 
-/// Returns the traits of an event for which the sides are known to differ. The traits come from kvatlas's decoder, and
-/// from the bytes.
+/// Returns the traits of an event that can explain a difference between kvatlas and Dynamo.
 fn traits_of(event: &[u8]) -> meaning::Traits {
     ours::traits(event)
 }

@@ -1,4 +1,4 @@
-//! Meaning of an event, in a form that both sides share.
+//! Meaning of an event: its effect on an index, in a form in which kvatlas's and Dynamo's readings can be compared.
 
 /// Effect of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub enum Meaning {
     Stored {
         /// Number of the tier.
         tier: u8,
-        /// Name of the block before the first; `None` for a root.
+        /// Name of the block before the first stored block; `None` if the first stored block begins a sequence.
         parent: Option<u64>,
         /// Name and block hash of each block.
         blocks: Vec<(u64, u64)>,
@@ -21,7 +21,7 @@ pub enum Meaning {
     },
     /// All blocks are removed.
     Cleared,
-    /// Nothing changes. The text is the reason in the words of this side.
+    /// Nothing changes, for the reason in the text. Each side has reasons of its own.
     Nothing(&'static str),
     /// The event cannot be read, so its whole batch is lost.
     BatchLost,
@@ -39,7 +39,7 @@ impl Meaning {
     }
 }
 
-/// Traits of an event for which the sides are known to differ.
+/// Traits of an event that can explain why kvatlas and Dynamo give it different meanings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traits {
     /// Whether the extra keys have images or prompt embeddings.

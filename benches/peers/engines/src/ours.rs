@@ -20,7 +20,7 @@ pub fn reads(format: Format, bytes: &[u8]) -> Option<bool> {
     decoded(format, bytes).map(|batch| batch.reasons.of(Reason::Malformed) == 0)
 }
 
-/// Returns the meaning of a batch with one event.
+/// Returns the meaning that kvatlas gives to a batch with one event.
 pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
     let Some(batch) = decoded(format, bytes) else {
         return Meaning::BatchLost;
@@ -45,8 +45,8 @@ pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
     }
 }
 
-/// Returns the meaning of stored blocks. The translator judges roots. Children are judged here by the same rules,
-/// because the translator does not know their parents.
+/// Returns the meaning of stored blocks. The translator applies the rules only to a block without a parent, because it
+/// does not know the parent of any other block. So this function applies the same rules to the other blocks.
 fn stored_meaning(batch: &EngineBatch, stored: &EngineStored, block_size: u32) -> Meaning {
     let mut translator = Translator::new(TranslatorSettings {
         block_size: BlockSize::new(block_size).unwrap_or(BlockSize::DEFAULT),
@@ -88,7 +88,8 @@ fn stored_meaning(batch: &EngineBatch, stored: &EngineStored, block_size: u32) -
     }
 }
 
-/// Returns the traits of an event for which the sides are known to differ.
+/// Returns the traits of an event that can explain a difference between kvatlas and Dynamo. They come from the bytes,
+/// and from what kvatlas's decoder reads.
 pub fn traits(event: &[u8]) -> Traits {
     let single = [&[0x93, 1, 0x91][..], event, &[0]].concat();
     let mut traits = Traits {

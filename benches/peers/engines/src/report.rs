@@ -30,7 +30,8 @@ impl Report {
         self.batches[row][usize::from(!theirs)] += 1;
     }
 
-    /// Compares two meanings of the event `bytes`.
+    /// Compares the meanings that kvatlas (`ours`) and Dynamo (`theirs`) give to the event `bytes`, and counts the
+    /// result.
     pub fn compare(&mut self, ours: &Meaning, theirs: &Meaning, bytes: &[u8]) {
         if ours == theirs {
             self.equal += 1;

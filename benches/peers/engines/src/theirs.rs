@@ -10,7 +10,7 @@ pub fn reads(bytes: &[u8]) -> bool {
     decode_event_batch(bytes).is_ok()
 }
 
-/// Returns the meaning of a batch with one event.
+/// Returns the meaning that Dynamo gives to a batch with one event.
 pub fn meaning(block_size: u32, bytes: &[u8]) -> Meaning {
     let Ok(batch) = decode_event_batch(bytes) else {
         return Meaning::BatchLost;

@@ -48,7 +48,7 @@ impl Form {
 /// Shape in which an answer is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Leanest shape that the index offers: groups of holders, or a callback for each holder.
+    /// The form that costs the index least: groups of holders, or a callback for each holder.
     Lean,
     /// One record for each holder, in a collection that the caller owns.
     List,
@@ -65,8 +65,8 @@ pub trait Reader {
     /// Makes the query for `prompt`, outside of the timed region.
     fn query(form: Form, prompt: &Prompt) -> Self::Query;
 
-    /// Searches, and returns a number that depends on the whole answer. An index that consumes its query may leave it
-    /// empty.
+    /// Searches, and returns a number that depends on the whole answer. Some indexes take the hashes out of the query,
+    /// so `query` may be empty afterwards.
     fn find(&self, query: &mut Self::Query, shape: Shape) -> usize;
 
     /// Searches, and returns the holders with their matched blocks, ordered by holder.
@@ -111,7 +111,8 @@ pub trait TwoLanes: Writer + Send + Sized {
     fn split(self) -> [Self; 2];
 }
 
-/// One value for each worker. The workers are all, or only those with even or odd numbers.
+/// One value for each worker. It has either all workers, or only those with even numbers, or only those with odd
+/// numbers.
 pub struct ByWorker<T> {
     each: Vec<T>,
     step: usize,

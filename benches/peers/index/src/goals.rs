@@ -11,15 +11,15 @@ use crate::workload::{Kind, Layout};
 /// Goal for a figure.
 #[derive(Debug, Clone)]
 enum Rule {
-    /// At most this multiple of the best (lowest) peer.
+    /// At most this multiple of the lowest figure of a peer. A peer is an index of another project.
     PeerAtMost(f64),
-    /// At least this multiple of the best (highest) peer.
+    /// At least this multiple of the highest figure of a peer.
     PeerAtLeast(f64),
     /// At most this value.
     Absolute(f64),
-    /// At most this multiple of another figure of kvatlas.
+    /// At most this multiple of the named figure of kvatlas.
     OursAtMost(f64, &'static str),
-    /// At most this much more than another figure of kvatlas.
+    /// At most the named figure of kvatlas plus this number.
     OursPlus(f64, String),
 }
 
@@ -28,9 +28,9 @@ enum Rule {
 struct Goal {
     text: String,
     figure: String,
-    /// Row of kvatlas.
+    /// Name of kvatlas's row from which the figure is taken.
     ours: String,
-    /// Whether the goal compares only peers that list every holder.
+    /// Whether kvatlas is compared only with peers whose answers list every holder.
     lists_only: bool,
     rule: Rule,
 }
@@ -46,7 +46,7 @@ impl Goal {
         }
     }
 
-    /// Makes a goal for a figure that does not depend on the shape of answers.
+    /// Makes a goal for a figure that does not depend on the shape of answers, such as the time of a store.
     fn whole(text: &str, figure: String, rule: Rule) -> Self {
         Self {
             ours: Kvatlas::NAME.to_owned(),
@@ -54,7 +54,7 @@ impl Goal {
         }
     }
 
-    /// Turns the goal into one for full lists of holders.
+    /// Changes the goal, so that it is about answers that list every holder.
     fn of_lists(self) -> Self {
         Self {
             ours: row::<Kvatlas>(Shape::List),

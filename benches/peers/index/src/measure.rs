@@ -35,12 +35,12 @@ fn thread_processor_time() -> Duration {
     )
 }
 
-/// Unit that a writer measures.
+/// Unit of work whose time is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timing {
-    /// Each event, so that the longest is known.
+    /// Each event is timed, so that the longest time of an event is known.
     Each,
-    /// Only the whole list.
+    /// Only the whole list of events is timed.
     Whole,
 }
 
@@ -62,8 +62,8 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Computes the times between `stamps`. The first was taken before the first event; the others after each event, or
-    /// after the last.
+    /// Computes the times between `stamps`. The first stamp was taken before the first event. With [`Timing::Each`],
+    /// one more was taken after each event; with [`Timing::Whole`], one after the last event.
     pub fn between(stamps: &[Stamp], timing: Timing) -> Self {
         let mut applied = Self::default();
         for pair in stamps.windows(2) {
@@ -79,7 +79,7 @@ impl Applied {
         applied
     }
 
-    /// Adds the outcome of a later list.
+    /// Adds the outcome of applying a later list of events.
     pub fn add(&mut self, later: &Self) {
         self.events += later.events;
         self.refused += later.refused;

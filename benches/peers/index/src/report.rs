@@ -135,7 +135,7 @@ fn cell(spread: Option<Spread>) -> String {
     )
 }
 
-/// Formats a number with three significant digits, and with all digits before the point.
+/// Formats a number with at least three significant digits. A number from 100 on has no decimals.
 pub fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 || size == 0.0 => format!("{value:.0}"),

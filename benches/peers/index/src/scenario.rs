@@ -26,7 +26,8 @@ pub fn progress(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Returns the numbers below `count`, beginning at `first`. So every repetition can begin with another contender.
+/// Returns all numbers below `count` in a circle that begins at `first`. So every repetition can begin with another
+/// contender.
 pub fn rotated(count: usize, first: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |number| (first + number) % count)
 }

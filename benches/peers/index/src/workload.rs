@@ -201,14 +201,14 @@ impl Layout {
     }
 }
 
-/// Part of a query that is held.
+/// Part of a query's prompt that workers hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The whole prompt.
     Hit,
-    /// The first half.
+    /// The first half of the prompt.
     Partial,
-    /// No block.
+    /// No block of the prompt.
     Miss,
 }
 
@@ -225,8 +225,8 @@ impl Kind {
         }
     }
 
-    /// Returns the query of this kind about the stored `prompt`. Blocks that no worker holds differ for different
-    /// `number`s.
+    /// Returns a query of this kind, made from the stored `prompt`. If the query needs blocks that no worker holds,
+    /// `number` selects them.
     pub fn ask(self, prompt: &Prompt, number: u32) -> Prompt {
         let source = FRESH + u64::from(number);
         match self {

@@ -6,14 +6,16 @@
 //! benches/peers/tokens/run.sh --measure  # only measures
 //! ```
 //!
-//! Both sides walk the same vocabulary with the same table of the same regular expression.
+//! kvatlas and toktrie walk tries of the same vocabulary. Both use the same transition table of the same regular
+//! expression.
 //!
-//! - `stack` is one recogniser that both sides drive through their traits.
+//! - `stack` is a recogniser that implements the traits of both, so both can walk with it.
 //! - `adapter` is toktrie's own `StackRecognizer`.
 //! - `table` is kvatlas's walk for tables.
 //!
-//! Each round measures all of them, in a rotating order, and gives a ratio of each to the faster of toktrie's two. The
-//! output has the median of the rounds, with the least and the greatest.
+//! Each round measures four walks in a rotating order: toktrie's with `stack` and with `adapter`, and kvatlas's with
+//! `stack` and with `table`. It also gives the ratio of each of kvatlas's walks to the faster of toktrie's. The output
+//! has the median of the rounds, with the least and the greatest.
 
 mod recognizers;
 mod rounds;
@@ -169,7 +171,7 @@ fn toktrie_of(vocabulary: &Vocabulary) -> TokTrie {
     TokTrie::from(&TokRxInfo::new(words.len() as u32, 2), &words)
 }
 
-/// Returns the number of nodes that a walk visits, by toktrie's own count.
+/// Returns the number of nodes that toktrie's walk visits.
 fn visited(tries: &Tries, rows: &Rows) -> usize {
     let mut counting = Counting::new(rows.stack());
     let mut mask = tries.theirs.alloc_token_set();

@@ -1,19 +1,19 @@
-//! Recognisers of both sides, with one table.
+//! Recognisers with which kvatlas and toktrie walk their tries. All use the same transition table.
 
 use std::collections::HashMap;
 
 use kvatlas_vocab::{State, TransitionTable};
 use toktrie::recognizer::{FunctionalRecognizer, StackRecognizer};
 
-/// Rows of a transition table, with an entry for each of the 256 bytes. An entry is the place of the next state's row;
-/// 0 rejects the byte.
+/// Copy of a transition table's rows. A row has an entry for each of the 256 bytes. An entry is the index at which the
+/// next state's row begins; 0 rejects the byte.
 pub struct Rows {
     places: Vec<u32>,
     start: u32,
 }
 
 impl Rows {
-    /// Copies the rows that can be reached from `start`.
+    /// Copies those rows of `table` that can be reached from the state `start`.
     pub fn new(table: &TransitionTable, start: State) -> Self {
         let mut places = vec![0; 256];
         let mut numbers = HashMap::from([(start, 256)]);
@@ -36,7 +36,7 @@ impl Rows {
         Self { places, start: 256 }
     }
 
-    /// Returns a recogniser that both sides can drive.
+    /// Returns a recogniser that implements the traits of both kvatlas and toktrie.
     pub fn stack(&self) -> Stack<'_> {
         Stack {
             places: &self.places,
@@ -45,7 +45,7 @@ impl Rows {
         }
     }
 
-    /// Returns a recogniser that toktrie's own adapter makes from the table.
+    /// Returns toktrie's own recogniser for tables, made for this table.
     pub fn adapter(&self) -> StackRecognizer<u32, Transitions<'_>> {
         StackRecognizer::from(Transitions {
             places: &self.places,
@@ -54,7 +54,7 @@ impl Rows {
     }
 }
 
-/// Stack of states without checks, so that only the walk is measured.
+/// Recogniser with a stack of states. It checks no bounds, so that hardly anything but the walk is measured.
 pub struct Stack<'a> {
     places: &'a [u32],
     states: [u32; 1025],

@@ -1,4 +1,4 @@
-//! Measurements of both sides in turns.
+//! Measures kvatlas's and toktrie's walks in turns.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::recognizers::Rows;
 use crate::{Tries, text, toktrie_of, visited};
 
-/// Number of rounds. They are short and many, so that other work of the machine disturbs few of them, and all
-/// contenders alike.
+/// Number of rounds. There are many short rounds, so that other work on the machine disturbs only a few, and each walk
+/// equally often.
 const ROUNDS: usize = 41;
 const NODES_PER_ROUND: usize = 500_000;
 
@@ -42,7 +42,7 @@ fn own_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Walks all contenders in turn, and prints their times.
+/// Measures all walks in turns, and prints their times.
 pub fn measure(tries: &Tries, name: &str, expression: &str) -> Result<(), RegexError> {
     let started = own_time();
     let automaton = RegexAutomaton::new(expression, RegexLimits::default())?;
@@ -108,7 +108,7 @@ pub fn measure_others(tries: &Tries) {
     );
 }
 
-/// Prints the times of both sides and their ratio. The unit of the times is a nanosecond divided by `scale`.
+/// Prints the times of kvatlas and toktrie, and their ratio. Multiplies nanoseconds by `scale` before it prints them.
 fn compare(name: &str, scale: f64, theirs: &dyn Fn() -> usize, ours: &dyn Fn() -> usize) {
     let time = |work: &dyn Fn() -> usize| {
         let started = own_time();

@@ -15,7 +15,8 @@ use crate::workload::{BLOCK_TOKENS, Prompt};
 /// `kv_index::ChainIndex` as a contender.
 pub struct ChainIndex;
 
-/// Index, and each worker's lane map. Ids of workers are assigned in order.
+/// The index, and a map of each worker's own blocks. The index gives out worker ids in order, so a worker's number is
+/// its id.
 pub struct Lanes {
     index: Arc<Index>,
     maps: ByWorker<ChainBlockMap>,

@@ -2,8 +2,9 @@
 //! node.
 //!
 //! Events can be applied only by the loop of the tree's own lane thread, which receives them over a channel. Therefore
-//! the clocks are read in that thread: every acknowledgement wakes a waker, and the waker takes a time stamp. So the
-//! hand-over between threads is not counted. The cost of the channel is counted once for each event.
+//! that thread has to read the clocks. It does so by a trick: when it acknowledges an event, it wakes a waker, and the
+//! waker takes a time stamp. So the hand-over between threads is not counted. The cost of the channel is counted once
+//! for each event.
 
 use std::future::Future;
 use std::hint::black_box;
@@ -70,7 +71,8 @@ impl Reader for Arc<ConcurrentRadixTreeCompressed> {
     }
 }
 
-/// Waker that takes a time stamp in the thread that wakes it.
+/// Waker that takes a time stamp when it is woken. So the time stamp comes from the lane's own thread, which wakes it
+/// with an acknowledgement.
 struct StampWaker {
     stamp: OnceLock<Stamp>,
     waiting: Thread,

@@ -9,7 +9,7 @@ use dynamo_kv_router::protocols::{
 use super::{Form, Run, Shape};
 use crate::workload::{BLOCK_TOKENS, Prompt};
 
-/// Shape of the answers: all these indexes answer with a map.
+/// Shapes of answers of every index of `dynamo-kv-router`: each returns a map.
 pub const SHAPES: &[(Shape, &str)] = &[(Shape::List, "map")];
 
 /// Query by block hashes, or by tokens that are hashed within the timed search.
@@ -31,7 +31,8 @@ impl Query {
         }
     }
 
-    /// Takes the block hashes out of the query. Tokens are hashed now.
+    /// Takes the block hashes out of the query, for an index that consumes them. If the query has tokens, hashes them
+    /// in this call.
     pub fn take_hashes(&mut self) -> Vec<LocalBlockHash> {
         match self {
             Self::Blocks(hashes) => std::mem::take(hashes),
@@ -39,7 +40,8 @@ impl Query {
         }
     }
 
-    /// Calls `search` with the block hashes, for an index that only borrows them. Tokens are hashed now.
+    /// Calls `search` with the block hashes, for an index that does not consume them. If the query has tokens, hashes
+    /// them in this call.
     pub fn with_hashes<R>(&self, search: impl FnOnce(&[LocalBlockHash]) -> R) -> R {
         match self {
             Self::Blocks(hashes) => search(hashes),

@@ -46,7 +46,7 @@ impl Mode for Binary {
 /// `dynamo_kv_router::PositionalIndexer` as a contender.
 pub struct Positional<M>(PhantomData<M>);
 
-/// Index, and the parts of it that the lanes own.
+/// The index, and the tables of each worker's blocks, which only the writing thread has.
 pub struct Lane {
     index: Arc<PositionalIndexer>,
     worker_blocks: FxHashMap<WorkerWithDpRank, LevelIndex>,

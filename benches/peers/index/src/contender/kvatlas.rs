@@ -15,7 +15,7 @@ use crate::workload::Prompt;
 /// `kvatlas_core::index::PositionalIndexer` as a contender.
 pub struct Kvatlas;
 
-/// Writers of all workers.
+/// The writers of the index, one for each worker.
 pub struct Holders(ByWorker<HolderWriter>);
 
 impl Contender for Kvatlas {

@@ -1,5 +1,5 @@
-//! The index of kvatlas with events such as real engines publish: names of their own, several tiers, several copies,
-//! holes.
+//! The index of kvatlas with events such as real engines publish: blocks with the engine's own names, blocks on two
+//! tiers, blocks that are stored twice, and blocks that are missing.
 
 use std::marker::PhantomData;
 
@@ -19,8 +19,8 @@ pub trait Mode {
     /// Hashes by which the index is keyed: the engine's own, or hashes that the index computes.
     const HASHING: Hashing;
 
-    /// Type of the events of one change. It is an array if each change has the same number of events. So the events
-    /// need no allocation of their own, as in a real lane.
+    /// Type of the events of one store or removal. It is an array if this number of events is always the same. So the
+    /// events need no allocation, as in a real lane.
     type Events: IntoIterator<Item = (Tier, Event)> + Send;
 
     /// Returns the events that store one run.
@@ -77,7 +77,8 @@ impl Mode for Names {
     }
 }
 
-/// Mode in which every block is on the device and on the host. Each run has two events.
+/// Mode in which every block is on the device and on the host. So a store takes two events, one for each tier, and so
+/// does a removal.
 pub struct TwoTiers;
 
 impl Mode for TwoTiers {
@@ -98,8 +99,8 @@ fn host() -> Tier {
     Tier::new(1).expect("there is a second tier")
 }
 
-/// Mode in which every block is stored twice, under two names of the engine. Each run has two events, and each removal
-/// removes both copies.
+/// Mode in which every block is stored twice, under two names of the engine. So a store takes two events, one for each
+/// copy. A removal removes both copies.
 pub struct Copies;
 
 impl Mode for Copies {
@@ -149,7 +150,7 @@ impl Mode for Holes {
 /// `kvatlas_core::index::PositionalIndexer` as a contender, in a mode.
 pub struct InMode<M>(PhantomData<M>);
 
-/// Writers of all workers.
+/// The writers of the index, one for each worker.
 pub struct Holders<M> {
     writers: ByWorker<HolderWriter>,
     mode: PhantomData<M>,

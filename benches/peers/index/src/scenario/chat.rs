@@ -29,12 +29,13 @@ const SYSTEM_BLOCKS: u32 = 64;
 const CONVERSATIONS: usize = 2_000;
 const TURNS: usize = 6;
 const WORKERS: u32 = 64;
-/// Maximum number of blocks of conversations that a worker keeps. A round brings a worker about twice as many.
+/// Maximum number of blocks of conversations that a worker keeps. In each round, a worker stores about twice this
+/// number.
 const WORKER_BLOCKS_MAX: u32 = 3_500;
 /// Number of queries in ten operations. The others are events.
 const QUERIES_IN_TEN: usize = 7;
 
-/// Number of queries whose answers are checked at the end.
+/// Number of conversations about which the answers are checked at the end.
 const CHECKED: usize = 2_000;
 
 /// Figure: millions of operations in a second.
@@ -48,7 +49,7 @@ pub const PERCENTILES: [(&str, &str, f64); 3] = [
 const FINDS: &str = "chat, finds";
 const EVENTS: &str = "chat, events";
 
-/// Stretch of a conversation that is stored or removed on a worker.
+/// Consecutive blocks of a conversation that a worker stores or removes.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     is_store: bool,
@@ -68,17 +69,19 @@ struct Script {
     queries: Vec<(usize, u32)>,
 }
 
-/// Conversations on a worker, each with the number of blocks held and the time of its last use.
+/// Blocks that a worker holds: its conversations, the system prompts, and the number of all other blocks.
 #[derive(Debug, Default)]
 struct Cache {
-    /// By conversation: the number of blocks held, including the system prompt, and the time of the last use.
+    /// The conversations that the worker holds. Each has its number of held blocks, including the system prompt, and
+    /// the time of its last use.
     held: BTreeMap<usize, (u32, u64)>,
     systems: HashSet<u64>,
     own_blocks: u32,
 }
 
 impl Cache {
-    /// Lets the worker compute the first `to` blocks of a conversation. Blocks that it does not hold are stored.
+    /// Simulates that a worker computes the first `to` blocks of a conversation. Stores the blocks that the worker does
+    /// not hold.
     fn prefill(&mut self, change: Change, system: u64, now: u64, changes: &mut Vec<Change>) {
         let Change { conversation, to, .. } = change;
         let shared = if self.systems.insert(system) {
@@ -97,7 +100,8 @@ impl Cache {
         }
     }
 
-    /// Removes the later half of the conversation that was not used for the longest time.
+    /// Removes the later half of the least recently used conversation, or all of it after the system prompt if the half
+    /// is short.
     fn evict(&mut self, worker: u32, changes: &mut Vec<Change>) {
         let Some((&conversation, &(depth, seen))) = self.held.iter().min_by_key(|(_, (_, seen))| *seen)
         else {
@@ -254,7 +258,7 @@ fn prompt(conversation: usize) -> Prompt {
     Prompt::new(vec![system, own])
 }
 
-/// Times of one run of both lists.
+/// Times of one run of the two lists: changes and queries.
 struct Outcome {
     applied: Applied,
     writing: Duration,
@@ -276,7 +280,8 @@ const CONTENDERS: [Measure; 9] = [
     in_turns::<RadixTree>,
 ];
 
-/// Runs the scenario for every contender. A contender for one thread runs both lists in turns.
+/// Runs the scenario for every contender. A contender that only one thread can use gets the changes and the queries in
+/// turns.
 pub fn run(effort: Effort, ledger: &mut Ledger) {
     let script = Script::new(if effort.is_quick { 1 } else { 3 });
     let oracle = script.oracle();
@@ -341,7 +346,8 @@ fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     }
 }
 
-/// Runs both lists in turns on one thread, as [`at_once`] does on two.
+/// Goes through the changes and the queries on one thread, some of each in turn. [`at_once`] goes through them on two
+/// threads.
 fn in_turns<C: Contender>(script: &Script, oracle: &Oracle, ledger: &mut Ledger) {
     const EVENTS_IN_TURN: usize = 30;
     for &(shape, _) in <C::Reader as Reader>::SHAPES {
@@ -399,7 +405,8 @@ fn record<C: Contender>(script: &Script, shape: Shape, mut outcome: Outcome, led
     }
 }
 
-/// Checks that every answer equals the oracle's after all changes.
+/// Checks the state after all changes. The answers about the last [`CHECKED`] conversations must equal the oracle's
+/// answers.
 fn check<C: Contender>(
     script: &Script,
     oracle: &Oracle,

@@ -1,5 +1,5 @@
-//! Answers for which indexes differ: sequences with the same blocks after different prefixes, and holders with holes.
-//! No times are measured.
+//! Cases in which indexes give different answers: sequences with the same blocks after different prefixes, and holders
+//! with holes. No times are measured.
 
 use crate::contender::{
     Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
@@ -28,7 +28,7 @@ enum Fate {
     Hole(u32),
     /// One block in the middle is removed and stored again.
     Healed(u32),
-    /// The first block is removed, so that no block counts.
+    /// The first block is removed, so that the holder has no leading block.
     Headless,
 }
 

@@ -78,7 +78,7 @@ where
     }
 }
 
-/// Returns the times of the phases with this number of threads.
+/// Returns the times of the three [`PHASES`], measured with this number of threads.
 fn times<C: Contender<Reader: Reader<Query: Send> + Sync>>(threads: usize) -> [f64; 3]
 where
     C::Writer: TwoLanes,
@@ -115,14 +115,16 @@ where
     [stored, searched, apply(true)]
 }
 
-/// Returns the queries of one part out of `parts`, for prompts that are held.
+/// Returns the queries of one thread. The queries are divided into `parts` parts, and `part` is the number of the
+/// thread's part. All their prompts are held.
 fn questions<R: Reader>(part: usize, parts: usize) -> Vec<R::Query> {
     let own = (0..QUESTIONS).filter(|number| *number as usize % parts == part);
     own.map(|number| R::query(Form::Native, &DISTINCT.prompt(number)))
         .collect()
 }
 
-/// Returns the events of a lane's workers, in another order than in the layout.
+/// Returns the events that one of `lanes` threads applies, in a random order. They are removals if `removes`, else
+/// stores.
 fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> {
     let holdings = DISTINCT.holdings();
     let numbers = shuffled(holdings.len(), 9 + u64::from(removes));
@@ -145,8 +147,8 @@ fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> 
     .collect()
 }
 
-/// Works on each part in a thread of its own. Returns the nanoseconds from the common beginning to the end of the last
-/// thread.
+/// Runs `work` on each part in a thread of its own. Returns the nanoseconds from the start of the first thread until
+/// the last thread is done.
 fn at_once<T: Send>(parts: Vec<T>, work: impl Fn(T) + Sync) -> f64 {
     let (barrier, work) = (&Barrier::new(parts.len()), &work);
     let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {

@@ -1,10 +1,10 @@
 //! Scenarios A and F: the cost of a search, of a stored block and of a removed block, in an index that is filled in a
 //! known way.
 //!
-//! Every repetition builds each index anew. Searches are made in batches of a few different queries that have just been
-//! made. So the queries are in the processor's cache, as real ones are on arrival, and the index is not. A repetition's
-//! figure is the median of its batches. An event stores or removes one whole sequence. Its figure is the total
-//! processor time of the applying thread.
+//! Every repetition builds each index anew. Searches run in batches of a few different queries, each batch directly
+//! after its queries are made. So the processor's cache has the queries, as when a real query arrives, but not the
+//! index. A repetition's figure for searches is the median of its batches. An event stores or removes one whole
+//! sequence. The figure for events is the total processor time of the applying thread.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use super::{Effort, progress, rotated};
 /// Number of events that are made together. Making them is not timed; applying them is.
 const EVENTS_AT_ONCE: usize = 64;
 
-/// Layout, and the queries about it.
+/// A layout of the index, and the queries that are measured with it.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Layout with which the index is filled.
@@ -42,7 +42,7 @@ struct Question {
     expected: Vec<(u32, u32)>,
 }
 
-/// Work of all contenders.
+/// Prompts and queries of one plan. They are the same for all contenders.
 struct Work<'a> {
     plan: &'a Plan,
     repetition: usize,
@@ -62,36 +62,37 @@ const CONTENDERS: [Measure; 7] = [
     measure::<RadixTree>,
 ];
 
-/// Returns the figure of a search.
+/// Returns the name of the figure for searches.
 pub fn find_figure(layout: &Layout, form: Form, kind: Kind) -> String {
     format!("{}, {}, {}", layout.name, form.as_str(), kind.as_str())
 }
 
-/// Returns the figure of the first search for a prompt that is held, in a form that must be hashed.
+/// Returns the name of the figure for the first search for a prompt that is held. `form` is a form of query that the
+/// search has to hash.
 pub fn first_figure(layout: &Layout, form: Form) -> String {
     format!("{}, {}, hit, asked first", layout.name, form.as_str())
 }
 
-/// Returns the figure of the second search for the same prompt. An index may keep hashes only for a prompt that comes
-/// again.
+/// Returns the name of the figure for the second search for the same prompt. An index may keep the hashes of a prompt
+/// from the first search.
 pub fn second_figure(layout: &Layout, form: Form) -> String {
     format!("{}, {}, hit, asked again", layout.name, form.as_str())
 }
 
-/// Returns the figure of a write. `what` is one of the constants in [`writes`].
+/// Returns the name of the figure for writes. `what` is one of the constants in [`writes`].
 pub fn write_figure(layout: &Layout, what: &str) -> String {
     format!("{}, {what}", layout.name)
 }
 
-/// Figures of writes.
+/// Parts of the names of figures for writes.
 pub mod writes {
-    /// Name of the figure: nanoseconds for each stored block.
+    /// Nanoseconds for each stored block.
     pub const STORE: &str = "store";
-    /// Name of the figure: nanoseconds for each removed block.
+    /// Nanoseconds for each removed block.
     pub const REMOVE: &str = "remove";
-    /// Names of the figures: microseconds of the longest store event, by the wall clock and in processor time.
+    /// Microseconds of the longest store event, by the wall clock and in processor time.
     pub const WORST_STORE: [&str; 2] = ["worst store", "worst store, processor"];
-    /// Names of the figures: microseconds of the longest removal event, by the wall clock and in processor time.
+    /// Microseconds of the longest removal event, by the wall clock and in processor time.
     pub const WORST_REMOVE: [&str; 2] = ["worst remove", "worst remove, processor"];
 }
 
@@ -178,7 +179,8 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
     }
 }
 
-/// Returns the nanoseconds of a search for a prompt: the first time, the second time, and later.
+/// Returns the nanoseconds of a search for a prompt, in three cases: the prompt is asked for the first time, the second
+/// time, and later.
 fn time_searches<R: Reader>(
     reader: &R,
     questions: &[Question],
@@ -237,7 +239,7 @@ fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     applied
 }
 
-/// Removes all blocks, in another order than they were stored in.
+/// Removes all sequences in a random order. Each removal names the last block first.
 fn remove_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     let holdings = work.plan.layout.holdings();
     let mut applied = Applied::default();

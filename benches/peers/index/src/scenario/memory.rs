@@ -20,10 +20,11 @@ const WORKERS: u32 = 128;
 const DEPTH: u32 = 1024;
 const MILLION: u32 = 1 << 20;
 
-/// Readings of a process, in bytes above its size before there was an index.
+/// Times at which the process reads its size. A reading is in bytes, without the size that the process had before it
+/// made the index.
 const READINGS: [&str; 5] = ["empty", "loaded", "removed", "removed, trimmed", "reloaded"];
 
-/// Layout that the child's command line gives by two numbers.
+/// Layout of the child process that fills an index. Its command line gives both numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Fill {
     /// Number of distinct blocks, in millions.
@@ -32,7 +33,8 @@ pub struct Fill {
     pub holders: u32,
 }
 
-/// Layouts: one holder with one million blocks, one holder with five million, and eight holders of the same million.
+/// Layouts: one million blocks with one holder each, five million blocks with one holder each, and one million blocks
+/// with eight holders each.
 pub const FILLS: [Fill; 3] = [
     Fill {
         millions: 1,
@@ -66,7 +68,7 @@ impl Fill {
         format!("{}M blocks, holders each: {}", self.millions, self.holders)
     }
 
-    /// Returns the figure of a reading, in bytes for each held block.
+    /// Returns the name of a figure: bytes for each held block, at the time `reading`.
     pub fn figure(self, reading: &str) -> String {
         format!("memory, {}, {reading}", self.name())
     }

@@ -1,9 +1,9 @@
 //! Scenario G: events such as real engines publish, compared with the simplest form of kvatlas's events and with the
 //! best peer.
 //!
-//! The same sequences are stored, searched and removed in every mode: under the contract's hashes, under names of the
-//! engines' own, on two tiers, in two copies, and with one block in a hundred missing. A peer has only one mode. A
-//! layout with more workers than a peer allows is skipped for that peer.
+//! The same sequences are stored, searched and removed in every mode. The modes are: blocks with the contract's hashes,
+//! blocks with names of the engine's own, blocks on two tiers, blocks in two copies, and one block in a hundred
+//! missing. A peer has only one mode. A layout with more workers than a peer allows is skipped for that peer.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -169,7 +169,8 @@ fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
     applied
 }
 
-/// Removes all blocks, in another order than they were stored in.
+/// Removes all sequences in a random order. `is_head_first` chooses the order of the blocks within a removal: first
+/// block first, or last block first.
 fn remove_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer, is_head_first: bool) -> Applied {
     let holdings = work.layout.holdings();
     let mut applied = Applied::default();

@@ -1,8 +1,9 @@
 //! Scenario A, the longest pause: the queries of a reader while another thread stores and removes a million blocks.
 //!
-//! The reader makes one query after another, about sequences that stay. Each query is timed by itself. Queries during
-//! which the system took the processor away are left out, so that the figures show the index and not the machine.
-//! Waiting for a lock is not left out. Before the writer begins, the reader alone shows the pauses of the machine.
+//! The reader makes one query after another, about sequences that are not removed. Each query is timed by itself.
+//! Queries during which the system took the processor away are left out, so that the figures show the index and not the
+//! machine. Waiting for a lock is not left out. Before the writer begins, the reader runs alone, which shows the pauses
+//! of the machine.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +20,16 @@ use crate::workload::{Layout, Prompt, shuffled};
 
 use super::{Effort, progress, rotated};
 
-/// Number of sequences that stay, and that the reader queries.
+/// Number of sequences that are not removed. The reader queries these.
 const STAYING: usize = 64;
 
-/// Number of queries of the reader alone.
+/// Number of queries that the reader makes before the writer begins.
 const QUERIES_ALONE: usize = 200_000;
 
-/// Time above which a query is looked at more closely.
+/// Time from which on a query is slow. A slow query is not counted if the system took the processor away during it.
 const SLOW: Duration = Duration::from_micros(20);
 
-/// Figure: longest query of the reader alone, in microseconds.
+/// Figure: longest query before the writer begins, in microseconds.
 const ALONE: &str = "pauses, alone";
 /// Figure: longest query during stores and removals, in microseconds.
 pub const LONGEST: &str = "pauses, longest";
@@ -142,7 +143,7 @@ fn measure<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     ledger.record(P999, C::NAME, percentile(&watch.times_ns, 0.999));
 }
 
-/// Timer of single queries.
+/// Measures the time of each query, and notices when the system takes the processor away.
 #[derive(Debug, Default)]
 struct Watch {
     times_ns: Vec<u32>,

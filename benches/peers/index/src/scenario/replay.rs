@@ -5,11 +5,12 @@
 //! worker removes the pieces that it has not used for the longest time, ends of prompts first. Every block that is
 //! queried, stored or removed is a block operation.
 //!
-//! One thread applies events and one thread queries. No operation starts earlier than the offered rate says. A rate is
-//! valid under two conditions. At least 99 % of it was reached (refused events do not count). And 99 % of the queries
-//! were answered within a millisecond of their due time. So the time that a query waits for an earlier query counts,
-//! too. A rate that fails is tried up to three times more. A bisection goes on until the highest valid rate and the
-//! lowest invalid rate are within 10 %. kvatlas has two rows, and the difference between them is noise.
+//! One thread applies events and one thread queries. The rate gives each operation a due time, before which it does not
+//! start. A rate is valid if two conditions hold. The measured rate was at least 99 % of the offered rate (refused
+//! events do not count). And 99 % of the queries were answered within a millisecond after their due time. So the time
+//! that a query waits for an earlier query counts, too. A rate that fails is tried up to three times more. A bisection
+//! goes on until the highest valid rate and the lowest invalid rate are within 10 %. kvatlas has two rows, and the
+//! difference between them is noise.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -32,35 +33,37 @@ use crate::workload::{Prompt, Segment, mix};
 use super::{Effort, progress, rotated};
 
 const WORKERS: u32 = 64;
-/// Number of blocks in a piece of 512 tokens.
+/// Number of blocks in a piece. The trace divides prompts into pieces of 512 tokens.
 const PIECE_BLOCKS: u32 = 32;
-/// Number of pieces that a worker keeps. All workers together keep 0.6M blocks.
+/// Maximum number of pieces (512 tokens of a prompt) that a worker keeps. All workers together keep 0.6M blocks.
 const WORKER_PIECES_MAX: usize = 300;
-/// Approximate number of blocks in a list of events. The thread waits for the due time of a list, and then applies all
-/// events of the list without waiting.
+/// Approximate number of block operations that one list of events covers. The thread waits until the offered rate
+/// allows the first event of a list, and then applies the whole list without waiting.
 const LIST_BLOCKS: u64 = 16_384;
-/// Share of a rate that must be reached, so that the rate is valid.
+/// Minimum share of an offered rate that a valid replay reaches.
 const REACHED_MIN: f64 = 0.99;
-/// Longest time from the due time of a query to its answer, for 99 % of the queries, in nanoseconds.
+/// Maximum delay of 99 % of the queries in a valid replay, in nanoseconds. The delay is from the time at which the
+/// offered rate allows the query until its answer.
 const LATENCY_MAX_NS: f64 = 1e6;
-/// Largest quotient of the lowest invalid rate and the highest valid rate at which the search ends.
+/// Precision of the search for the highest valid rate. The search ends when the lowest invalid rate is at most this
+/// multiple of the highest valid rate.
 const BRACKET: f64 = 1.1;
-/// Maximum number of rates that are tried. The first is the rate that is reached without waiting.
+/// Maximum number of offered rates. The first one is the rate of a replay that does not wait for due times.
 const STEPS_MAX: usize = 16;
-/// Number of rates that are tried before one is valid. Each is three quarters of its predecessor. An index that is slow
-/// because of its locks is slow at any rate.
+/// Maximum number of times that the rate is lowered to three quarters of the last one, until a rate is valid. An index
+/// that is slow because of its locks is slow at any rate, so more attempts would not help.
 const FALLS_MAX: usize = 5;
 /// Number of times that a rate is tried. A replay lasts some tenths of a second, so a single pause of the machine could
 /// make it fail.
 const TRIES: usize = 4;
-/// Name of the control's row.
+/// Name of the row of the control, which measures kvatlas a second time. The difference between the two rows is noise.
 const CONTROL: &str = "kvatlas, again";
 
 /// Figure: millions of block operations in a second.
 pub const RATE: &str = "replay, rate";
-/// Figure: thousands of queries in a second at that rate.
+/// Figure: thousands of queries in a second, at the highest valid rate.
 const QUERIES: &str = "replay, queries";
-/// Figure: microseconds from the due times of queries to their answers at that rate.
+/// Figure: microseconds within which 99 % of the queries are answered after their due time, at the highest valid rate.
 const LATENCY: &str = "replay, p99";
 
 /// Line of the trace. Its other fields are not needed.
@@ -99,11 +102,11 @@ impl Step {
 struct Script {
     prompts: Vec<Prompt>,
     steps: Vec<Step>,
-    /// Number of block operations up to and including each step.
+    /// For each step, the number of block operations from the first step up to and including this one.
     done_after: Vec<u64>,
 }
 
-/// Stretch of pieces that one request has stored on a worker.
+/// Consecutive pieces of a prompt that a worker stored for one request.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     request: usize,
@@ -112,14 +115,16 @@ struct Stretch {
     seen: (usize, Reverse<u32>),
 }
 
-/// Pieces that a worker holds, and the order in which it would remove them.
+/// Pieces that a worker holds, and the order in which the worker will remove them.
 #[derive(Debug, Default)]
 struct Cache {
-    /// By piece: the key of its stretch, which is the request and the first piece: `(request, from)`.
+    /// Key of the stretch to which each held piece belongs. A stretch is the pieces that one request has stored. Its
+    /// key is `(request, from)`: the request, and the number of the first piece.
     pieces: HashMap<u64, (usize, u32)>,
     stretches: HashMap<(usize, u32), Stretch>,
-    /// Stretches in the order of removal: least recently used first; of those that were used together, the deeper
-    /// first.
+    /// Keys of the stretches (the pieces that one request has stored), in the order in which the worker will remove
+    /// them: least recently used first. Among stretches that were last used together, the one deeper in the prompt
+    /// comes first.
     order: BTreeMap<(usize, Reverse<u32>), (usize, u32)>,
 }
 
@@ -271,7 +276,8 @@ impl Script {
         }
     }
 
-    /// Returns the events in lists, each with the number of operations that are offered before it.
+    /// Returns the lists of events. Each has the number of block operations before its first event, from which its due
+    /// time follows.
     fn lists<W: Writer>(&self) -> Vec<(u64, Vec<W::Event>)> {
         let mut lists: Vec<(u64, Vec<W::Event>)> = Vec::new();
         let mut list_begins = u64::MAX;
@@ -291,7 +297,7 @@ impl Script {
         lists
     }
 
-    /// Returns the queries, each with the number of operations that are offered before it.
+    /// Returns the queries. Each has the number of block operations before it, from which its due time follows.
     fn queries<R: Reader>(&self) -> Vec<(u64, R::Query)> {
         let mut offered: u64 = 0;
         let mut queries = Vec::new();
@@ -341,11 +347,12 @@ fn prompt(request: &Request) -> Prompt {
     Prompt::new(pieces.collect())
 }
 
-/// Due times of operations, from the number of operations that are offered before them.
+/// Offered rate, from which the due time of each operation follows. The operation's number of earlier block operations
+/// is called `offered`.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     started: Instant,
-    /// Block operations in a second; infinite if no operation waits.
+    /// Block operations in a second; infinite in a replay that does not wait.
     rate: f64,
 }
 
@@ -357,7 +364,7 @@ impl Pace {
         }
     }
 
-    /// Returns the nanoseconds since the due time of an operation.
+    /// Returns the nanoseconds since the due time of the operation that has `offered` operations before it.
     fn late_ns(self, offered: u64) -> u32 {
         let due = Duration::from_secs_f64(offered as f64 / self.rate);
         let late = self.started.elapsed().saturating_sub(due);
@@ -370,7 +377,7 @@ impl Pace {
 struct Reached {
     /// Block operations in a second.
     rate: f64,
-    /// Nanoseconds from the due time within which 99 % of the queries were answered.
+    /// Delay from a query's due time until its answer, in nanoseconds. 99 % of the queries have at most this delay.
     latency_ns: f64,
 }
 
@@ -393,7 +400,8 @@ const CONTENDERS: [(&str, Replay); 8] = [
     (CONTROL, at_once::<Kvatlas>),
 ];
 
-/// Runs the scenario for every contender. A contender for one thread does everything in turns.
+/// Runs the scenario for every contender. A contender that only one thread can use gets the events and the queries in
+/// turns.
 pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledger) {
     let Some(script) = Script::read(trace, requests_max) else {
         progress(&format!("replay: no trace at {}; left out", trace.display()));
@@ -470,7 +478,7 @@ pub fn print(ledger: &Ledger) {
     );
 }
 
-/// Replays with an offered `rate`, in block operations a second, on two threads.
+/// Replays the script at the offered `rate`, in block operations a second. One thread applies events, and one queries.
 fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     script: &Script,
     rate: f64,
@@ -509,7 +517,7 @@ fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
     reached::<C>(script, asked.max(applied), refused, late)
 }
 
-/// Replays as [`at_once`] does, on one thread.
+/// Replays the script on one thread: events and queries in turns. [`at_once`] does the same on two threads.
 fn in_turns<C: Contender>(script: &Script, rate: f64, check: Option<(&Oracle, &mut Ledger)>) -> Reached {
     let (reader, mut writer) = C::build(WORKERS);
     let mut queries = script.queries::<C::Reader>().into_iter().peekable();
@@ -541,7 +549,7 @@ fn in_turns<C: Contender>(script: &Script, rate: f64, check: Option<(&Oracle, &m
     reached::<C>(script, elapsed, refused, late)
 }
 
-/// Returns the leanest shape that the index offers.
+/// Returns the shape of answers that costs the index least.
 fn shape<C: Contender>() -> Shape {
     <C::Reader as Reader>::SHAPES
         .first()
@@ -561,7 +569,7 @@ fn reached<C: Contender>(script: &Script, elapsed: Duration, refused: u64, mut l
     }
 }
 
-/// Checks that every answer equals the oracle's after all changes.
+/// Checks the state after all changes. The answers about the last 1,000 prompts must equal the oracle's answers.
 fn judge<C: Contender>(script: &Script, oracle: &Oracle, reader: &C::Reader, ledger: &mut Ledger) {
     const CHECKED: usize = 1_000;
     let row = contender::row::<C>(shape::<C>());
