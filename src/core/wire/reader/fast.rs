@@ -5,8 +5,8 @@ use rmp::Marker;
 
 use super::{DecodeError, Reader, Value};
 
-/// Number of bytes of a value with its marker, indexed by the marker. 0 if the number depends on more than the
-/// marker.
+/// Total length of a value in bytes, marker included, by the value's marker (its first byte). 0 if the marker alone
+/// does not determine the length.
 const WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -38,8 +38,8 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Number of bytes of an unsigned integer of at most 32 bits with its marker, indexed by the marker. 0 for all other
-/// markers.
+/// Total length in bytes, marker included, of an unsigned integer of at most 32 bits, by the integer's marker (its
+/// first byte). 0 for the markers of other values.
 const NUMBER_WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -56,7 +56,8 @@ const NUMBER_WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Number of bits by which the four bytes after a marker are shifted down to give the integer, indexed by the marker.
+/// Shift that turns the four bytes after a marker into the integer, by the marker. A shorter integer fills only the
+/// upper of the four bytes, so the value is shifted right by this number of bits.
 const NUMBER_SHIFTS: [u8; 256] = {
     let mut shifts = [0; 256];
     shifts[0xcc] = 24;
@@ -78,8 +79,8 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Skips the bytes `expected` if they come next, and returns the cursor. Otherwise reads nothing and returns
-    /// `None`.
+    /// Skips the bytes `expected` if they come next, and returns the reader, to read on. Otherwise reads nothing and
+    /// returns `None`.
     #[inline]
     pub(in crate::wire) fn behind<const LENGTH: usize>(
         &mut self,
@@ -115,7 +116,8 @@ impl<'a> Reader<'a> {
         (count < 16).then_some(usize::from(count))
     }
 
-    /// Reads the next value if it is an unsigned integer in one of its usual forms. Otherwise reads nothing and returns `None`.
+    /// Reads the next value if it is an unsigned integer below 128, or one encoded in 16, 32 or 64 bits. Otherwise
+    /// reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn plain_number(&mut self) -> Option<u64> {
         let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
