@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Interval at which a waiting request checks whether the client has connected again.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum number of connections on which one request is sent. The number is bounded, because a server may end a connection
-/// because of the request itself.
+/// Maximum number of connections on which one request is sent. There is a limit because the request itself may make a
+/// server end the connection.
 pub(super) const CONNECTIONS_MAX: usize = 8;
 /// Divides a request's patience (the longest time that it waits for its answer), to give the time for which the request
 /// is sent again while no daemon listens.

@@ -25,8 +25,8 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
 
 /// Returns the first run of neighbouring roots that are allowed, as a range of nodes, and the roots after that run.
 ///
-/// A trie usually has more roots than a node has children, and in the array of nodes the roots lie far apart. A walk from
-/// root to root in that array would wait for memory at each rejected root. The list `roots` has all roots close
+/// A trie usually has more roots than a node has children, and in the array of nodes the roots lie far apart. A walk
+/// from root to root in that array would wait for memory at each rejected root. The list `roots` has all roots close
 /// together.
 fn next_run(roots: &[Root], mut is_allowed: impl FnMut(u8) -> bool) -> Option<(Range<usize>, &[Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;

@@ -99,7 +99,7 @@ impl Refusals {
         }
     }
 
-    /// Records a refusal if a publisher watches for it. Returns whether a publisher does so.
+    /// Records a refusal if a publisher watches for it. Returns whether it was recorded.
     pub fn note(&self, refusal: &Refusal) -> bool {
         let watched = self.0.lock();
         let mut is_watched = false;

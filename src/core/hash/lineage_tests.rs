@@ -1,4 +1,4 @@
-//! Tests of the lineage hash. They are in a separate file, so that the file of the layout stays short.
+//! Tests of the lineage hash, in a file of their own, so that the file with the layout stays short.
 
 use proptest::prelude::*;
 

@@ -132,7 +132,7 @@ pub enum Frame {
 /// Reads a snapshot frame by frame. Each frame is checked before it is returned.
 ///
 /// A file that has been cut off shows this only at its end, where the end frame is missing. So check the whole file
-/// first ([`verify`](super::verify)), before relying on its content. A reader takes memory for one frame and the
+/// ([`verify`](super::verify)) before relying on its content. A reader takes memory for one frame and the
 /// decompressor's window, whatever the file contains.
 pub struct SnapshotReader<R> {
     content: Decoder<'static, BufReader<R>>,

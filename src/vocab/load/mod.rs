@@ -92,7 +92,7 @@ pub enum LoadError {
          ByteFallback, Fuse, Metaspace, Replace of a text, and Strip behind Fuse are"
     )]
     UnsupportedDecoder {
-        /// Name of the decoder's step, or of the mark in the model.
+        /// Name of the decoder's step, or of the model's field, that makes the bytes of a token uncertain.
         step: String,
     },
     /// A token of a byte-level vocabulary has a character that stands for no byte.

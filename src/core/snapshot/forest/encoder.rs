@@ -1,4 +1,4 @@
-//! Encoder of a forest: turns the runs of an index, in depth-first order, into frames of a snapshot.
+//! Encoder of a forest: turns the runs of an index, in depth-first order, into frames of a snapshot file.
 
 use crate::hash::SequenceHash;
 use crate::index::{HolderPart, WalkedRun};

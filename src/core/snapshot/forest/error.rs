@@ -22,8 +22,8 @@ pub enum ForestError {
         /// Maximum integer that the field allows.
         most: usize,
     },
-    /// The flags are wrong at this place. The first frame of a forest must have the flag that begins it, and no later
-    /// frame may have that flag.
+    /// The flags are unknown, or wrong at this place: the flag that begins a forest is on its first frame, and on no
+    /// other frame.
     #[error("the flags {flags:#x} cannot come here: a forest begins once, goes on, and ends once")]
     Flags {
         /// The frame's first byte, which has the flags.

@@ -100,8 +100,8 @@ pub(super) use reader::ForestReader;
 pub const PARTS_MAX: usize = 1 << 20;
 /// Maximum number of candidates (holders of the block before a run) of all runs of one frame together.
 pub const CANDIDATES_MAX: usize = 1 << 25;
-/// Maximum number of blocks, runs and holders on a path together. A path is a run and its ancestors; a holder counts
-/// once for each of these runs.
+/// Maximum number of blocks, runs and holders on a path together. A path is a run and its ancestors. A holder counts
+/// once for each of these runs of which it has blocks.
 pub const PATH_ENTRIES_MAX: usize = 1 << 23;
 /// Maximum number of blocks of a run.
 const RUN_BLOCKS_MAX: usize = u16::MAX as usize;

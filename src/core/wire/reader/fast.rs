@@ -1,12 +1,12 @@
-//! Fast paths of the payload reader for common values: reading short keys, plain numbers and arrays of small numbers,
-//! and skipping values that are not needed.
+//! Fast paths of the payload reader for common values. They read short keys, plain numbers and arrays of small numbers,
+//! and skip values that are not needed.
 
 use rmp::Marker;
 
 use super::{DecodeError, Reader, Value};
 
-/// Total length of a value in bytes, marker included, by the value's marker (its first byte). 0 if the marker alone
-/// does not determine the length.
+/// Total length of a value in bytes, marker included. The index is the value's marker (its first byte). 0 if the marker
+/// alone does not determine the length.
 const WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -38,8 +38,8 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Total length in bytes, marker included, of an unsigned integer of at most 32 bits, by the integer's marker (its
-/// first byte). 0 for the markers of other values.
+/// Total length in bytes, marker included, of an unsigned integer of at most 32 bits. The index is the integer's marker
+/// (its first byte). 0 for the markers of other values.
 const NUMBER_WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -56,8 +56,8 @@ const NUMBER_WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Shift that turns the four bytes after a marker into the integer, by the marker. A shorter integer fills only the
-/// upper of the four bytes, so the value is shifted right by this number of bits.
+/// Number of bits by which the four bytes after a marker are shifted right to give the integer. The index is the
+/// marker. An integer of one or two bytes fills only the upper part of the four bytes.
 const NUMBER_SHIFTS: [u8; 256] = {
     let mut shifts = [0; 256];
     shifts[0xcc] = 24;
@@ -134,8 +134,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Skips one value with everything in it. Takes no memory and does not recurse: it only counts the values that
-    /// are left to skip. Each of them takes at least one byte of the payload.
+    /// Skips one value with everything in it. Takes no memory and does not recurse, because it only counts the values
+    /// that are left to skip. Each of them takes at least one byte of the payload.
     ///
     /// # Errors
     ///
@@ -163,11 +163,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Appends `count` unsigned integers of 32 bits to `list`: the elements of an array whose head was already read.
+    /// Appends `count` unsigned integers of 32 bits to `list`. They are the elements of an array whose head was already
+    /// read.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] at the first value that is not such an integer. The integers before it stay in the list.
+    /// [`DecodeError`] at the first value that is not an unsigned integer of at most 32 bits. The integers before it
+    /// stay in the list.
     pub fn unsigned_32_list(
         &mut self,
         field: &'static str,
