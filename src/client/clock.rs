@@ -28,7 +28,8 @@ pub fn rfc3339(time_us: u64) -> String {
 /// Returns year, month and day of the Gregorian calendar, from days since 1970-01-01.
 ///
 /// The algorithm is Howard Hinnant's `civil_from_days`, <https://howardhinnant.github.io/date_algorithms.html>, without
-/// days before 1970. Years begin in March, so that a leap day is the last day of its year. An era has 400 years.
+/// its part for days before 1970. In its arithmetic, a year begins in March, so that a leap day is the last day of a
+/// year. An era has 400 years.
 fn civil_date(days_since_1970: u64) -> (u64, u64, u64) {
     const DAYS_PER_ERA: u64 = 146_097;
     const DAYS_FROM_ERA_0_TO_1970: u64 = 719_468;

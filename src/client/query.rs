@@ -127,7 +127,7 @@ impl QueryClient {
         Ok(BatchReply::decode(&reply.payload)?.results)
     }
 
-    /// Asks for the status of a namespace. The status tells how far a daemon has followed each holder.
+    /// Asks for the status of a namespace. The status tells for each holder how far a daemon has applied its batches.
     pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
         if let Some(gatherer) = &self.gatherer {
             return Ok(gatherer
@@ -159,14 +159,15 @@ impl QueryClient {
         .await
     }
 
-    /// Tells daemons where requests are sent, before the engines' events show it. A daemon keeps such hints for its
-    /// `hints.ttl_ms`, if that is set. Queries with [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get
-    /// the blocks that the hints predict. Daemons do not reply.
+    /// Tells daemons to which workers requests have been sent, before any event shows their blocks there. A daemon
+    /// keeps these hints for the time that its setting `hints.ttl_ms` gives, if the setting is present. Queries with
+    /// [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get the blocks that the hints predict.
+    /// Daemons do not reply.
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection does not take the hints within the patience, or a hint is longer than the
-    /// server allows.
+    /// [`ClientError::Connection`] if the connection does not take the hints within the patience, or a hint is longer
+    /// than the server allows.
     pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
         let subject = self.subjects.hint(namespace);
         // Each hint may be as long as a query, which may fill a message.

@@ -1,13 +1,14 @@
-//! Guard under which readers look at data that writers may replace.
+//! Guards, which readers hold while they look at data that writers may replace.
 //!
-//! This is epoch-based reclamation: memory that a writer takes out is freed when every guard held at that moment is
-//! gone. That is safe only if all guards belong to one collector, but `crossbeam_epoch` lets safe code make further
-//! collectors. Only this module makes a [`Guard`], so every guard belongs to the collector of the process.
+//! This is epoch-based reclamation: a writer that replaces memory has the old memory freed only after all guards are
+//! gone that were held at the time of the replacement. That is safe only if all guards belong to one collector, but
+//! `crossbeam_epoch` lets safe code make further collectors. Only this module makes a [`Guard`], so every guard belongs
+//! to the collector of the process.
 
 use crossbeam_epoch::{Guard as Pinned, Shared};
 
-/// Registration of the current thread as a reader. While the guard lives, no memory that the reader can have found is
-/// freed.
+/// Registration of the current thread as a reader. While the guard lives, memory that the reader may have a reference
+/// to is not freed.
 #[derive(Debug)]
 pub(crate) struct Guard(Pinned);
 
@@ -18,7 +19,7 @@ pub(crate) fn pin() -> Guard {
 }
 
 impl Guard {
-    /// The guard as `crossbeam_epoch` wants it for loads and swaps.
+    /// Returns the guard as the type that the atomic pointers of `crossbeam_epoch` take.
     #[inline]
     pub(crate) fn pinned(&self) -> &Pinned {
         &self.0
@@ -40,8 +41,8 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// No thread that takes a guard from now on can reach the memory that `free` frees. The freed values can be sent to
-    /// another thread.
+    /// No thread that takes a guard from now on can reach the memory that `free` frees. `free` may run on another
+    /// thread, so it must be sound to send the freed values to one.
     #[allow(unsafe_code, reason = "the one way to free what readers may still look at")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce()) {
         // SAFETY: the caller's promise; `crossbeam_epoch` asks for no other.

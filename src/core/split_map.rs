@@ -104,8 +104,8 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().flatten()
     }
 
-    /// Number of small maps. The keys of one small map, which [`Self::keys_of`] returns, are few enough to look at
-    /// without a pause.
+    /// Number of small maps. Each has so few keys that a caller can look at all of them ([`Self::keys_of`]) without
+    /// delaying other work.
     pub(crate) fn splits(&self) -> usize {
         self.maps.len()
     }

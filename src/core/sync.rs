@@ -3,6 +3,5 @@
 
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 
-/// Whether the code is checked as a model under loom. In a model, sizes are small, so that few steps reach every
-/// bound.
+/// Whether loom checks this code in all orders of steps. Sizes are then small, so that a few steps reach every bound.
 pub(crate) const IS_MODEL: bool = false;

@@ -1,7 +1,7 @@
-//! Enums whose values have stable words.
+//! Enums whose values have words: texts for the wire, files and metrics.
 
-/// Declares an enum whose values have stable words. Each variant is given with its word: `Variant => "word"`, or
-/// `Variant = NUMBER => "word"`.
+/// Declares an enum in which each value has a word, a text that must not change. Each variant is given with its word:
+/// `Variant => "word"`, or `Variant = NUMBER => "word"`.
 ///
 /// `ALL` has all values in the order of declaration, and `WORDS` has their words in the same order. `as_str` returns
 /// the word of a value, and `of_word` returns the value of a word. If the variants have no attributes other than
@@ -41,14 +41,14 @@ macro_rules! worded {
             /// Words of all values of the enum, in the order of the values' declaration.
             pub const WORDS: [&'static str; [$($word),+].len()] = [$($word),+];
 
-            /// Returns the stable word of the value.
+            /// Returns the word of the value, as given in the enum's declaration.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
                 }
             }
 
-            /// Returns the value with this word. `None` if there is no such value.
+            /// Returns the value of which `word` is the word. `None` if there is no such value.
             pub fn of_word(word: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|value| value.as_str() == word)
             }

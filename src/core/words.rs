@@ -1,8 +1,8 @@
 //! Arrays of words that readers read without a lock. To grow an array, a writer replaces the whole array.
 //!
-//! A replaced array is put aside when no reader can see it any more, and a writer frees it later. Only writers free
-//! arrays: a reader that freed one would contend with the writer for the writer's part of the allocator. A reader may
-//! be the first to notice that an array is unused, but then it only puts the array aside.
+//! Only writers free replaced arrays: a reader that freed an array would contend with the writer for the writer's part
+//! of the allocator. But the last reader of an array may be the first to notice that the array is unused. It then only
+//! adds the array to a list, and a writer frees the arrays of the list later.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
@@ -15,10 +15,10 @@ use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 type Array = Box<[AtomicU64]>;
 
-/// Array of words, kept as a single atomic word: the array's address is in the lower 48 bits, its length in the bits
-/// above. So a reader reaches the array after reading one word. An empty array takes no memory.
+/// Array of words that readers reach through a single atomic word. This word has the array's address in its lower 48
+/// bits, and the array's length in the bits above. An empty array takes no memory.
 ///
-/// One writer at a time replaces arrays; words may change in place.
+/// Only one writer at a time may replace the array. The words in the array may change without a replacement.
 #[derive(Debug, Default)]
 pub(crate) struct Words(AtomicPtr<AtomicU64>);
 
@@ -26,16 +26,15 @@ pub(crate) struct Words(AtomicPtr<AtomicU64>);
 compile_error!("an address of 48 bits and a length share a word of 64 bits");
 
 const ADDRESS_BITS: u32 = 48;
-/// Smallest array length that is stored as its logarithm. Arrays of this length or longer have powers of two as
-/// lengths.
+/// Minimum length of a long array. The length of a long array is a power of two, and only its logarithm is stored.
 const LONG: usize = 1 << 15;
 
-/// Replaced arrays of all indexes of the process, which no reader sees any more and which are still to be freed.
-/// [`COUNT`] is the number of these arrays.
+/// Replaced arrays that no reader sees any more, and that are still to be freed. They come from all indexes of the
+/// process. [`COUNT`] is the number of these arrays.
 static PUT_ASIDE: Mutex<Vec<Array>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the word that stands for an array: its address and length. The word is null if the array is empty.
+/// Packs the address and the length of an array into one word. The word is null if the array is empty.
 fn packed(array: Array) -> *mut AtomicU64 {
     let (len, layout) = (array.len(), Layout::for_value(&*array));
     if len == 0 {
@@ -59,7 +58,7 @@ pub(crate) fn rounded(len: usize) -> usize {
     if len < LONG { len } else { len.next_power_of_two() }
 }
 
-/// Returns the array that a word stands for.
+/// Returns the array whose address and length [`packed`] has put into `word`.
 #[inline]
 fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
     let len = match word.addr() >> ADDRESS_BITS {
@@ -83,11 +82,11 @@ pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
-/// Number of replaced arrays waiting to be freed at which a thread interrupts other work to free them.
+/// Maximum number of replaced arrays that may wait to be freed. If as many wait after a change of the index, the thread
+/// that made the change frees them.
 pub(crate) const GIVEN_BACK: usize = 64;
 
-/// Frees the replaced arrays that were put aside, if there are at least `arrays_min` of them. No reader sees these
-/// arrays any more.
+/// Frees all replaced arrays that no reader sees any more, if there are at least `arrays_min` of them.
 #[inline]
 pub(crate) fn give_back(arrays_min: usize) {
     if COUNT.load(Ordering::Relaxed) >= arrays_min {

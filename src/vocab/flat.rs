@@ -77,17 +77,17 @@ pub(super) fn nodes(vocabulary: &Vocabulary) -> Vec<TokenNode> {
     path.nodes
 }
 
-/// Nodes that are being made, and the path to the last of them.
+/// Nodes of a trie that is being built, and the path from the root to the last node.
 #[derive(Default)]
 struct Path {
     nodes: Vec<TokenNode>,
     open: Vec<OpenNode>,
 }
 
-/// A node on the path. Its links depend on the node after its subtree.
+/// A node on the path from the root to the last node. Its links are not known before its subtree ends.
 struct OpenNode {
     index: usize,
-    /// Nodes of further tokens with the same bytes, which come after the subtree.
+    /// Nodes for further tokens that have the same bytes as this node's token. They come after the node's subtree.
     repeats: Vec<TokenNode>,
 }
 
@@ -107,7 +107,7 @@ impl Path {
         }
     }
 
-    /// Leaves all nodes but `depth`. Repeats of a node become its siblings.
+    /// Leaves the path's nodes below the first `depth` nodes. When a node is left, its repeats become its siblings.
     fn leave_to(&mut self, depth: usize) {
         for level in (depth..self.open.len()).rev() {
             let node = self.open.get_mut(level);
@@ -119,7 +119,8 @@ impl Path {
         self.end_to(depth);
     }
 
-    /// Ends subtrees until `depth` nodes are open. The next node has the depth `depth + 1`, or there is none.
+    /// Takes nodes off the path until `depth` nodes are left, and sets the links of each node taken off. The next node,
+    /// if there is one, has depth `depth + 1`.
     fn end_to(&mut self, depth: usize) {
         while self.open.len() > depth {
             let num_parents = self.open.len() - depth;
@@ -137,11 +138,11 @@ impl Path {
     }
 }
 
-/// Returns the [`Links`] of the node at `index`, whether or not the node carries them. `None` if there is no such node.
+/// Returns the [`Links`] of the node at `index`, whether or not the node stores them. `None` if there is no such node.
 ///
-/// If the node has no room for its links, they are computed from the links of its children. If a child has no room
-/// either, its links are computed from its children, and so on. This takes as many steps as these nodes have children,
-/// which is usually far fewer than the nodes of the subtree.
+/// A large node does not store its links, because they do not fit. They are computed from the links of the node's
+/// children. The links of a large child are computed from those of its own children, and so on. This takes as many
+/// steps as these large nodes have children, which is usually far fewer than the nodes of the subtree.
 pub(super) fn links(nodes: &[TokenNode], index: usize) -> Option<Links> {
     if let Some(links) = nodes.get(index)?.links() {
         return Some(links);
@@ -166,8 +167,8 @@ pub(super) fn links(nodes: &[TokenNode], index: usize) -> Option<Links> {
     }
 }
 
-/// Returns the node at `first` and the siblings after it, each with its index. Searches for a sibling only when it is
-/// asked for, because most look-ups end earlier.
+/// Returns the node at `first` and the siblings after it, each with its index. Looks for the next sibling only when the
+/// iterator is asked for it, because most callers stop early.
 pub(super) fn siblings(nodes: &[TokenNode], first: usize) -> impl Iterator<Item = (usize, TokenNode)> {
     let mut last = None;
     std::iter::from_fn(move || {

@@ -34,8 +34,8 @@ impl Tree {
         self.children.iter().map(|(.., tree)| 1 + tree.size()).sum()
     }
 
-    /// Appends byte, token and links of each node to `into`, in depth-first order. `above` is the number of ancestors
-    /// whose subtrees end with this level.
+    /// Appends byte, token and links of each node to `into`, in depth-first order. `above` is the `num_parents` of the
+    /// node whose children these are, or 0 at the root.
     fn flatten(&self, above: usize, into: &mut Vec<(u8, Option<u32>, Links)>) {
         for (position, (byte, token, tree)) in self.children.iter().enumerate() {
             let is_last = position + 1 == self.children.len();
@@ -49,8 +49,8 @@ impl Tree {
     }
 }
 
-/// Keys of few letters, so that they share prefixes and come twice. A long key repeats each letter: its nodes have more
-/// levels to pop than fit in a node.
+/// Returns keys made of few letters, so that keys share prefixes and some are equal. In a long key each letter is
+/// repeated 15 times, so that a node can have more levels to pop than its field holds.
 fn keys() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let key = prop::collection::vec(0..4_u8, 1..7);
     let repeated = (key, prop_oneof![Just(1), Just(15)])

@@ -7,11 +7,11 @@ use super::token::TokenId;
 
 /// Number of words at the end of a mask for bogus tokens. A bogus token is a made-up number for a node without a token.
 ///
-/// Nodes without a token write to these words in turn. If there were only one word, each of these nodes, which are half
-/// of all nodes, would wait for the write of the one before.
+/// Nodes without a token write to these words in turn. About half of all nodes have no token. If there were only one
+/// word, each of their writes would wait for the previous one.
 const BOGUS_WORDS: usize = 16;
 
-/// Returns the number of whole words for the tokens of a vocabulary of `size` tokens.
+/// Returns the number of words that a mask needs for the tokens of a vocabulary of `size` tokens.
 fn real_words(size: usize) -> usize {
     size.div_ceil(u64::BITS as usize)
 }
@@ -121,12 +121,13 @@ impl TokenMask {
 
 /// Receiver of the tokens that a traversal allows.
 pub(super) trait AllowToken {
-    /// Marks a token as allowed.
+    /// Marks a token as allowed. `token` is the number in a node: a token, or the bogus (made-up) number of a node
+    /// without a token.
     ///
     /// # Safety
     ///
-    /// The token belongs to a node, or is the bogus token of a node. The vocabulary of the node's trie must have the
-    /// same size as the vocabulary for which the receiver was made.
+    /// `token` is the number in a node. The vocabulary of the node's trie must have the same size as the vocabulary for
+    /// which `self` was made.
     unsafe fn allow_of_node(&mut self, token: u32);
 }
 

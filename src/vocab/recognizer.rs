@@ -8,7 +8,7 @@ pub trait Recognizer {
     /// Pushes `byte` if it may come next, and otherwise changes nothing. Returns whether `byte` was pushed.
     fn try_push_byte(&mut self, byte: u8) -> bool;
 
-    /// Removes the last `count` pushed bytes; 0 is common.
+    /// Removes the last `count` pushed bytes. A traversal often calls this with a count of 0.
     fn pop_bytes(&mut self, count: usize);
 
     /// Whether `byte` may come next. Implement this method if there is a cheaper way than to push and pop the byte.

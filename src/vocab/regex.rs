@@ -33,8 +33,8 @@ impl Default for RegexLimits {
 /// Reason why an expression cannot be made into an automaton.
 #[derive(Debug, thiserror::Error)]
 pub enum RegexError {
-    /// The expression is wrong, or a stage takes too much memory. An expression is also wrong if bytes cannot decide
-    /// a part of it, such as a Unicode word boundary.
+    /// The expression is wrong, or building its automaton takes more memory than allowed. An expression is also wrong
+    /// if a part of it cannot be decided byte by byte, such as a Unicode word boundary.
     #[error("the expression cannot be used: {}", describe(.0))]
     Expression(#[source] Box<BuildError>),
     /// The expression needs to know the text before its start, which is not available.
@@ -147,8 +147,8 @@ fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<
     Ok(rows)
 }
 
-/// Returns the rows of the states from which some text is recognised, renumbered. The first state stays the first. If
-/// no text is recognised from the first state, there are no rows.
+/// Removes all states from which no text can be recognised, and renumbers the others. The first state stays the first.
+/// If no text can be recognised from the first state, returns no rows.
 fn without_dead_ends(rows: &[TableRow]) -> Vec<TableRow> {
     let mut before: Vec<Vec<u32>> = vec![Vec::new(); rows.len()];
     for (state, row) in (0_u32..).zip(rows) {

@@ -8,8 +8,8 @@ pub const TABLE_STATES_MAX: usize = 1 << 16;
 /// Number of transitions of a state, which is the number of entries of a row.
 const ROW: usize = 1 << u8::BITS;
 
-/// State of a [`TransitionTable`]. It is valid only for that table. Another table may take it for any of its own
-/// states, or for none.
+/// State of a [`TransitionTable`], valid only for that table. Used with another table, the same value may stand for any
+/// state of that table, or for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State(pub(super) u32);
 
@@ -53,13 +53,14 @@ pub enum TableError {
 
 /// A deterministic automaton over bytes.
 ///
-/// A state is stored as the place of its row, so that finding the next state takes one load and no multiplication.
-/// Bytes are not grouped into classes, because the additional load at each node cost more than the smaller rows
-/// saved.
+/// A state is stored as the index at which its row begins, so that finding the next state takes one load and no
+/// multiplication. Bytes are not grouped into classes: the rows would be smaller, but the additional load at each node
+/// costs more than that saves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionTable {
-    /// Rows of 256 entries. An entry is the index at which the next state's row begins. The first row belongs to the
-    /// dead state, which rejects everything, and is all zero. Every entry is a multiple of 256 below the length.
+    /// Rows of 256 entries, one for each byte. An entry is the index at which the next state's row begins. The first
+    /// row belongs to the dead state, which rejects everything; all its entries are 0. Every entry is the index of a
+    /// whole row.
     places: Vec<u32>,
     matches: Vec<bool>,
 }
@@ -99,7 +100,8 @@ impl TransitionTable {
         Ok(Self { places, matches })
     }
 
-    /// Returns the first state of every text. `None` if there are no states, so that no text is recognised.
+    /// Returns the state before the first byte of a text. `None` if the table has no states, so that it recognises no
+    /// text.
     #[must_use]
     pub fn start(&self) -> Option<State> {
         place_of(0, self.states()).map(State)
@@ -150,15 +152,16 @@ impl TransitionTable {
         &self.places
     }
 
-    /// Returns the transitions of a state. `None` if the table has no row at the state's place.
+    /// Returns the transitions of a state: the row that begins at the state's index. `None` if the table has no row
+    /// there.
     pub(super) fn row(&self, state: State) -> Option<&[u32; ROW]> {
         let start = state.0 as usize;
         self.places.get(start..)?.first_chunk()
     }
 }
 
-/// Returns the place of the row of state number `state`. `None` if a table with `states` states has no state of that
-/// number.
+/// Returns the index at which the row of state number `state` begins, in a table of `states` states. `None` if there is
+/// no such state.
 fn place_of(state: u32, states: usize) -> Option<u32> {
     let row = usize::try_from(state).ok().filter(|state| *state < states)? + 1;
     u32::try_from(row * ROW).ok()

@@ -22,16 +22,16 @@
 //! | a branch on leaves, which then neither push nor pop | 1.55 | 1.0 |
 //! | the state just computed stays in a register; the stack is read before it is written | + 0.05–0.1 | + 0.1 |
 //! | no branch on a leaf's state: only a rejected node with children branches | + 0.2 | 0 |
-//! | classes of bytes, for rows that fit the nearest cache | + 0.02 | + 0.05 |
-//! | prefetching where a skip would lead to | + 0.12 | 0 |
+//! | classes of bytes, so that rows fit the nearest cache | + 0.02 | + 0.05 |
+//! | prefetching the node to which a skip would lead | + 0.12 | 0 |
 //! | the stack holds pointers to rows | + 0.02 | 0 |
 //! | bogus tokens spread over 16 words | − 0.02; − 0.15 where a tenth is rejected | 0 |
 //! | pointers instead of indices | − 0.1 | − 0.05 |
-//! | 25 bits for a token instead of 24, so that 2^24 tokens have room and bogus ones too | + 0.04 | 0 |
-//! | a list of roots, so that rejected ones are passed without loading nodes | 0 | − 0.4 to − 0.8 |
+//! | 25 bits instead of 24 for a token, which leaves room for bogus tokens beside 2^24 real ones | + 0.04 | 0 |
+//! | a list of roots, so that rejected roots are skipped without loading their nodes | 0 | − 0.4 to − 0.8 |
 //! | two lanes | − 0.06 | − 0.05 |
-//! | fields by direction: the change of depth into a node, ready to add, and the other numbers for the way past | − 0.12 | − 0.03 |
-//! | large nodes without a test or a call: the way past them is the way in, with the dead state | (included) | |
+//! | fields by direction: one for the change of depth into a node, others for the way past | − 0.12 | − 0.03 |
+//! | no test and no call for large nodes: to skip one, the walk enters it with the dead state | (included) | |
 //!
 //! Keeping the state in a register shortens the chain, but is slower because it needs more instructions. A second,
 //! independent chain is faster. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted,
@@ -99,19 +99,19 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     }
 }
 
-/// Table and mask that both lanes (the forward and the backward walk) use.
+/// Table and mask, for both lanes. A lane is the forward or the backward walk.
 struct WalkedTable {
     places: *const u32,
     words: *mut u64,
 }
 
-/// Lane: one of the two walks, which goes through the subtrees of its roots one after another.
+/// Lane: one of the two walks. A lane walks the subtree of one root, then that of the next root, and so on.
 struct WalkLane {
     /// Next node of the walk.
     node: *const TokenNode,
     /// End of the root's subtree: the place after its last node.
     end: *const TokenNode,
-    /// Pointer to the entry of the stack for the parent of the next node.
+    /// Place in the stack of the state at the parent of the next node.
     top: *mut u32,
 }
 
@@ -149,9 +149,10 @@ impl WalkLane {
     /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `TokenTrie` are sound. So
     ///   one step into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not
     ///   a leaf has a child. The size of a leaf is 1, and a large node's stored size is 1, which is a step into it.
-    /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to
-    ///   [`TOKEN_BYTES_MAX`], the greatest of the type of node; the entry written is `depth`. Every entry read was
-    ///   written: the bottom by `new`, the others at the node's parent. At `end`, `top` is the bottom again.
+    /// - *Stack.* The links also give the right number of levels to pop. So `top` is entry `depth - 1` for a node of
+    ///   depth `depth`, and the step writes entry `depth`. Depths are from 1 to [`TOKEN_BYTES_MAX`], because no token
+    ///   is longer. Every entry that a step reads has been written: entry 0 by `new`, any other entry by the step at
+    ///   the node's parent. At `end`, `top` is entry 0 again.
     /// - *Table.* Every entry of the stack is the checked start or has been read from the table. Every place in the
     ///   table is the start of a whole row of 256 entries. The row of the dead state leads only to itself.
     /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.

@@ -1,4 +1,4 @@
-//! Masks of token tries, compared with their recursive definition.
+//! Tests that compare the masks of token tries with the masks that the documentation's recursive function gives.
 
 use proptest::prelude::*;
 
@@ -65,7 +65,8 @@ impl Tree {
     }
 }
 
-/// Recogniser that checks the order in which its methods are called: pushes, pops and hooks.
+/// Recogniser that checks how a traversal calls it: when bytes are pushed and popped, and when the traversal starts and
+/// finishes.
 struct Watched<'a> {
     inner: TableRecognizer<'a>,
     depth: usize,
@@ -185,7 +186,7 @@ proptest! {
         check_equal(&tokens, &table)?;
     }
 
-    /// Tokens of up to the maximum length, so that a walk needs its whole stack.
+    /// A test with tokens of up to the maximum length, for which a walk needs its whole stack.
     #[test]
     fn long_tokens_are_walked(lengths in prop::collection::vec(1..=TOKEN_BYTES_MAX, 1..6), table in tables()) {
         let mut tokens: Vec<Vec<u8>> = lengths.iter().map(|length| vec![b'a'; *length]).collect();
@@ -311,7 +312,8 @@ fn wrong_tables_are_refused() {
     assert_eq!(TransitionTable::new(&[]).unwrap().start(), None);
 }
 
-/// Checks the links of all nodes against the depths that follow from the pops of the leaves.
+/// Checks the links of all nodes. The expected links are computed from the depths of the nodes, which follow from the
+/// nodes' changes of depth into their subtrees.
 fn check_links(trie: &TokenTrie) {
     let mut depths = Vec::new();
     let mut depth = 1_usize;
@@ -337,7 +339,7 @@ fn check_links(trie: &TokenTrie) {
     }
 }
 
-/// Walks subtrees with more nodes than a node can store as a size, and a token with the maximum number.
+/// A test with subtrees of more nodes than a node can store as a size, and with a token that has the maximum number.
 #[test]
 fn the_largest_vocabularies_are_walked() {
     let last = VOCABULARY_SIZE_MAX as u64 - 1;
@@ -372,8 +374,9 @@ fn the_largest_vocabularies_are_walked() {
     }
 }
 
-/// Walks large nodes of both kinds. Some nodes have subtrees whose size does not fit in the node, nested and below a
-/// root. Some nodes have more levels to pop than fit in the node.
+/// A test that walks past large nodes, of both kinds. Nodes of one kind have a subtree whose size does not fit in the
+/// node; some of them lie in the subtree of another. Nodes of the other kind have more levels to pop than fit in the
+/// node.
 #[test]
 fn large_subtrees_are_passed() {
     let mut builder = VocabularyBuilder::new();

@@ -32,7 +32,7 @@ const SIZE_BITS: u32 = 15;
 /// Number of bits for a token's number. It is one more than real tokens need, for the bogus (made-up) numbers of
 /// nodes without a token.
 const TOKEN_BITS: u32 = 25;
-/// Number of bits of the change of depth, which has a sign.
+/// Number of bits of the field for the change of depth on the way into a node's subtree, its sign included.
 const PARENTS_BITS: u32 = 11;
 
 const INNER_PARENTS_SHIFT: u32 = BYTE_BITS;
@@ -45,7 +45,7 @@ const INNER_PARENTS_MAX: u64 = (1 << INNER_PARENTS_BITS) - 1;
 const SIZE_MAX: u64 = (1 << SIZE_BITS) - 1;
 const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 
-/// Two numbers of a node that replace all pointers. A drawing in `flat.rs` shows them.
+/// Two numbers of a node that take the place of pointers to other nodes. A drawing in `flat.rs` shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links {
     /// Number of nodes of the subtree, the node itself included.
@@ -68,14 +68,14 @@ pub struct Links {
 ///       11 bits, signed   25, bogus if no token ends   15               5            8
 /// ```
 ///
-/// `num_parents` is the number of levels to pop after the node's subtree: its pops. A node with children has a
-/// separate field for its pops. So the first field of every node is the change of depth that a walk needs on the way
-/// *into* the subtree: 1, or `1 - num_parents` for a leaf. That saves the choice between two numbers at each node. On
-/// the way past the subtree, the change of depth is the first field minus the pops.
+/// `num_parents` is the number of levels to pop after the node's subtree. The first field is the change of depth on the
+/// way *into* the subtree: 1 for a node with children, and `1 - num_parents` for a leaf. So a walk adds the same field
+/// at every node, without a choice. On the way *past* the subtree, the change of depth is the first field minus the
+/// field `num_parents`.
 ///
-/// A large node has children, but its size or its pops do not fit in its fields, so it carries neither number. To
-/// skip a large node, the walk for tables enters it with a state that rejects everything. So the walk needs no choice
-/// there either. Other walks compute the two numbers from the node's children.
+/// A large node has children, but its `subtree_size` or its `num_parents` does not fit in its fields, so it stores
+/// neither number. To skip a large node, the walk for tables enters it with a state that rejects everything, so it
+/// needs no test for large nodes. Other walks compute the two numbers from the node's children.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct TokenNode(u64);
@@ -110,41 +110,43 @@ impl TokenNode {
         self.depth_into() < 1
     }
 
-    /// Whether the node is large: it has children, but its subtree's size or its pops do not fit in its fields.
+    /// Whether the node is large: it has children, but its `subtree_size` or its `num_parents` does not fit in its
+    /// fields.
     #[inline(always)]
     pub(super) fn is_large(self) -> bool {
         self.depth_past() > 0
     }
 
-    /// Returns `subtree_size`; 1 for a large node.
+    /// Returns the field `subtree_size`, which is 1 for a large node.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 15 bits")]
     pub(super) fn stored_size(self) -> usize {
         (self.0 >> SIZE_SHIFT & SIZE_MAX) as usize
     }
 
-    /// Returns the change of depth to the next node on the way into the subtree: 1, or `1 - num_parents` for a leaf.
+    /// Returns the difference between the depth of the next node in depth-first order and the depth of this node. For a
+    /// node with children it is 1, for a leaf `1 - num_parents`.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
     pub(super) fn depth_into(self) -> isize {
         (self.0 as i64 >> PARENTS_SHIFT) as isize
     }
 
-    /// Returns `num_parents` of a node with children. Returns 0 for a large node and for a leaf.
+    /// Returns the field `num_parents`, which is 0 for a leaf and for a large node.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 5 bits")]
     pub(super) fn inner_parents(self) -> usize {
         (self.0 >> INNER_PARENTS_SHIFT & INNER_PARENTS_MAX) as usize
     }
 
-    /// Returns the change of depth to the next node on the way past the subtree: `1 - num_parents`. For a large node it is 1,
-    /// because the way past it leads into it.
+    /// Returns the change of depth to the node after this node's subtree: `1 - num_parents`. For a large node it
+    /// returns 1, because a walk skips a large node by entering it.
     #[inline(always)]
     pub(super) fn depth_past(self) -> isize {
         self.depth_into() - self.inner_parents().cast_signed()
     }
 
-    /// Returns the links that the node carries; `None` for a large node, whose links follow from those of its children.
+    /// Returns the links that the node stores. `None` for a large node, whose links follow from those of its children.
     #[must_use]
     pub fn links(self) -> Option<Links> {
         (!self.is_large()).then(|| Links {

@@ -55,8 +55,8 @@ impl TokenTrie {
         &self.nodes
     }
 
-    /// Returns the links of the node at `index`, also those that the node has no room for. `None` if there is no such
-    /// node.
+    /// Returns the links of the node at `index`. It computes them if they do not fit in the node. `None` if there is no
+    /// such node.
     #[must_use]
     pub fn links(&self, index: usize) -> Option<Links> {
         flat::links(&self.nodes, index)

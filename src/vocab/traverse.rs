@@ -25,8 +25,9 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
 
 /// Returns the first run of neighbouring roots that are allowed, as a range of nodes, and the roots after that run.
 ///
-/// The roots are the widest level of the trie. In the array of nodes, one root is far from the next. So a walk from node to
-/// node would wait for a load at each rejected root. A walk over the list `roots` does not wait.
+/// A trie usually has more roots than a node has children, and in the array of nodes the roots lie far apart. A walk
+/// from root to root in that array would wait for memory at each rejected root. The list `roots` has all roots close
+/// together.
 fn next_run(roots: &[Root], mut is_allowed: impl FnMut(u8) -> bool) -> Option<(Range<usize>, &[Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;
     let (start, rest) = roots.get(first..)?.split_first()?;
@@ -69,7 +70,8 @@ fn traverse_run(
     recognizer.pop_bytes(pops);
 }
 
-/// Returns the size of a large node's subtree, and the change of depth to the node after the subtree.
+/// Returns the size of a large node's subtree, and the change of depth to the node after the subtree. A negative change
+/// is the number of levels to pop.
 #[cold]
 fn past_large(trie: &TokenTrie, node: *const TokenNode) -> (usize, isize) {
     let nodes = trie.nodes().as_ptr_range();

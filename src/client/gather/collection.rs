@@ -14,7 +14,8 @@ const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
 /// request can reply for any number of shards.
 #[derive(Debug)]
 pub(super) struct Collection<T> {
-    /// Replies by the number of shards, then by the shard's index.
+    /// Replies, grouped by the number of shards of their division. In each group, the key of a reply is the index of
+    /// its shard.
     divisions: BTreeMap<u32, BTreeMap<u32, T>>,
     /// Number of replies that may still be kept.
     replies_left: usize,

@@ -28,7 +28,7 @@ pub struct Merged<T> {
     pub reply: T,
     /// Shards that gave the answer, and shards that are missing.
     pub gathered: Gathered,
-    /// Refusals of missing shards that did reply, in words, by the shard's index.
+    /// Error texts of shards that replied with a refusal, by the shard's index. Such a shard also counts as missing.
     pub refused: BTreeMap<u32, String>,
 }
 
@@ -39,7 +39,8 @@ pub struct Gatherer {
     /// The subjects of the shards.
     subjects: Subjects,
     inbox: ReplyInbox,
-    /// Whether a request is sent again on each new connection, after half of the patience, and while no daemon listens.
+    /// Whether a request is sent again in these cases: the connection was made anew, half of the patience has passed,
+    /// or no daemon listens.
     is_sent_again: bool,
 }
 
@@ -59,8 +60,8 @@ impl Gatherer {
         })
     }
 
-    /// Lets each request be sent again under the conditions that [`QueryClient`](crate::QueryClient) names. Shards then
-    /// answer some requests twice. So this is not for reports.
+    /// Lets each request be sent again in the cases that [`QueryClient`](crate::QueryClient) describes. Shards may then
+    /// receive a request twice, so this must not be used for reports: they would count twice.
     pub(crate) fn sending_again(self) -> Self {
         Self {
             is_sent_again: true,
@@ -115,8 +116,8 @@ impl Gatherer {
         })
     }
 
-    /// Asks one daemon of every shard for the status of a namespace, and merges the answers. The status tells how far that daemon
-    /// has followed each holder. The request has the `headers`. Waits for `patience` at most.
+    /// Asks one daemon of every shard for the status of a namespace, and merges the answers. The status tells for each
+    /// holder how far the daemon has applied its batches. The request has the `headers`. Waits for `patience` at most.
     ///
     /// # Errors
     ///

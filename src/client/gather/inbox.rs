@@ -17,7 +17,8 @@ use kvatlas_core::wire::SHARDS_MAX;
 
 use super::super::error::ClientError;
 
-/// Maximum number of replies to one request that may wait to be read: enough for two divisions of the workers into shards.
+/// Maximum number of replies to one request that may wait to be read. While operators change the number of shards,
+/// shards of the old and of the new division may reply, so there is room for the replies of two divisions.
 const REPLIES_WAITING_MAX: usize = 2 * SHARDS_MAX as usize;
 
 #[derive(Debug, Default)]
@@ -35,7 +36,8 @@ pub(super) struct ReplyInbox {
     _subscription: Arc<DropGuard>,
 }
 
-/// Replies to one request. A reply that comes after the value was dropped counts as late.
+/// Receiver of the replies to one request. When it has been dropped, the inbox counts further replies to the request as
+/// late.
 #[derive(Debug)]
 pub(super) struct Replies {
     number: u64,

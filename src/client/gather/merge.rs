@@ -17,9 +17,9 @@ use kvatlas_core::wire::{
 /// The answer of one shard to a request: its reply, or an error.
 pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
-/// Returns the answers of the shards that know the namespace. Returns one error for the whole request if no shard knows
-/// the namespace, or if a shard answered with another error. `refused` has the missing shards that refused to answer now, with
-/// their reasons.
+/// Returns the answers of the shards that know the namespace. Returns an error for the whole request in three cases:
+/// all shards answered that they do not know the namespace; shards are missing, and no other shard knows the namespace;
+/// a shard answered with any other error. `refused` has the error texts of missing shards.
 pub(super) fn sort_out<T>(
     answers: Vec<ShardAnswer<T>>,
     gathered: &Gathered,

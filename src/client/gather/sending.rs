@@ -40,22 +40,22 @@ impl ShardRequest {
     }
 }
 
-/// Occasions to send a request again, as [`QueryClient`](crate::QueryClient) does.
+/// Decides when a request is sent again, in the cases that [`QueryClient`](crate::QueryClient) describes.
 #[derive(Debug)]
 pub(super) struct Resends {
     statistics: Arc<Statistics>,
     /// Number of the connection on which the request was sent last.
     connection: u64,
-    /// Number of connections that have ended since the request was sent first.
+    /// Number of connections that have ended since the request was first sent.
     ended: usize,
     /// Time at which the request is sent a second time; `None` afterwards.
     second_at: Option<Instant>,
-    /// Time until which the request is sent again while no daemon listens.
+    /// End of the period in which the request is sent again if no daemon listens.
     nobody_until: Instant,
 }
 
 impl Resends {
-    /// Begins to look for occasions. The request must be sent for the first time only afterwards.
+    /// Begins to watch the connection and the time. Must be called before the request is first sent.
     pub(super) fn of(nats: &Client, patience: Duration) -> Self {
         let statistics = nats.statistics();
         let now = Instant::now();
@@ -68,7 +68,8 @@ impl Resends {
         }
     }
 
-    /// Waits until the request is to be sent again: there is a new connection, or half of the patience has passed.
+    /// Waits until the request is to be sent again, because there is a new connection or because half of the patience
+    /// has passed.
     ///
     /// # Errors
     ///
@@ -92,8 +93,8 @@ impl Resends {
         }
     }
 
-    /// Waits until the request is to be sent again because no daemon listens. Returns `false` if it is not to be sent
-    /// again.
+    /// Waits a moment after the server has reported that no daemon listens. Returns whether the request is then to be
+    /// sent again.
     pub(super) async fn next_for_nobody(&self) -> bool {
         let is_early = Instant::now() < self.nobody_until;
         if is_early {

@@ -82,7 +82,7 @@ impl Outbox {
         encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
     }
 
-    /// Encodes a full state as batches. The batches also tell the state's doubts.
+    /// Encodes a full state as batches. The batches also tell daemons the `doubts` about this state.
     fn encode_state(
         &self,
         events: impl IntoIterator<Item = (Tier, Event)>,
@@ -191,7 +191,7 @@ impl Outbox {
     }
 }
 
-/// Maximum number of bytes in a chunk that precede the payload of each batch.
+/// Maximum number of bytes that the header of a batch takes in a chunk.
 const BATCH_HEAD_BYTES: usize = 5;
 
 /// Returns the event, without its engine hashes if these equal the sequence hashes.

@@ -101,7 +101,8 @@ fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = Rem
     by_sequence.chain(by_lineage).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns how many blocks fit into `room` bytes, at least one. `bytes` is the size of `blocks` blocks together.
+/// Returns how many blocks fit into `room` bytes, but at least one. The size of a block is taken as the average of
+/// `blocks` blocks that take `bytes` bytes together.
 fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
     let of_one = bytes.div_ceil(blocks.max(1)).max(1);
     (room / of_one).max(1)
@@ -140,7 +141,8 @@ impl Iterator for StoredPieces {
     }
 }
 
-/// Cuts an event of more than `at` blocks. Leaves the first `at` blocks in `stored`, and returns an event with the others.
+/// Cuts an event after its first `at` blocks, of which it has more. `stored` keeps these blocks; the returned event has
+/// the others.
 fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
     let blocks = stored.names.len();
     let names = match &mut stored.names {

@@ -43,8 +43,8 @@ pub struct PublisherCounters {
     /// Batches that could not be sent. Daemons notice the gap and ask for these batches.
     pub batches_failed: u64,
     /// Batches, including heartbeats, that were sent but that the server refused because the client has no right to
-    /// publish them. Counted only with a [`PublishConnection`]. Publishers of several ranks of one worker on one
-    /// connection share the number.
+    /// publish them. Refusals are counted only with a [`PublishConnection`]. They are counted for each worker and
+    /// connection, so publishers of several ranks of one worker on one connection show the same number.
     pub batches_refused: u64,
     /// Calls of [`HolderPublisher::publish`] that had to wait for room in the queue.
     pub queue_waits: u64,
@@ -298,9 +298,9 @@ impl HolderPublisher {
         self.heartbeat_until((!are_sent).then(Instant::now)).await
     }
 
-    /// Sends heartbeats only until `time` has passed from now. The next call sets a new end. Without a call, heartbeats
-    /// have no end. A relay calls this method each time it finds its engine alive: if the relay itself hangs, the
-    /// heartbeats end.
+    /// Makes heartbeats end when `time` has passed from now. A later call replaces this end with a new one. Without any
+    /// call, heartbeats have no end. A relay calls this method each time it finds its engine alive, so that the
+    /// heartbeats end if the relay itself hangs.
     ///
     /// # Errors
     ///
@@ -320,14 +320,15 @@ impl HolderPublisher {
     ///
     /// # Errors
     ///
-    /// Each error reports an event since the last call:
-    /// - [`PublisherError::Stopped`];
+    /// Failures and refusals of batches are reported by the first call after them.
+    ///
+    /// - [`PublisherError::Stopped`] if the publisher has stopped;
     /// - [`PublisherError::Connection`] if a batch could not be sent;
     /// - [`PublisherError::TooLarge`] if a batch is larger than the server's messages may be;
     /// - [`PublisherError::Unanswered`] if the server has not answered for four seconds, or if it has not taken everything
     ///   within the [`patience`](PublisherOptions::patience);
-    /// - [`PublisherError::Refused`] if the server refused a batch, or the subscription to questions. After a goodbye, there
-    ///   are no questions, and only a batch counts.
+    /// - [`PublisherError::Refused`] if the server refused a batch, or the subscription to daemons' questions. After a
+    ///   goodbye, daemons ask no questions, so a refused subscription is then no error.
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
         self.in_time(self.flush_in_full()).await
     }

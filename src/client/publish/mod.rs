@@ -1,4 +1,4 @@
-//! The publisher library: keeps daemons exact about one holder, for an engine or a sidecar beside it.
+//! The publisher library: tells daemons which blocks one holder has, for an engine or a sidecar next to the engine.
 //!
 //! A [`HolderPublisher`] numbers batches without a gap within an epoch. To replace batches that are lost on the way, it keeps a
 //! *ring* of the last batches, and a *block table* of all blocks that the holder has. A daemon that misses batches asks the

@@ -12,10 +12,11 @@ pub enum Transport {
     /// batch.
     #[default]
     Core,
-    /// JetStream: a batch carries the header `Nats-Msg-Id`, and the next one waits until the stream has acknowledged it. The
-    /// stream has to exist.
+    /// JetStream: a batch carries the header `Nats-Msg-Id`. The next batch is sent only when the stream has
+    /// acknowledged the previous one. The stream has to exist.
     JetStream {
-        /// Longest wait for an acknowledgement before the batch is sent again. The stream drops a batch that it has already.
+        /// Longest wait for an acknowledgement before the batch is sent again. If the stream already has the batch, it
+        /// drops the second one.
         acknowledgement_timeout: Duration,
         /// Maximum number of times that a batch is sent. After that many sends without an acknowledgement, the batch is
         /// given up. Daemons then notice a gap in the batch numbers and ask for the batch.
@@ -38,7 +39,7 @@ pub enum Beginning {
     /// microseconds.
     #[default]
     NewEpoch,
-    /// Begins a new epoch of this number, in which the holder has no blocks yet. The number must be above the numbers
+    /// Begins the epoch with this number, in which the holder has no blocks yet. The number must be above the numbers
     /// of all earlier epochs.
     Epoch(u64),
     /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first
@@ -61,16 +62,16 @@ pub struct PublisherOptions {
     /// namespace, the daemon refuses batches of another block size. Otherwise the daemon takes the block size from the
     /// batches.
     pub settings: NamespaceSettings,
-    /// Whether batches tell the block size; `true` by default. Use `false` for blocks that have no tokens, such as the block of a
-    /// probe.
+    /// Whether batches tell the block size; `true` by default. Use `false` if the blocks stand for no tokens, for
+    /// example in a test of a deployment.
     pub tells_block_size: bool,
-    /// Holder's address for requests, and its labels. The first batch, every heartbeat, and every batch that clears the holder's
-    /// blocks tell them to daemons.
+    /// The holder's address for requests, and its labels. Daemons learn both from the first batch, from every
+    /// heartbeat, and from every batch that clears the holder's blocks.
     pub profile: Profile,
     /// Time without a batch after which a heartbeat is sent.
     pub heartbeat_interval: Duration,
     /// Shortest time between two batches. Events that come sooner share the next batch; after a pause, events are sent
-    /// immediately. Zero makes every call a batch.
+    /// immediately. If the time is zero, events of separate calls never share a batch.
     pub batch_delay: Duration,
     /// Maximum number of events in a batch.
     pub batch_events_max: usize,

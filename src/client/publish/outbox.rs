@@ -56,7 +56,8 @@ pub(super) struct Outbox {
     open: Option<OpenBatch>,
     /// Time at which the last batch got its number, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
-    /// Time until which the publisher counts as new, in microseconds on the monotonic clock; see [`Self::rise_above`].
+    /// End of the period in which the publisher counts as newly started, in microseconds on the monotonic clock; see
+    /// [`Self::rise_above`].
     new_until_us: u64,
     /// Time at which [`Self::rise_above`] last began an epoch, in microseconds on the monotonic clock.
     risen_us: Option<u64>,
@@ -179,9 +180,9 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile (address and labels), and returns the batches to send immediately. The open batch (events that
-    /// wait to share a batch) comes first, if there is one; it has no room for the profile. Then comes a heartbeat that
-    /// tells the profile. Adds no heartbeat if the profile has not changed, or if the holder has left.
+    /// Sets the profile (address and labels), and returns the batches to send immediately. If events are waiting to
+    /// share a batch, their batch comes first, without the new profile. Then comes a heartbeat that tells the new
+    /// profile. Adds no heartbeat if the profile has not changed, or if the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -190,8 +191,8 @@ impl Outbox {
     }
 
     /// Returns the time at which the open batch (events that wait to share a batch) must be sent, in microseconds on
-    /// the monotonic clock; `None` if no batch is open. The time is one `batch_delay` after the previous batch. After a
-    /// longer pause, it has already passed, so the open batch is sent immediately.
+    /// the monotonic clock; `None` if no batch is open. The time is one `batch_delay` after the previous batch. If that
+    /// time is in the past, the open batch is sent immediately.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
@@ -271,19 +272,20 @@ impl Outbox {
         rest.into_iter().chain([first]).collect()
     }
 
-    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether an epoch was
-    /// begun. A new epoch is needed if the clock of an earlier process was ahead, because daemons then take this process for an
-    /// outdated one.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether an
+    /// epoch was begun. A new epoch is needed if the clock of an earlier process was ahead, because daemons then take
+    /// this process for an outdated one.
     ///
     /// The epoch's first number is skipped. So all other daemons see a gap, and ask for the blocks, too.
     ///
     /// The call does nothing in these cases:
     /// - `known` is not above this publisher's epoch.
     /// - The blocks of earlier batches are not known, or the holder has left.
-    /// - By this clock, the epoch `known` has already begun, so a younger process may have replaced this one. For a publisher
-    ///   that is no longer new, an epoch up to [`SKEW_US`] ahead of this clock counts as begun, too.
-    /// - The last such call that began an epoch was less than a minute ago. Otherwise two living publishers would outdo each
-    ///   other without end.
+    /// - This machine's clock has already passed the time for which the epoch `known` stands. Then a process that was
+    ///   started after this one may have begun that epoch. If this publisher was not newly started, a time up to
+    ///   [`SKEW_US`] ahead of the clock counts as passed, too.
+    /// - An earlier call began an epoch less than a minute ago. Without this pause, two living publishers of one holder
+    ///   would begin higher and higher epochs without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
         let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
         let tolerated_us = match clocks.monotonic_us > self.new_until_us {
@@ -305,8 +307,9 @@ impl Outbox {
         true
     }
 
-    /// Makes the last batch of this publisher's turn. The batch tells daemons that they may miss later events of the
-    /// holder. The next turn does not repeat this doubt. `None` after a goodbye.
+    /// Makes the last batch of the publisher's turn. It tells daemons that they may miss the holder's later events.
+    /// This doubt is only for this batch: the publisher does not tell it again in its next turn. `None` after a
+    /// goodbye.
     pub(super) fn doubt_last(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         if self.has_left {
             return None;
@@ -319,8 +322,8 @@ impl Outbox {
     }
 
     /// Begins the turn of this publisher, which shares its holder with other publishers. Begins an epoch above `known`
-    /// with all blocks of the holder, and returns the epoch's first batch, which tells the doubts. Events that were
-    /// still waiting are dropped, because they are part of the full state.
+    /// and above the publisher's own last epoch, with all blocks of the holder. Returns the epoch's first batch, which
+    /// tells the doubts. Events that were still waiting are dropped, because the full state contains them.
     pub(super) fn take_turn(&mut self, known: u64, clocks: Clocks) -> SealedBatch {
         self.open = None;
         self.go_on_above(known.max(self.cursor.epoch), clocks);
@@ -328,8 +331,8 @@ impl Outbox {
         self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks)
     }
 
-    /// Begins an epoch above `known` that keeps all blocks of the holder. The epoch's first batch number is skipped, so
-    /// that daemons see a gap and ask for the blocks.
+    /// Begins an epoch with a number above `known`, in which the holder keeps all its blocks. The first batch gets
+    /// number 2, not 1. So daemons see a gap, and ask for the blocks.
     fn go_on_above(&mut self, known: u64, clocks: Clocks) {
         self.cursor = second_above(known, clocks.unix_us);
         self.profile.begin_epoch();
@@ -337,8 +340,8 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Begins a new epoch, in which the holder has no blocks. This is for a holder that daemons have forgotten, with
-    /// its batch numbers, and for a holder whose blocks daemons are to forget.
+    /// Begins a new epoch, in which the holder has no blocks. It is used after a goodbye, when daemons have forgotten
+    /// the holder and its batch numbers, and when daemons are to forget the holder's blocks.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
@@ -352,13 +355,13 @@ impl Outbox {
     }
 }
 
-/// Time for which a publisher counts as new, in microseconds. Also the least time between two epochs that [`Outbox::rise_above`]
-/// begins.
+/// Time after its start for which a publisher counts as newly started, in microseconds. It is also the shortest time
+/// between two epochs that [`Outbox::rise_above`] begins.
 const RISE_US: u64 = 60_000_000;
 /// Largest tolerated difference between the clocks of two machines, in microseconds.
 const SKEW_US: u64 = 5_000_000;
 
-/// Returns the cursor of the first batch number in an epoch above `known`. The next batch gets the second number.
+/// Returns the cursor of batch number 1 in an epoch above `known`. No such batch exists: the first batch gets number 2.
 fn second_above(known: u64, unix_us: u64) -> BatchCursor {
     BatchCursor {
         epoch: unix_us.max(known.saturating_add(1)),

@@ -8,12 +8,12 @@ pub(super) struct ToldProfile {
     profile: Profile,
     /// Whether the next batch has to tell the profile, because it is the first batch of an epoch or the first since a change.
     is_owed: bool,
-    /// Whether a batch of this epoch has told a profile. Otherwise there is no need to tell an empty profile.
+    /// Whether a batch of this epoch has told a profile. If not, an empty profile need not be told.
     was_told: bool,
 }
 
 impl ToldProfile {
-    /// Makes the record of a profile that no batch has told yet.
+    /// Takes a profile that no batch has told yet.
     pub(super) fn new(profile: Profile) -> Self {
         Self {
             profile,
@@ -35,8 +35,9 @@ impl ToldProfile {
         (self.is_owed, self.was_told) = (true, false);
     }
 
-    /// Returns the profile that the next batch tells; `None` if it tells none. For heartbeats and batches that clear, the caller
-    /// sets `repeats`. The profile is then told again, for daemons that missed it and get no answer to their questions.
+    /// Returns the profile that the next batch tells; `None` if it tells none. The caller sets `repeats` for a
+    /// heartbeat and for a batch that clears the holder's blocks. Such a batch repeats the profile, for daemons that
+    /// missed it and get no answers to their questions.
     pub(super) fn take(&mut self, repeats: bool) -> Option<Profile> {
         let is_due = std::mem::take(&mut self.is_owed) || repeats;
         let told = self.all().filter(|_| is_due).cloned();
@@ -44,7 +45,8 @@ impl ToldProfile {
         told
     }
 
-    /// Returns the profile that a full state tells; `None` if the profile is empty and this epoch has told none.
+    /// Returns the profile that a full state tells. `None` if the profile is empty, unless a batch of this epoch has
+    /// told a profile.
     pub(super) fn all(&self) -> Option<&Profile> {
         (self.was_told || !self.profile.is_empty()).then_some(&self.profile)
     }

@@ -17,11 +17,12 @@ use tokio::sync::watch;
 use super::error::PublisherError;
 use crate::refusal::{Refusal, Refused};
 
-/// Longest wait for the messages that `Watches::look` sends to its own client.
+/// Longest wait in `Watches::look` for the messages that it sends to itself through the server.
 const LOOK_PATIENCE: Duration = Duration::from_secs(4);
 
-/// Number of messages that `Watches::look` sends to its own client after the published messages. The client library delivers
-/// errors on another path than messages. The second message gives the errors time to arrive first.
+/// Number of messages that `Watches::look` sends to itself through the server, after the published messages. The client
+/// library delivers errors by another path than messages, so an error may come later than the first of these messages.
+/// The second message gives the error time to arrive.
 const ECHOES: usize = 2;
 
 /// A connection to publish on, which reports the server's refusals. Clones share the connection.
@@ -55,7 +56,7 @@ impl PublishConnection {
         Self { nats, refusals }
     }
 
-    /// Returns the connection's client, which does not report refusals.
+    /// Returns the NATS client of the connection. Errors of this client's methods do not show refusals by the server.
     pub fn nats(&self) -> &Client {
         &self.nats
     }
@@ -73,7 +74,8 @@ impl From<Client> for PublishConnection {
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
-/// Message subject or subscription for whose refusal publishers watch.
+/// A subject or a subscription that publishers watch for refusals: the number of these publishers, and the sender of
+/// the refusals so far.
 #[derive(Debug)]
 struct RefusalWatch {
     watchers: usize,
@@ -88,7 +90,7 @@ struct RefusalTally {
 }
 
 impl Refusals {
-    /// Records the refusal in an event of the connection. An event that is no refusal has no effect.
+    /// Records the refusal that an event of the connection reports. Ignores all other events.
     pub fn hear(&self, event: &Event) {
         if let Event::ServerError(error) = event
             && let Some(refusal) = Refusal::parse(&error.to_string())
@@ -97,7 +99,7 @@ impl Refusals {
         }
     }
 
-    /// Records a refusal, if a publisher watches for it. Returns whether one does.
+    /// Records a refusal if a publisher watches for it. Returns whether it was recorded.
     pub fn note(&self, refusal: &Refusal) -> bool {
         let watched = self.0.lock();
         let mut is_watched = false;
@@ -162,7 +164,7 @@ impl Refusals {
     }
 }
 
-/// Watch of one publisher for refusals of one message subject or subscription.
+/// One publisher's watch for refusals of its messages on one subject, or of one subscription.
 #[derive(Debug)]
 struct Watch {
     refusals: Refusals,
@@ -197,13 +199,14 @@ impl Drop for Watch {
     }
 }
 
-/// Watches of one publisher: for its messages, and for its subscription to questions.
+/// One publisher's watches for refusals of its messages, and of its subscription to daemons' questions.
 #[derive(Debug)]
 pub(super) struct Watches {
     refusals: Refusals,
     messages: Watch,
     questions: Option<Watch>,
-    /// Last retry of the subscription to questions: the number of refusals until then, and the time of the retry.
+    /// Number of refusals of the subscription to daemons' questions when it was last retried, and the time of that
+    /// retry.
     asked_again: Mutex<(u64, Instant)>,
 }
 
@@ -213,8 +216,8 @@ impl Watches {
         self.messages.times()
     }
 
-    /// Waits until the server has processed everything that was published before this call. `is_asked` says whether daemons
-    /// may ask this publisher. After a goodbye they do not, so a refused subscription to questions is no error then.
+    /// Waits until the server has processed everything that was published before this call. `is_asked` is `false` after
+    /// a goodbye: daemons then ask this publisher no questions, so a refused subscription to questions is no error.
     ///
     /// # Errors
     ///
@@ -240,8 +243,8 @@ impl Watches {
         }
     }
 
-    /// Sends a message to this client itself, and waits for that message or for its refusal. Either comes after all earlier
-    /// refusals.
+    /// Sends a message to this client through the server, and waits until the server delivers or refuses it. The server
+    /// reports earlier refusals before that.
     async fn echo(&self, nats: &Client) -> Option<()> {
         let inbox = nats.new_inbox();
         let listening = Refused::Subscription(Some(inbox.clone()));
@@ -259,8 +262,8 @@ impl Watches {
         Some(())
     }
 
-    /// Returns the subject of questions if the caller should subscribe to it again: the server has refused the
-    /// subscription since the last retry, and the last retry is at least `pause` ago.
+    /// Returns the subject of daemons' questions if it is time to subscribe to it again. That is the case if the server
+    /// has refused the subscription since the last retry, and if this retry was at least `pause` ago.
     pub(super) fn refused_questions(&self, pause: Duration) -> Option<String> {
         let watch = self.questions.as_ref()?;
         let times = watch.times();

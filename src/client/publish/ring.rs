@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// Adds the next batch, and forgets the oldest batches for which there is no room.
+    /// Adds the next batch. Then removes the oldest batches until the ring is within its limits on number and bytes.
     pub(super) fn push(&mut self, payload: Bytes) {
         self.last += 1;
         self.bytes += payload.len();

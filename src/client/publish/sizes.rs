@@ -6,8 +6,8 @@ use kvatlas_core::wire::{BlockContent, BlockNames, Event};
 pub(super) const BATCH_BYTES: usize = 64;
 /// Upper estimate of the bytes of an event without its lists.
 pub(super) const EVENT_BYTES: usize = 128;
-/// Maximum number of bytes that the length of one run of blocks takes. An event tells by the lengths of such runs which
-/// of its blocks are resumable.
+/// Maximum number of bytes that one run length takes in an event. An event marks its resumable blocks by a list of run
+/// lengths.
 pub(super) const RUN_BYTES: usize = 5;
 
 /// Returns an upper estimate of the bytes that these events take in a batch.

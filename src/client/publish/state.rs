@@ -13,8 +13,8 @@ pub trait FullState: Send {
 
 /// A [`FullState`] that its keeper (the caller that maintains it) shares with a publisher.
 ///
-/// The keeper changes the state only while it holds the lock. It releases the lock after
-/// [`publish`](super::HolderPublisher::publish) has taken the events of all changes. So the state that a publisher
-/// finds under the lock includes exactly the events that [`publish`](super::HolderPublisher::publish) has taken by
-/// then. A publisher that waits for the lock still takes events, so that the keeper is not blocked.
+/// The keeper changes the state only while it holds the lock. It releases the lock only after
+/// [`publish`](super::HolderPublisher::publish) has taken the events of all its changes. So when a publisher holds the
+/// lock, the state includes exactly the events that [`publish`](super::HolderPublisher::publish) has taken. A publisher
+/// that waits for the lock still takes events, so that the keeper is not blocked.
 pub type SharedState = Arc<Mutex<dyn FullState>>;

@@ -13,8 +13,8 @@ const EVENT_BLOCKS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(super) struct BlockTable {
     writer: HolderWriter,
-    /// Whether blocks were left out that the holder may still have, for example because the table had no room for them. Stays set
-    /// until all blocks are cleared.
+    /// Whether the table lacks blocks that the holder may still have, for example because there was no room for them.
+    /// This ends only when all blocks are cleared.
     is_short: bool,
 }
 
@@ -27,19 +27,19 @@ impl BlockTable {
         })
     }
 
-    /// Applies a change. `now_us` is a clock in microseconds that does not run backwards.
+    /// Applies a change. `now_us` is the time in microseconds, on a clock that does not run backwards.
     pub(super) fn apply(&mut self, event: Event, tier: Tier, now_us: u64) {
         let applied = self.writer.apply(event, tier, now_us);
         self.is_short = applied.is_short() || self.is_short && !applied.cleared && !applied.goodbye;
     }
 
-    /// Forgets all blocks of the holder, and that blocks were left out.
+    /// Removes all blocks of the holder from the table. The table then lacks no blocks.
     pub(super) fn clear(&mut self) {
         self.writer.clear();
         self.is_short = false;
     }
 
-    /// Returns the doubt that [`Self::state`] lacks blocks of the holder; empty if it lacks none.
+    /// Returns the doubts about [`Self::state`]: none, unless it lacks blocks that the holder may still have.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),
@@ -52,7 +52,8 @@ impl BlockTable {
         self.is_short |= self.writer.expire_parked(now_us).is_short();
     }
 
-    /// Returns all blocks of the holder, parents first; `None` while stored blocks wait for a parent, which lasts a moment only.
+    /// Returns all blocks of the holder, parents first. `None` if a stored block still waits for its parent, which
+    /// happens only for short times.
     pub(super) fn state(&mut self) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
         let is_settled = self.writer.status().parked_events.load() == 0;
         is_settled.then(|| self.writer.dump_events(EVENT_BLOCKS_MAX))

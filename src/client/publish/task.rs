@@ -37,8 +37,8 @@ pub(super) enum PublisherCommand {
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// Parts that a caller lends to a publisher: the full state of the holder, and the voice. A voice says when it is the
-/// publisher's turn to publish.
+/// Optional parts of a publisher that come from its caller: the holder's full state, and a voice, which tells when it
+/// is this publisher's turn to publish.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
     /// Full state of the holder, kept by the caller; `None` if the publisher keeps it in a table of its own.
@@ -47,17 +47,18 @@ pub(super) struct Lent {
     pub(super) voice: Option<Voice>,
 }
 
-/// Turns of a publisher that shares its holder with other publishers.
+/// Keeps track of whether it is this publisher's turn to publish. Only a publisher that shares its holder with other
+/// publishers has turns.
 struct PublisherTurns {
     voice: Voice,
-    /// Present turn of the publisher, as the number that its epochs in this turn must exceed. `None` while the
-    /// publisher must not publish.
+    /// Number that the publisher's epochs must exceed in the turn that it has begun. `None` while the publisher must
+    /// not publish.
     current: Option<u64>,
     /// Subject of daemons' questions; `None` if the publisher answers none.
     questions_subject: Option<String>,
 }
 
-/// State of the task that sends a publisher's batches, and its answers to daemons.
+/// Task of a publisher, which sends the publisher's batches and its answers to daemons.
 pub(super) struct Task {
     nats: Client,
     subject: String,
@@ -193,7 +194,8 @@ impl Task {
         self.note_cursor(batch.cursor);
     }
 
-    /// Whether the publisher may publish now: it takes no turns, or the turn in which it began to publish still lasts.
+    /// Whether the publisher may publish now. A publisher without turns always may. Any other publisher may as long as
+    /// the turn that it has begun lasts.
     fn may_speak(&self) -> bool {
         self.turns
             .as_ref()
@@ -315,8 +317,8 @@ impl Task {
         }
     }
 
-    /// Answers a daemon. All chunks of the answer are made before the first is sent, so that they belong to one state.
-    /// The chunks are sent while later batches are published.
+    /// Answers a daemon. All chunks of the answer are made before the first chunk is sent, so that all show the holder
+    /// at the same moment. Later batches may be published while the chunks are sent.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<PublisherCommand>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;
@@ -380,7 +382,8 @@ impl Task {
         self.heartbeat_at = Instant::now();
     }
 
-    /// Reads the full state that the caller keeps, as it was after the last batch sent.
+    /// Reads the full state from the publisher's caller, who keeps it. Before that, sends all events that the state
+    /// contains, so that the state is the one after the last batch sent. The state is empty after a goodbye.
     async fn read(
         &mut self,
         state: &SharedState,
@@ -414,8 +417,8 @@ impl Task {
     }
 }
 
-/// Answers a flush once the server has processed the messages that were sent. `is_asked` says whether daemons may ask the
-/// publisher.
+/// Waits until the server has processed the messages that were sent, and then answers a flush. `is_asked` is `false`
+/// after a goodbye, when daemons ask the publisher no questions.
 async fn finish_flush(
     nats: Client,
     shared: Arc<PublisherShared>,

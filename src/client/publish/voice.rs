@@ -21,7 +21,7 @@ pub struct Term {
 }
 
 impl Default for Term {
-    /// Makes the term of a lease that is over.
+    /// Makes a term that has already ended.
     fn default() -> Self {
         Self {
             begun: Instant::now(),
@@ -31,13 +31,13 @@ impl Default for Term {
 }
 
 impl Term {
-    /// Extends the term of the lease to `until`, if that is later than its end.
+    /// Lets the lease hold until `until`. Has no effect if the lease already holds longer.
     pub fn extend(&self, until: Instant) {
         let until_us = self.us_at(until);
         self.until_us.fetch_max(until_us, Ordering::AcqRel);
     }
 
-    /// Ends the term of the lease now.
+    /// Ends the lease now.
     pub fn end(&self) {
         self.until_us.store(0, Ordering::Release);
     }
@@ -54,27 +54,28 @@ impl Term {
     }
 }
 
-/// One publisher's view of the lease. It says when the publisher may speak, that is, publish.
+/// Tells one publisher when it may publish. Of several publishers of one holder, only the publisher that has the lease
+/// may publish.
 #[derive(Debug, Clone)]
 pub struct Voice {
-    /// Number that the publisher's epochs must exceed during its turn; `None` while it is not the publisher's turn.
+    /// Number that the publisher's epochs must exceed during its turn. `None` while it is not the publisher's turn to
+    /// publish.
     pub turn: watch::Receiver<Option<u64>>,
     /// Term of the lease. After its end, the publisher must not publish.
     pub term: Term,
-    /// The publisher's epoch. The publisher stores it here for the publishers that speak after it.
+    /// The publisher's epoch. The publisher stores it here, so that publishers in later turns can choose higher epochs.
     pub epoch: Arc<AtomicU64>,
 }
 
 impl Voice {
-    /// Returns the number that the publisher's epochs must exceed during its present turn. `None` while it is not the
-    /// publisher's turn, or after the end of the lease.
+    /// Returns the number that the publisher's epochs must exceed in the current turn. `None` if it is not the
+    /// publisher's turn, or if the lease has ended.
     pub(super) fn turn(&self) -> Option<u64> {
         let turn = *self.turn.borrow();
         turn.filter(|_| self.term.holds_at(Instant::now()))
     }
 
-    /// Waits until the publisher's turn begins or ends. Waits for ever if the other end of the channel that tells the
-    /// turns is gone.
+    /// Waits until the publisher's turn begins or ends. Waits for ever if the sender of the turns has been dropped.
     pub(super) async fn changed(&mut self) {
         if self.turn.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -157,8 +157,8 @@ pub fn block_hash(tokens: &[Token], seed: HashSeed) -> BlockHash {
 /// Hash of the tokens of one block together with the other objects that its cache depends on, such as images. Each
 /// object is given by its hash.
 ///
-/// The object hashes follow the tokens as little-endian u64, in the order in which they are given. The contract demands
-/// ascending order. Without any object the result is that of [`block_hash`].
+/// The input of the hash is the tokens, followed by the object hashes as little-endian u64 in the given order. The
+/// contract demands ascending order. Without any object, the result is that of [`block_hash`].
 pub fn block_hash_with(
     tokens: &[Token],
     objects: impl IntoIterator<Item = u64>,
@@ -174,8 +174,8 @@ pub fn block_hash_with(
     BlockHash(hasher.digest())
 }
 
-/// Hash of an object, other than the tokens, that a block depends on: XXH3-64, seed 0, over the bytes that identify the
-/// object.
+/// Hash of an object on which a block depends in addition to its tokens, such as an image. It is XXH3-64 with seed 0
+/// over the bytes that identify the object.
 pub fn object_hash(identifier: &[u8]) -> u64 {
     xxh3_64(identifier)
 }
@@ -297,8 +297,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checks, for every length, that the hash equals the one-shot hash of the plain bytes, for each kind of
-        /// buffer.
+        /// Checks that the hash of any number of tokens equals XXH3-64 over the tokens' little-endian bytes.
         #[test]
         fn every_length_hashes_the_little_endian_bytes(
             tokens in prop_oneof![

@@ -66,8 +66,8 @@ impl PositionalLineageHash {
         }
     }
 
-    /// Packs a block as [`PositionalLineageHash::new`] does, from a position that is already checked. Cannot fail;
-    /// meant for hot loops.
+    /// Packs a block as [`PositionalLineageHash::new`] does, from a position that is already checked. It cannot fail,
+    /// so it is meant for hot loops.
     ///
     /// At position 0, which has no parent, `parent` is ignored.
     #[inline]
@@ -98,8 +98,8 @@ impl PositionalLineageHash {
         ))
     }
 
-    /// Packs a lineage hash; every other encoder calls this function. Takes whole hashes and keeps the bits for which
-    /// the position's mode has room.
+    /// Packs a lineage hash; every other encoder calls this function. `parent` and `current` are whole hashes, of which
+    /// it keeps as many low bits as the hash has room for at this position.
     #[inline]
     const fn pack(position: Position, parent: u64, current: u64) -> Self {
         let width = Self::fragment_bits(position);
@@ -207,8 +207,8 @@ impl PositionalLineageHash {
         mode_fragment_bits(mode_of(position.as_u64()))
     }
 
-    /// Number of low bits of its own sequence hash that a block at `position` keeps. The number equals the width of
-    /// the parent field of the block's child.
+    /// Number of low bits of the block's own sequence hash that its lineage hash keeps at `position`. The number equals
+    /// the width of the parent field of a child of the block.
     #[inline]
     pub const fn current_fragment_bits(position: Position) -> u32 {
         mode_fragment_bits(mode_of(position.as_u64() + 1))
@@ -293,8 +293,8 @@ pub fn lineage_hashes(
     lineage_hashes_from(0, None, sequence)
 }
 
-/// Lineage hashes of consecutive blocks with the sequence hashes `sequence`. The first of these blocks is at position
-/// `first` and follows the block with sequence hash `parent`.
+/// Lineage hashes of consecutive blocks, computed from their sequence hashes `sequence`. The first block is at position
+/// `first`, and its parent has the sequence hash `parent`.
 ///
 /// Each item is the result of [`PositionalLineageHash::new`]. So the first item is an error if `parent` is given at
 /// position 0, or missing at a later position.
@@ -344,7 +344,8 @@ pub enum LineageError {
         /// The position that the integer encodes.
         position: Position,
     },
-    /// The current fragment at a mode's last position has bits that the child's parent field cannot hold.
+    /// The block is at the last position of its mode, and its current fragment has more bits than a child's parent
+    /// field can hold.
     #[error(
         "the current fragment at position {position} has more than {bits} bits; \
          cut it to what the parent field of the next position holds"

@@ -1,4 +1,4 @@
-//! Tests of the lineage hash. They are in a separate file, so that the file of the layout stays short.
+//! Tests of the lineage hash, in a file of their own, so that the file with the layout stays short.
 
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn sequence_hashes() -> impl Strategy<Value = SequenceHash> {
     prop_oneof![any::<u64>(), Just(0), Just(u64::MAX)].prop_map(SequenceHash)
 }
 
-/// Lineage hash of a block at any position. `parent` counts only above position 0.
+/// Returns the lineage hash of a block at any position. At position 0, `parent` is ignored.
 fn lineage(current: SequenceHash, parent: SequenceHash, position: u64) -> PositionalLineageHash {
     let parent = (position > 0).then_some(parent);
     PositionalLineageHash::new(current, parent, position).unwrap()

@@ -37,8 +37,8 @@ pub fn sequence_hashes(blocks: impl IntoIterator<Item = BlockHash>) -> impl Iter
     sequence_hashes_after(None, blocks)
 }
 
-/// Returns the sequence hashes of `blocks`, which follow the prefix with the sequence hash `parent`. Lazy like
-/// [`sequence_hashes`].
+/// Returns the sequence hashes of `blocks`, which follow the prefix with the sequence hash `parent`. The iterator is
+/// lazy, as that of [`sequence_hashes`] is.
 ///
 /// Continuing a chain gives the same hashes as computing the whole chain.
 pub fn sequence_hashes_after(

@@ -3,10 +3,11 @@
 //! | | 64-bit hash | lineage hash |
 //! |---|---|---|
 //! | text | 16 hexadecimal digits, or `0x` and 1 to 16 | 32 hexadecimal digits, or `0x` and 1 to 32 |
-//! | JSON | such a text, or a decimal number; a negative one has the same bits | such a text |
+//! | JSON | such a text, or a decimal number, which may be the signed integer with the same bits | such a text |
 //! | binary formats | an unsigned integer | 16 bytes, most significant first |
 //!
-//! A text is never read as decimal: one decimal hash in two thousand would also be a valid hexadecimal one.
+//! A text is never read as a decimal number, because one in two thousand decimal hashes would also be a valid
+//! hexadecimal hash.
 
 use std::fmt;
 
@@ -19,7 +20,7 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 pub struct HashTextError {
     /// The refused text, shortened.
     pub text: String,
-    /// Number of digits of a full hash.
+    /// Number of digits with which a hash of this kind is written: 16 or 32.
     pub digits: usize,
 }
 
@@ -28,7 +29,8 @@ const SHOWN_CHARACTERS_MAX: usize = 40;
 
 const HASH_DIGITS: usize = 16;
 
-/// Parses a text of hexadecimal digits, at most `digits` of them, and returns its number.
+/// Parses a text of exactly `digits` hexadecimal digits, or of `0x` and at most `digits` digits, and returns its
+/// number.
 pub(super) fn parse_hexadecimal(text: &str, digits: usize) -> Result<u128, HashTextError> {
     let refused = || HashTextError {
         text: text.chars().take(SHOWN_CHARACTERS_MAX).collect(),
@@ -61,7 +63,7 @@ pub(super) fn serialize_hash<S: Serializer>(hash: u64, serializer: S) -> Result<
     }
 }
 
-/// Reads a 64-bit hash that [`serialize_hash`] wrote; in formats that people read, also from a number.
+/// Reads a 64-bit hash that [`serialize_hash`] wrote. In formats that people read, the hash may also be a number.
 pub(super) fn deserialize_hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     struct TextOrNumber;
 

@@ -74,7 +74,7 @@ pub const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of bytes of a decompressed snapshot, enough for some billions of blocks. It limits how long a small
 /// file can keep a reader busy.
 pub const CONTENT_BYTES_MAX: u64 = 64 << 30;
-/// Size of the window in which the compressor finds repetitions: the base-2 logarithm of the number of bytes.
+/// Base-2 logarithm of the size, in bytes, of the window in which the compressor finds repetitions.
 const WINDOW_LOG: u32 = 24;
 /// Maximum number of frames with cursors of JetStream streams in a snapshot.
 const STREAMS_MAX: u64 = 64;
@@ -104,16 +104,16 @@ pub struct StreamCursor {
     pub created_us: u64,
     /// Sequence number of the last message that is surely part of the snapshot. 0 if no message is.
     pub sequence: u64,
-    /// Digest of the message with number `sequence` ([`message_digest`]). Distinguishes the stream from an older copy
-    /// of the stream that has grown again. Absent if the message was not read.
+    /// Digest of the message with number `sequence` ([`message_digest`]). It shows whether the stream was replaced by
+    /// an older copy of itself, in which other messages now have the same numbers. Absent if the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
-    /// Digest of the daemon's settings that decide whose messages are accepted. Other settings may accept messages that
-    /// were dropped before the cursor. Absent in older files.
+    /// Digest of those settings of the daemon that decide which publishers' messages it accepts. If the settings have
+    /// changed, the daemon may now accept messages that it dropped before the snapshot. Absent in older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intake: Option<u64>,
-    /// Whether every known publisher has a holder in the snapshot. False if some publisher's messages were being
-    /// dropped. False in older files.
+    /// Whether every known publisher has a holder in the snapshot. False if the daemon was dropping some publisher's
+    /// messages, and in older files.
     #[serde(default)]
     pub has_all: bool,
 }
@@ -157,8 +157,8 @@ pub struct HolderFrame {
     /// Whether the holder's hashes were not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// Latest publisher time of all batches applied to the blocks, in microseconds since the Unix epoch. 0 if no
-    /// batch has a time. Absent if the latest time is not known.
+    /// Latest time at which a publisher made one of the batches that were applied to the blocks, in microseconds since
+    /// the Unix epoch. 0 if no batch has a time. Absent if the latest time is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
     /// Address for requests to the holder, as its publisher gave it.
@@ -172,10 +172,10 @@ pub struct HolderFrame {
     pub forest: Option<InForest>,
 }
 
-/// Place of a holder in the snapshot's forests ([`forest`]), for a holder whose blocks are there.
+/// Place of a holder in the snapshot's forests ([`forest`]). Only a holder whose blocks are in a forest has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForest {
-    /// Number of the holder among the holders of the file whose blocks are in a forest, from 0.
+    /// Number of the holder, from 0. Only those holders of the file are counted whose blocks are in a forest.
     pub number: u32,
     /// Tier of all blocks of the holder.
     pub tier: Tier,

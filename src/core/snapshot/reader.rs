@@ -90,8 +90,8 @@ pub enum SnapshotError {
         /// The error in the payload.
         error: ForestError,
     },
-    /// A frame of another kind comes before a forest has ended, or a holder's number in the forests is not the next
-    /// number.
+    /// A forest has not ended, but a frame of another kind comes. Or a holder frame gives its holder a number in the
+    /// forests that does not follow the previous holder's number.
     #[error("frame {frame} comes where a forest goes on, or numbers a holder wrongly")]
     MisplacedForest {
         /// Number of the frame, from 0.
@@ -131,8 +131,9 @@ pub enum Frame {
 
 /// Reads a snapshot frame by frame. Each frame is checked before it is returned.
 ///
-/// A snapshot is whole only if its end frame is there, so read it to the end ([`verify`](super::verify)) before relying
-/// on it. A reader takes memory for one frame and the decompressor's window, whatever the file contains.
+/// A file that has been cut off shows this only at its end, where the end frame is missing. So check the whole file
+/// ([`verify`](super::verify)) before relying on its content. A reader takes memory for one frame and the
+/// decompressor's window, whatever the file contains.
 pub struct SnapshotReader<R> {
     content: Decoder<'static, BufReader<R>>,
     created_us: u64,
@@ -143,7 +144,7 @@ pub struct SnapshotReader<R> {
     forest: ForestReader,
     /// Number of holders read so far whose blocks are in forests.
     in_forest: u32,
-    /// Whether a batch may come next, because the last holder has its blocks in batches.
+    /// Whether the next frame may be a batch: the last holder's blocks come in batches, and not in a forest.
     takes_batches: bool,
     is_ended: bool,
 }
@@ -324,7 +325,7 @@ impl<R: Read> SnapshotReader<R> {
             .map_err(|error| self.read_error(error))
     }
 
-    /// Returns the snapshot error for an [`io::Error`], which can come from the file or from the decompressor.
+    /// Turns an error of the file or of the decompressor into a [`SnapshotError`].
     fn read_error(&self, error: io::Error) -> SnapshotError {
         let frame = self.frames;
         if error.kind() == ErrorKind::UnexpectedEof {

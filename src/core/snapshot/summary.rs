@@ -47,7 +47,7 @@ pub struct SnapshotSummary {
     pub holders: Vec<HolderSummary>,
 }
 
-/// Reads a snapshot to its end and checks everything in it, every event included, within `limits`. Takes no more memory
+/// Reads a snapshot to its end and checks all its content. Every event must be within `limits`. Takes no more memory
 /// than [`SnapshotReader`].
 pub fn verify<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotContent, SnapshotError> {
     read_whole(input, limits, |_| Ok(()))

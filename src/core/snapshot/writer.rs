@@ -91,8 +91,8 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(())
     }
 
-    /// Ends the snapshot. Returns the output, the totals, and the compressed length in bytes. The caller syncs the
-    /// output.
+    /// Ends the snapshot. Returns the output, the totals, and the compressed length in bytes. The file is not yet
+    /// synced to disk: that is left to the caller.
     pub fn finish(mut self) -> io::Result<(W, SnapshotTotals, u64)> {
         let payload = rmp_serde::to_vec_named(&self.totals).map_err(io::Error::other)?;
         self.write_frame(FrameKind::End, &payload)?;

@@ -1,6 +1,6 @@
-//! References that safe code must not be able to keep: the compiler must refuse programs that keep them. For each
-//! refused program there is an accepted program that differs only in not keeping the reference. So the compiler has no
-//! other reason to refuse.
+//! Tests that safe code cannot keep certain references: the compiler must refuse programs that keep them. For each
+//! refused program there is an accepted program that is the same, but does not keep the reference. So the compiler
+//! refuses the first program only because of the reference.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

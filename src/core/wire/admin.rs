@@ -1,8 +1,8 @@
 //! Commands of operators. They have their own subjects, so that permissions can be given for them separately.
 //!
 //! The subject is `PREFIX.v1.admin.COMMAND`. Every daemon receives each command, and each daemon that the command
-//! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that follows the engine
-//! replies.
+//! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that relays the events of the
+//! named engine replies.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,8 @@ worded! {
     /// A command that an operator can give a daemon or a bridge.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum AdminCommand {
-        /// Forget a holder, including its epoch and batch numbers. After that, its next batch is treated as that of a
-        /// new holder.
+        /// Forget a holder, including its epoch and batch numbers. The daemon then treats the holder's next batch as
+        /// the first batch of a new holder.
         Forget => "forget",
         /// Mark a holder as doubtful, and ask its publisher for the full state.
         Resync => "resync",

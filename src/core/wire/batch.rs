@@ -34,17 +34,17 @@ pub struct EventBatch {
     pub rank: Rank,
     /// Time at which the publisher made the batch, in microseconds since the Unix epoch.
     ///
-    /// The daemon computes the lag from it. The time also distinguishes a redelivered batch from a restart in the
-    /// same epoch, after which the publisher counts from 1 again. After a restart, the time is later than that of
-    /// every earlier batch.
+    /// The daemon computes from it how late the batch is. The time also tells a redelivered batch from a batch after a
+    /// restart. A publisher that restarts in the same epoch numbers its batches from 1 again, and its times are later
+    /// than those of all earlier batches.
     pub time_us: Option<u64>,
     /// Tier of the stored and removed blocks. [`Tier::DEVICE`] if the message has no tier.
     pub tier: Tier,
-    /// Number of tokens in each of the holder's blocks, if the publisher tells it. A publisher tells it in every
-    /// batch, or in none.
+    /// Number of tokens in each of the holder's blocks, if the publisher tells it. A publisher tells it in every batch,
+    /// or in none.
     ///
     /// A namespace that the configuration does not name takes its block size from its first batch. If the publisher
-    /// does not tell the size, its blocks have the size of the configuration.
+    /// does not tell the size, the daemon takes the configured size.
     pub block_size: Option<BlockSize>,
     /// The holder's address and labels, if the batch gives them. They replace the earlier ones. At the beginning of an
     /// epoch, a holder has neither.
@@ -194,7 +194,7 @@ fn decode_block_size(reader: &mut Reader<'_>) -> Result<Option<BlockSize>, Decod
         .transpose()
 }
 
-/// Reads the next `count` values as the events of a batch. `decode` reads each of them.
+/// Reads the events of a batch: the next `count` values. `decode` reads one event.
 fn decode_events<'a>(
     reader: &mut Reader<'a>,
     count: usize,

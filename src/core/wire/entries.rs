@@ -16,7 +16,7 @@ pub(super) trait Message {
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error>;
 }
 
-/// Writer that takes the entries of a map.
+/// Receives the entries of a map one by one, and writes them.
 pub(super) trait Entries {
     /// Error of an entry that could not be written.
     type Error;
@@ -253,7 +253,7 @@ macro_rules! coded {
             ///
             /// # Errors
             ///
-            /// The error of `rmp_serde` for a payload that is not such a message.
+            /// The error of `rmp_serde` if the payload is not a message of this type.
             pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
                 rmp_serde::from_slice(payload)
             }

@@ -112,7 +112,7 @@ pub enum DecodeError {
     /// Two fields exclude or require each other. The text tells which fields.
     #[error("{0}")]
     Combination(&'static str),
-    /// A list does not have as many elements as the number of blocks requires.
+    /// A list has more or fewer elements than the event has blocks.
     #[error("{field} has {count} elements for {blocks} blocks")]
     LengthMismatch {
         /// The field's key.
@@ -174,7 +174,8 @@ pub enum DecodeError {
 /// Reason why the positions of a compressed chain do not fit its hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PositionsError {
-    /// The query has tokens or block hashes, which need the whole prefix and so allow no positions.
+    /// The query has positions together with tokens or block hashes. Tokens and block hashes always start at position
+    /// 0, so positions cannot be given with them.
     #[error("positions belong to sequence_hashes or lineage_hashes; leave them out, or send one of these")]
     NeedChain,
     /// The list of positions is empty.
@@ -194,10 +195,10 @@ pub enum PositionsError {
         /// Index of the first position that is not above the previous one.
         index: usize,
     },
-    /// The position in a lineage hash is not the position given for it.
+    /// The position in a lineage hash differs from the position that the query gives for this hash.
     #[error("lineage_hashes[{index}] is at position {found}, not at positions[{index}]; correct one of them")]
     OtherPosition {
-        /// Index of the first hash whose position differs.
+        /// Index of the first hash with the wrong position.
         index: usize,
         /// Position in the lineage hash.
         found: Position,

@@ -78,7 +78,7 @@ impl BlockContent {
         }
     }
 
-    /// Returns the block hashes from block number `from` on.
+    /// Returns the hash of block number `from` (counted from 0) and the hashes of all blocks after it.
     pub fn hashes_from(&self, from: usize, size: BlockSize) -> Cow<'_, [BlockHash]> {
         match self {
             Self::BlockHashes(hashes) => Cow::Borrowed(hashes.get(from..).unwrap_or_default()),
@@ -102,8 +102,8 @@ pub struct StoredBlocks {
     pub names: BlockNames,
     /// Content of the blocks, if the publisher sends it.
     pub content: Option<BlockContent>,
-    /// The engine's names for the blocks, one for each block, by which removed events give them later. Absent if these
-    /// names are the sequence hashes.
+    /// Names by which the engine will call the blocks when it removes them, one for each block. Absent if the engine
+    /// calls the blocks by their sequence hashes.
     pub engine_hashes: Option<Vec<u64>>,
     /// The blocks after which a request can resume.
     pub resumable: Resumable,
@@ -267,7 +267,7 @@ impl StoredBlocks {
         }
     }
 
-    /// Writes the entries of the event after its type.
+    /// Writes the entries of the event, except for its type.
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         match &self.names {
             BlockNames::Sequence {

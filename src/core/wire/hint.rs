@@ -40,7 +40,7 @@ impl HintReport {
         encode(self)
     }
 
-    /// Decodes a payload within `limits`, which apply to the prompts as to queries.
+    /// Decodes a payload within `limits`. A prompt in a hint has the same limits as a query.
     ///
     /// # Errors
     ///

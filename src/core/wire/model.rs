@@ -34,11 +34,10 @@ use super::subject::{NameError, NamespaceName, WorkerName};
 /// Name of the tenant that applies if no tenant is given.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// Cache of a model, in the terms of engines and gateways: the model, and the tenant or routing group whose cache is
-/// separate.
+/// Names the cache of a model: by the model's name, and by the tenant or routing group that has a cache of its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelKey {
-    /// Name under which the model is served. An adapter counts as its base model.
+    /// Name under which the model is served. For an adapter this is the name of its base model.
     pub model: String,
     /// Tenant or routing group. [`DEFAULT_TENANT`] if there is none.
     pub tenant: String,
@@ -68,7 +67,7 @@ impl ModelKey {
         }
     }
 
-    /// Returns the key of the same cache with the hashes of `scheme`.
+    /// Returns the same key with another hash scheme: the blocks of the cache are then named by the hashes of `scheme`.
     #[must_use]
     pub fn speaking(self, scheme: Option<Scheme>) -> Self {
         Self { scheme, ..self }
@@ -108,8 +107,8 @@ impl ModelKey {
         NamespaceName::new(&name)
     }
 
-    /// Returns the key of the cache whose namespace is called `namespace`. `None` for a name that this mapping does
-    /// not make.
+    /// Returns the key of the cache whose namespace is called `namespace`. `None` if no cache has a namespace of this
+    /// name.
     pub fn of_namespace(namespace: &NamespaceName) -> Option<Self> {
         let (model, mut rest) = decode(namespace.as_str())?;
         let mut tenant = DEFAULT_TENANT.to_owned();
@@ -208,7 +207,7 @@ fn encode(text: &str, name: &mut String) {
     }
 }
 
-/// Marker that ends the decoded text in an encoded name, with the rest of the name.
+/// Code that ends one part of an encoded name, and the part of the name after the code.
 #[derive(Debug, PartialEq, Eq)]
 enum End<'a> {
     /// Marker `_t`, before the tenant. The value is the rest of the name, still encoded.
@@ -217,8 +216,8 @@ enum End<'a> {
     Scheme(&'a str),
 }
 
-/// Decodes `name` up to the marker of a tenant or scheme. Returns the decoded text, and the marker with the rest of the
-/// name. `None` if [`encode`] does not make such a name.
+/// Decodes `name` up to the code that begins the tenant or the scheme. Returns the decoded text, and this code with the
+/// rest of the name. `None` if [`encode`] never produces such a name.
 fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     let mut text = Vec::with_capacity(name.len());
     let mut rest = name;
@@ -255,7 +254,8 @@ fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     Some((String::from_utf8(text).ok()?, end))
 }
 
-/// Returns the byte that `_x` with `digits` stands for. `None` for a byte that has another code.
+/// Returns the byte that the code `_x` stands for, from the two hexadecimal `digits` after the `_x`. `None` for a byte
+/// that is written in another way, such as `/`.
 fn other_byte(digits: &str) -> Option<u8> {
     let is_lower = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
     let byte = digits.bytes().all(is_lower).then_some(digits)?;

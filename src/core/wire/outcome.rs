@@ -25,8 +25,8 @@ pub struct Outcome {
     pub promised_blocks: u32,
     /// Number of the prompt's tokens that the engine found in its cache.
     pub found_tokens: u32,
-    /// Number of tokens of the prompt. An engine always computes the last token. An answer to a query by hashes does
-    /// not take this into account.
+    /// Number of tokens of the prompt. An engine always computes the last token anew. The answer to a query by hashes
+    /// may nevertheless promise the block with the last token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u32>,
     /// Whether the answer called the holder exact.

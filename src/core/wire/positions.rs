@@ -7,10 +7,10 @@ use crate::hash::{Position, PositionError, PositionalLineageHash};
 use super::error::PositionsError;
 use super::query::{QueryKey, SingleQuery};
 
-/// Checks that `positions` can be the positions of the hashes of `key` in their chain.
+/// Checks that `positions` fit the hashes of `key`.
 ///
-/// There must be one position for each hash, in ascending order. Each lineage hash must be at its position, and lineage
-/// hashes at consecutive positions must be parent and child.
+/// There must be one position for each hash, in ascending order. Each lineage hash must contain the same position, and
+/// lineage hashes at consecutive positions must be parent and child.
 ///
 /// # Errors
 ///

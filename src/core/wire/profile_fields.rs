@@ -13,9 +13,9 @@ use super::profile::{
 use super::reader::{Reader, Value, wrong_type};
 
 impl Profile {
-    /// Returns the profile that a batch sends in these fields. `None` if the batch has neither field. If it has one
-    /// of them, the fields are the whole profile: an absent or empty address means no address, and absent or empty
-    /// labels mean no labels.
+    /// Returns the profile that a batch sends in the fields `address` and `labels`. `None` if the batch has neither
+    /// field. Otherwise the two fields are the whole profile: an absent or empty field means that the holder has no
+    /// address, or no labels.
     pub(super) fn told(
         address: Option<&str>,
         labels: Option<BTreeMap<String, String>>,

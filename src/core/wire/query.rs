@@ -78,12 +78,11 @@ pub struct SingleQuery {
     /// of a prefix, and the reply has bounds. [`SingleQuery::check`] checks that the positions fit. Absent if the
     /// hashes are a whole prefix.
     pub positions: Option<Vec<Position>>,
-    /// Number of tokens of the prompt. A request always computes the prompt's last token, so a prompt of whole blocks
-    /// cannot reuse its last block.
+    /// Number of tokens of the whole prompt, including tokens that the query does not contain. A request always
+    /// computes the prompt's last token, so it cannot reuse the block that ends with this token.
     ///
-    /// If absent, every block of a query by hashes counts, and the tokens of a query by tokens are the whole prompt.
-    /// In a query by tokens, the number must be at least the number of tokens. If it is greater, the prompt continues
-    /// after the tokens.
+    /// If absent in a query by tokens, the query's tokens are the whole prompt. In such a query the number must be at
+    /// least the number of the tokens sent. If absent in a query by hashes, a request is assumed to reuse every block.
     pub token_count: Option<u64>,
     /// Options, which select the content of the reply.
     pub options: QueryOptions,
@@ -249,7 +248,7 @@ fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Si
         .collect()
 }
 
-/// Reads a query that is a part of another message. `what` is the query's name in errors.
+/// Reads a query that is part of another message. Errors call the query `what`.
 pub(super) fn decode_query(
     reader: &mut Reader<'_>,
     what: &'static str,
@@ -456,8 +455,8 @@ impl QueryFields {
     }
 }
 
-/// Checks that lineage hashes are one chain from position 0. In any other list, a holder that has the block of one hash
-/// might not have the blocks before it.
+/// Checks that lineage hashes are one chain from position 0. If they were not, a holder could have the block of one
+/// hash without the blocks before it.
 fn check_chain(hashes: &[PositionalLineageHash]) -> Result<(), DecodeError> {
     let mut before: Option<&PositionalLineageHash> = None;
     for (index, hash) in hashes.iter().enumerate() {

@@ -286,7 +286,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips a value that is read later. Returns a reader that stands before it.
+    /// Skips a value, and returns a reader that can read the skipped value later.
     ///
     /// # Errors
     ///
@@ -301,7 +301,8 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if the value is neither, or if the text is longer or not UTF-8.
+    /// [`DecodeError`] if the value is neither a text nor nil, if the text has more than `bytes_max` bytes, or if it is
+    /// not UTF-8.
     pub fn optional_text(
         &mut self,
         field: &'static str,
@@ -318,8 +319,8 @@ impl<'a> Reader<'a> {
             .map_err(|_| DecodeError::NotUtf8 { field })
     }
 
-    /// Reads a text of at most `bytes_max` bytes, or nil, and stores it in a field. The message must not have sent
-    /// this field before.
+    /// Reads a text of at most `bytes_max` bytes, or nil, and stores it in `slot`. A field that the message has already
+    /// sent is an error.
     pub(super) fn text_once(
         &mut self,
         slot: &mut Option<Option<String>>,
@@ -334,7 +335,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if the value is not a text, or is longer or not UTF-8.
+    /// [`DecodeError`] if the value is not a text, if the text has more than `bytes_max` bytes, or if it is not UTF-8.
     pub fn text(&mut self, field: &'static str, bytes_max: usize) -> Result<&'a str, DecodeError> {
         let missing = DecodeError::WrongType {
             field,
@@ -344,8 +345,8 @@ impl<'a> Reader<'a> {
         self.optional_text(field, bytes_max)?.ok_or(missing)
     }
 
-    /// Reads a list of at most `count_max` elements, and stores it in a field. The message must not have sent this
-    /// field before.
+    /// Reads a list of at most `count_max` elements, and stores it in `slot`. A field that the message has already sent
+    /// is an error.
     pub(super) fn list_once<T: Element>(
         &mut self,
         slot: &mut Option<Vec<T>>,
@@ -403,8 +404,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Checks that `count`, the number of elements that the payload gives for a list, is at most `count_max`, and
-    /// returns it. [`Self::value`] has already checked a count above 15 against the number of remaining bytes.
+    /// Returns `count`, the number of elements that the payload gives for a list, if it is at most `count_max`. The
+    /// payload may be too short for up to 15 elements; [`Self::value`] has checked every larger count.
     ///
     /// # Errors
     ///
@@ -449,15 +450,15 @@ impl<'a> Reader<'a> {
         self.bytes().map(u16::from_be_bytes)
     }
 
-    /// Reads a length or count of 32 bits, which every supported target can address.
+    /// Reads a length or count of 32 bits. It always fits in a `usize` on the targets that kvatlas supports.
     #[inline]
     fn length_32(&mut self) -> Result<usize, DecodeError> {
         let length = u32::from_be_bytes(self.bytes()?);
         usize::try_from(length).map_err(|_| DecodeError::Truncated { offset: self.offset })
     }
 
-    /// Checks the number of elements of an array or map, and returns it. It must not exceed the number of remaining
-    /// bytes.
+    /// Returns the number of elements of an array or map if the payload still has at least as many bytes. Otherwise the
+    /// payload is truncated.
     #[inline]
     fn checked_by_bytes(&self, count: usize) -> Result<usize, DecodeError> {
         if count > self.input.len() - self.offset {
@@ -555,14 +556,15 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Skips the type and the bytes of an extension value.
+    /// Skips an extension value, that is, its type and its bytes.
     fn extension(&mut self, length: usize) -> Result<Value<'a>, DecodeError> {
         self.take(1)?;
         self.take(length).map(|_| Value::Extension)
     }
 }
 
-/// Returns the value of a signed integer. Encoders may also use signed encodings for numbers that are not negative.
+/// Returns the value of an integer in a signed encoding. The integer need not be negative: encoders may use signed
+/// encodings for any integer.
 #[inline]
 fn signed(value: i64) -> Value<'static> {
     match u64::try_from(value) {
@@ -587,7 +589,7 @@ pub(super) fn check_text(field: &'static str, bytes: usize, max: usize) -> Resul
     }
 }
 
-/// Stores `value` in a field. The message must not have sent this field before.
+/// Stores `value` in `slot`. A field that the message has already sent is an error.
 pub(super) fn set_once<T>(slot: &mut Option<T>, field: &'static str, value: T) -> Result<(), DecodeError> {
     match slot {
         Some(_) => Err(DecodeError::Repeated { field }),

@@ -10,7 +10,7 @@ use super::query::QueryKey;
 use super::tier::Tier;
 use crate::worded;
 
-/// Whether a text, such as a salt, changes the hashes, that is, whether it is given and not empty.
+/// Whether `text`, such as a salt, is given and not empty. Only then does it change the hashes of blocks.
 fn is_named(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
@@ -73,8 +73,8 @@ worded! {
 }
 
 impl DegradedReason {
-    /// Whether the reason is a fact about the blocks. Such a reason stays after a restart; all other reasons describe
-    /// only the moment.
+    /// Whether the reason is about the holder's blocks themselves, so that it still holds after the daemon has
+    /// restarted. Other reasons only describe the stream of events at one moment.
     pub fn is_lasting(self) -> bool {
         !self.is_of_the_moment()
             && !matches!(
@@ -83,39 +83,41 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync can remove the reason. In a resync, the publisher sends missed batches or its full state. A
-    /// resync cannot remove reasons that concern only the moment of a query. Nor does it help in these cases:
+    /// Whether a resync can remove the reason. In a resync, the publisher sends the missed batches or its full state. A
+    /// resync cannot remove a reason of the moment, which only says that events are waiting or being applied. Nor does
+    /// a resync help in these cases:
     ///
     /// - The holder is at its capacity, and stays full.
     /// - The publisher is silent, and does not answer.
     /// - A resync is already under way.
-    /// - The doubts are the publisher's own: it does not resolve them by answering.
+    /// - The publisher itself doubts its blocks. A resync cannot give it the knowledge that it lacks.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
             && !matches!(self, Self::Capacity | Self::Resyncing | Self::Stale)
     }
 
-    /// Whether the reason concerns only the moment of the query, and not the holder.
+    /// Whether the reason only says that, during a query, events were waiting to be applied or a batch was being
+    /// applied. Such a reason says nothing about the holder's blocks.
     fn is_of_the_moment(self) -> bool {
         matches!(self, Self::Behind | Self::Changing)
     }
 
-    /// Whether the doubt is the publisher's own, about its blocks. The publisher reports it in one event and withdraws
-    /// it in another.
+    /// Whether the reason is the publisher's own doubt about its blocks. The publisher reports the doubt in one event,
+    /// and withdraws the doubt in a later event.
     pub fn is_upstream(self) -> bool {
         let is_of_all = matches!(self, Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups);
         is_of_all || self.is_of_some_queries()
     }
 
-    /// Whether the reason counts only for some queries. For all other queries, the holder's blocks are certain.
+    /// Whether the reason makes only some queries uncertain. Answers to all other queries are certain in spite of it.
     pub fn is_of_some_queries(self) -> bool {
         let is_of_a_form = matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead);
         is_of_a_form || self.tier().is_some()
     }
 
-    /// Returns the tier beyond the device in which the reason puts a holder's blocks in doubt. The reason does not
-    /// count for a query whose blocks are all in nearer tiers. `None` for a reason about anything else.
+    /// Returns the tier whose blocks the reason puts in doubt: the host, the disk or remote storage. Blocks in nearer
+    /// tiers are certain. `None` for a reason that is not about one tier.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),
@@ -125,13 +127,14 @@ impl DegradedReason {
         }
     }
 
-    /// Returns the reason whose doubt is about a holder's blocks in `tier`, and not about its blocks in nearer tiers.
-    /// `None` for the device, and for tiers above [`Tier::EXTERNAL`], because they have no reason of this kind.
+    /// Returns the reason that puts a holder's blocks in `tier` in doubt, but no blocks in nearer tiers. `None` for the
+    /// device and for tiers above [`Tier::EXTERNAL`], because no reason names these tiers.
     pub fn of_tier(tier: Tier) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.tier() == Some(tier))
     }
 
-    /// Whether the reason counts for a query by `key`. `is_listed` says whether the query's answer lists the holder.
+    /// Whether the reason makes the answer to a query by `key` uncertain. `is_listed` says whether the answer lists the
+    /// holder.
     fn concerns(self, key: &QueryKey, is_listed: bool) -> bool {
         let (has_salt, has_adapter, is_by_tokens) = match key {
             QueryKey::Tokens {
@@ -173,7 +176,8 @@ impl DegradedReasons {
         self.0 == 0
     }
 
-    /// Whether the set has reasons, and all of them concern only the moment of the query.
+    /// Whether the set has reasons, and each of them only says that events were waiting or being applied during the
+    /// query.
     pub fn are_of_the_moment(self) -> bool {
         !self.is_empty() && self.iter().all(DegradedReason::is_of_the_moment)
     }
@@ -183,20 +187,20 @@ impl DegradedReasons {
         self.0 & reason as u32 != 0
     }
 
-    /// Returns the reasons in the set that count for all queries.
+    /// Returns the reasons in the set that make every query uncertain.
     #[must_use]
     pub fn of_all_queries(self) -> Self {
         self.filtered(|reason| !reason.is_of_some_queries())
     }
 
-    /// Returns the reasons in the set that count only for some queries.
+    /// Returns the reasons in the set that make only some queries uncertain.
     #[must_use]
     pub fn of_some_queries(self) -> Self {
         self.filtered(DegradedReason::is_of_some_queries)
     }
 
-    /// Returns the reasons in the set that count for a query by `key`. `is_listed` says whether the query's answer
-    /// lists the holder.
+    /// Returns the reasons in the set that make the answer to a query by `key` uncertain. `is_listed` says whether the
+    /// answer lists the holder.
     #[must_use]
     pub fn for_query(self, key: &QueryKey, is_listed: bool) -> Self {
         // Most holders have no reason.
@@ -206,8 +210,8 @@ impl DegradedReasons {
         }
     }
 
-    /// Returns the reasons in the set that concern `tier` or nearer tiers. If there are none, the blocks in these
-    /// tiers are certain.
+    /// Returns the reasons in the set, without those that put only tiers beyond `tier` in doubt. If no reason is left,
+    /// the blocks in `tier` and in nearer tiers are certain.
     #[must_use]
     pub fn up_to(self, tier: Tier) -> Self {
         self.filtered(|reason| reason.tier().is_none_or(|doubted| doubted <= tier))
@@ -257,7 +261,7 @@ impl DegradedReasons {
         self.0
     }
 
-    /// Returns the set of a number. Bits without a meaning are dropped.
+    /// Returns the set for a number that [`Self::bits`] gave. Unknown bits are dropped.
     pub fn from_bits(bits: u32) -> Self {
         Self(
             DegradedReason::ALL

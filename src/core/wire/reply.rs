@@ -39,7 +39,8 @@ worded! {
         Window => "window",
         /// A recurrent layer needs its state, which the holder does not have after this block.
         State => "state",
-        /// A sliding window or a recurrent state is missing. The model has both, or its layers are not known.
+        /// The holder lacks blocks of a sliding window, or a recurrent state. The daemon cannot say which of the two,
+        /// because the model has layers of both kinds or does not tell its kinds.
         WindowOrState => "window_or_state",
         /// The next block contains the last token of the prompt, which a request always computes.
         LastToken => "last_token",
@@ -146,14 +147,13 @@ pub struct QueryReply {
     pub holders: Vec<HolderMatch>,
     /// Number of holders that matched, including those that `limit` cut off.
     pub holders_total: u32,
-    /// Number of holders of the namespace that a query in this form cannot find, because their engines' hashes are
-    /// not the contract's chain. To find them, query by the engine's own hashes, or set the namespace to `recompute`.
-    /// Absent if it is 0.
+    /// Number of the namespace's holders that this query cannot find, because their engines do not use the contract's
+    /// hashes. To find them, query by the engine's own hashes, or set the namespace to `recompute`. Absent if it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// Number of holders that the query asked about and that are not in `holders`, but may have more of the query than
-    /// is known. Their state is not certain, or their batches are dropped. If it is 0 or absent, every holder that is
-    /// not in the list certainly comes after those in the list.
+    /// Number of holders that the query asked about, that are not in `holders`, and that may have more of the query
+    /// than the daemon knows: their state is not certain, or the daemon drops their batches. If the number is 0 or
+    /// absent, every holder in the list is certainly at least as good as every other holder.
     #[serde(default)]
     pub doubtful_holders: u32,
     /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.
@@ -163,13 +163,13 @@ pub struct QueryReply {
     /// this number of leading blocks. Absent if it is 0.
     #[serde(default)]
     pub unseen_blocks_max: u32,
-    /// Age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
-    /// absent if all events are applied.
+    /// Age of the oldest event of the namespace that the daemon has not applied yet, in microseconds. Only events that
+    /// the daemon knows of count. 0 or absent if all events are applied.
     #[serde(default)]
     pub behind_us: u64,
-    /// Holders that will soon have more of the prompt than is known of them, according to hints from routers. Only
-    /// with the option `predicted`. The holder with the most blocks comes first. The list does not change the rest of
-    /// the reply.
+    /// Holders to which routers have sent requests that share the prompt's beginning, according to the routers' hints.
+    /// These holders will soon have more of the prompt than the daemon knows. The holder with the most blocks comes
+    /// first. The list is present only with the option `predicted`, and does not change the rest of the reply.
     #[serde(default)]
     pub predicted: Vec<PredictedHolder>,
 }
@@ -247,8 +247,9 @@ impl HolderMatch {
         }
     }
 
-    /// Returns the reason why no more of the query's `query_blocks` blocks are usable. At most `usable_max` blocks
-    /// can be usable. `None` if all blocks are usable.
+    /// Returns the reason why a request cannot reuse all of the query's `query_blocks` blocks at this holder. `None` if
+    /// it can reuse all of them. `usable_max` is the number of blocks that end before the prompt's last token, which a
+    /// request always computes.
     pub fn limit(&self, query_blocks: u32, usable_max: u32) -> Option<Limit> {
         let usable = self.usable();
         if usable < self.matched_blocks.min(usable_max) {
@@ -275,8 +276,8 @@ impl HolderMatch {
         self.matched_blocks_max.unwrap_or(self.matched_blocks)
     }
 
-    /// Whether the facts about `tier` and nearer tiers are certain: `device_blocks` for the device, `host_blocks` for
-    /// the host.
+    /// Whether the numbers about `tier` and nearer tiers are certain. For the device this number is `device_blocks`,
+    /// for the host it is `host_blocks`.
     pub fn is_exact_up_to(&self, tier: Tier) -> bool {
         self.exact || !self.degraded.is_empty() && self.degraded.up_to(tier).is_empty()
     }
@@ -312,7 +313,7 @@ impl<'a> ReplyOrder<'a> {
     }
 }
 
-/// Error in place of one answer of a batch.
+/// Error that a batch reply has in place of the answer to one query.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ErrorBody {
     /// Number of the error; see [`ErrorCode`](super::ErrorCode).
@@ -515,7 +516,7 @@ impl QueryReply {
     ///
     /// # Errors
     ///
-    /// The error of `rmp_serde` for a payload that is not such a reply.
+    /// The error of `rmp_serde` if the payload is not a reply to one query.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
         rmp_serde::from_slice(payload)
     }
@@ -531,7 +532,7 @@ impl BatchReply {
     ///
     /// # Errors
     ///
-    /// The error of `rmp_serde` for a payload that is not such a reply.
+    /// The error of `rmp_serde` if the payload is not a batch reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
         let mut reply: Self = rmp_serde::from_slice(payload)?;
         reply.repeat_profiles();

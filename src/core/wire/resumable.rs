@@ -67,8 +67,8 @@ impl Resumable {
         self.0.as_deref()
     }
 
-    /// Returns the ranges of blocks that are alike, each with a flag: whether its blocks are resumable. Together the
-    /// ranges cover `blocks` blocks, in order and without a gap.
+    /// Returns the blocks as ranges. In each range, either all blocks are resumable (flag `true`) or none is (`false`).
+    /// The ranges cover `blocks` blocks, in order and without a gap.
     pub fn stretches(&self, blocks: usize) -> impl Iterator<Item = (Range<usize>, bool)> + '_ {
         let (mut runs, mut next, mut flag) = (self.0.as_deref().map(|runs| runs.iter()), 0, true);
         std::iter::from_fn(move || {
@@ -95,8 +95,8 @@ impl Resumable {
         })
     }
 
-    /// Returns the marks of the blocks in the range `part` of `blocks` blocks. In the result, blocks are counted from
-    /// the first block of the range.
+    /// Returns the marks for a part of the `blocks` blocks: those in the range `part`. In the result, the first block
+    /// of the range is number 0.
     #[must_use]
     pub fn part(&self, part: Range<usize>, blocks: usize) -> Self {
         if self.is_all() {

@@ -28,8 +28,8 @@ pub struct HolderStatusReply {
     /// Whether the engine's hashes differ from the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// Number of seconds by which the epoch is ahead of the daemon's clock. 0 or absent if the epoch is not ahead, or
-    /// is ahead by no more than the clocks of two machines may differ.
+    /// Number of seconds by which the epoch is ahead of the daemon's clock. 0 or absent if the epoch is at most 5
+    /// seconds ahead, which is normal between the clocks of two machines.
     #[serde(default)]
     pub epoch_ahead_s: u64,
     /// Whether the holder's state is certain.
@@ -37,8 +37,8 @@ pub struct HolderStatusReply {
     /// Reasons why the state is not certain. Absent if the state is certain.
     #[serde(default)]
     pub degraded: DegradedReasons,
-    /// Time since which the state has not been certain, in microseconds since the Unix epoch. Absent if the state is
-    /// certain, or if the time is not known.
+    /// Time at which the state became uncertain, in microseconds since the Unix epoch. Absent if the state is certain,
+    /// or if the time is not known.
     #[serde(default)]
     pub since_us: Option<u64>,
     /// Address for requests to the holder. Absent if it is not known.
@@ -56,8 +56,8 @@ pub struct StatusReply {
     pub v: u64,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Number of distinct blocks in the index that some holder has. Missing blocks in holes before such blocks count,
-    /// too.
+    /// Number of distinct blocks in the index. If a holder has a block but lacks blocks before it, the missing blocks
+    /// count, too.
     pub distinct_blocks: u64,
     /// Number of batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
@@ -66,7 +66,8 @@ pub struct StatusReply {
     /// Absent if it is 0.
     #[serde(default)]
     pub unsized_holders: u32,
-    /// Number of holders that the daemon could not register, because there was no place for them. Absent if it is 0.
+    /// Number of holders that the daemon could not register, because it had no room for more holders. Absent if it is
+    /// 0.
     #[serde(default)]
     pub refused_holders: u32,
     /// All holders, ordered by worker and rank.
@@ -74,8 +75,8 @@ pub struct StatusReply {
     /// Shards whose replies were combined into this reply. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// Age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
-    /// absent if all events are applied.
+    /// Age of the oldest event of the namespace that the daemon has not applied yet, in microseconds. Only events that
+    /// the daemon knows of count. 0 or absent if all events are applied.
     #[serde(default)]
     pub behind_us: u64,
 }
@@ -91,7 +92,7 @@ impl StatusReply {
     ///
     /// # Errors
     ///
-    /// The error of `rmp_serde` for a payload that is not such a reply.
+    /// The error of `rmp_serde` if the payload is not a status reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
         rmp_serde::from_slice(payload)
     }

@@ -28,7 +28,7 @@ pub enum NameError {
     /// The text has a character outside `[A-Za-z0-9_-]`.
     #[error("a name may only have the characters A-Z a-z 0-9 _ -; byte {offset} is another")]
     Character {
-        /// Offset in bytes of the first such character.
+        /// Offset in bytes of the first character that is not allowed.
         offset: usize,
     },
 }
@@ -70,7 +70,7 @@ macro_rules! name_type {
                 Self::bounded(text, NAME_BYTES_MAX)
             }
 
-            /// Checks a text as [`Self::new`] does, with a lower limit on its length, in bytes.
+            /// Checks a text as [`Self::new`] does, but allows at most `bytes_max` bytes.
             pub fn bounded(text: &str, bytes_max: usize) -> Result<Self, NameError> {
                 check(text, bytes_max)?;
                 Ok(Self(Arc::from(text)))
@@ -210,8 +210,8 @@ impl Subjects {
         })
     }
 
-    /// Returns the same subjects, but with the shards' subjects for queries and status requests. Every shard answers
-    /// a request on a shards' subject; one daemon answers a request on a plain subject.
+    /// Returns the same subjects, but with the shards' subjects for queries and status requests. A request on a shards'
+    /// subject is answered by every shard. A request on any other subject is answered by one daemon.
     #[must_use]
     pub fn of_shards(&self) -> Self {
         Self {
@@ -319,13 +319,15 @@ impl Subjects {
         format!("{}>", self.query)
     }
 
-    /// Returns a subject within [`Self::all_queries`] on which no request can come, because no name contains `~`. A
-    /// daemon that leaves its queue group publishes filler messages on it, and daemons ignore them.
+    /// Returns a subject that [`Self::all_queries`] covers, but on which no query can come: no namespace's name
+    /// contains `~`. A daemon that leaves its queue group publishes filler messages on this subject. Daemons ignore
+    /// these messages.
     pub fn query_filler(&self) -> String {
         format!("{}~", self.query)
     }
 
-    /// Returns the same as [`Self::query_filler`], but within [`Self::all_statuses`].
+    /// Returns the subject of filler messages for status requests. It is to [`Self::all_statuses`] what
+    /// [`Self::query_filler`] is to [`Self::all_queries`].
     pub fn status_filler(&self) -> String {
         format!("{}~", self.status)
     }

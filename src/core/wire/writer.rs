@@ -8,9 +8,9 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::entries::{Entries, ListElement, Message};
 
-/// Minimum length, in bytes, of a text whose length does not fit in its marker.
+/// Minimum length, in bytes, of a text whose marker byte has no room for the length.
 const SHORT_TEXT: u8 = 32;
-/// Minimum number of entries of a map whose number does not fit in its marker.
+/// Minimum number of entries of a map whose marker byte has no room for that number.
 const SHORT_MAP: u8 = 16;
 
 /// Encodes a message as MessagePack.
@@ -26,7 +26,8 @@ pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
     writer.bytes
 }
 
-/// Writer of consecutive values to memory. Writing to memory cannot fail, so the results of `rmp` are dropped.
+/// Writes values one after the other to memory. Writing to memory cannot fail, so the code ignores the results of
+/// `rmp`.
 struct Writer {
     bytes: Vec<u8>,
     /// Number of entries so far of the map that is being written.
@@ -40,7 +41,8 @@ impl Writer {
         let _ = encode::write_array_len(&mut self.bytes, elements);
     }
 
-    /// Writes a key or a name as a text. Such a text is short, so its length is in its marker.
+    /// Writes a key or a name as a text. The text is usually so short that its first byte (the marker) also gives its
+    /// length.
     #[inline]
     fn word(&mut self, text: &str) {
         match u8::try_from(text.len()) {
@@ -65,7 +67,8 @@ impl Writer {
         self.word(key);
     }
 
-    /// Writes a map. Its number of entries stands in front of it, and is known only after the last one.
+    /// Writes a map. The map begins with the number of its entries, which is known only when the last entry has been
+    /// written.
     fn message(&mut self, message: &impl Message) {
         let start = self.bytes.len();
         self.bytes.push(Marker::FixMap(0).to_u8());
@@ -194,7 +197,7 @@ impl Entries for Writer {
 mod tests {
     use super::*;
 
-    /// A map of flags. The outer one begins with an inner one of as many flags.
+    /// A map of flags. The outer map's first entry is an inner map with the same number of flags.
     struct Flags {
         flags: u32,
         is_inner: bool,

@@ -52,7 +52,8 @@ pub(super) enum DecoderStep {
 #[derive(Debug, Default)]
 pub(super) struct TokenDecoder {
     steps: Vec<DecoderStep>,
-    /// Whether all later steps are applied to the whole text, and no longer to single tokens.
+    /// Whether a step has joined the tokens to one text, so that any further step is applied to the whole text and not
+    /// to single tokens.
     is_fused: bool,
 }
 
@@ -123,7 +124,7 @@ impl TokenDecoder {
         self.steps.first() == Some(&DecoderStep::ByteLevel)
     }
 
-    /// Returns the bytes that a token has in the middle of a text.
+    /// Returns the bytes that a token stands for when other tokens come before and after it.
     pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
         let mut text = text.to_owned();
         for step in &self.steps {

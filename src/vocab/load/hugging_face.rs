@@ -102,7 +102,8 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     Ok(builder.build()?)
 }
 
-/// Returns the file's decoder, or the usual decoder if the file has none.
+/// Returns the decoder that the file describes. If it describes none, returns one that suits the file's model and
+/// pre-tokeniser.
 fn decoder(file: &TokenizerFile) -> Result<TokenDecoder, LoadError> {
     if let Some(decoder) = &file.decoder {
         return TokenDecoder::new(decoder);

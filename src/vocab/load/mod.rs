@@ -85,13 +85,14 @@ pub enum LoadError {
         /// Kind of the model in the file.
         model: String,
     },
-    /// The bytes of a token depend on more than the token itself, or on a step of the decoder that is not known.
+    /// The bytes of a token cannot be known: they depend on neighbouring tokens, or the decoder has a step that is not
+    /// known.
     #[error(
         "the file's decoder has {step:?}, which is not supported: what a token stands for is not known for certain. ByteLevel, \
          ByteFallback, Fuse, Metaspace, Replace of a text, and Strip behind Fuse are"
     )]
     UnsupportedDecoder {
-        /// Name of the decoder's step, or of the mark in the model.
+        /// Name of the decoder's step, or of the model's field, that makes the bytes of a token uncertain.
         step: String,
     },
     /// A token of a byte-level vocabulary has a character that stands for no byte.

@@ -14,7 +14,7 @@ struct TekkenFile<'a> {
     config: TekkenConfig,
     #[serde(borrow)]
     vocab: Vec<TekkenToken<'a>>,
-    /// Names of the special tokens. They are ignored, because no text leads to a special token.
+    /// The special tokens. Their names are ignored, because special tokens stand for no text.
     #[serde(rename = "special_tokens")]
     _special_tokens: Option<IgnoredAny>,
 }

@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 /// Maximum number of leading tokens that decide a prompt's home (the engine that the prompt prefers). It exceeds the
 /// length of a system prompt, because most prompts share the system prompt.
 const HOME_TOKENS_MAX: usize = 1024;
-/// Limits the tolerance, if an engine is known to have blocks of the prompt, to the prompt's number of blocks divided
-/// by this number. Engines count as equal if their cost exceeds the least cost by no more than the tolerance.
+/// Divides a prompt's number of blocks, to give the tolerance in use when some engine is known to have blocks of the
+/// prompt. Two engines count as equally good if both their costs exceed the least cost by at most the tolerance.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 
 /// Returns the hash of a prompt's first tokens, which decides the prompt's home (the engine that it prefers). The

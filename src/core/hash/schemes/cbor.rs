@@ -10,7 +10,7 @@ pub(super) trait Sink {
 pub(super) struct Cbor<S>(pub(super) S);
 
 impl<S: Sink> Cbor<S> {
-    /// Major types, in the upper three bits of an item's first byte.
+    /// Kinds of CBOR items (major types), each as the upper three bits of the item's first byte.
     const UNSIGNED: u8 = 0 << 5;
     const BYTES: u8 = 2 << 5;
     const TEXT: u8 = 3 << 5;

@@ -133,8 +133,8 @@ impl SchemeChains {
         self.scheme.algorithm
     }
 
-    /// Returns the steps from one hash to the next. `None` if the previous hash alone does not determine the next
-    /// hash. In that case only the hashes that the engine sends can continue a chain.
+    /// Returns a calculator of the next hash from the previous one. `None` if the previous hash alone does not
+    /// determine the next hash, so that only the hashes sent by the engine can continue a chain.
     pub fn steps(&self) -> Option<SchemeSteps<'_>> {
         self.scheme
             .algorithm

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use super::super::block::Token;
 use super::super::sequence::SequenceHash;
 
-/// Bytes that are digested in front of a salt.
+/// Bytes that come before the salt in the input of SHA-256.
 const SALT_DOMAIN: &[u8] = b"sglang-cache-salt-v1\0";
 
 /// Returns the hash of each full page of `tokens`: the first 8 bytes of SHA-256 over the previous page's whole digest

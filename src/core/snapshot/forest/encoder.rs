@@ -1,4 +1,4 @@
-//! Encoder of a forest: turns the runs of a walk into frames of a snapshot.
+//! Encoder of a forest: turns the runs of an index, in depth-first order, into frames of a snapshot file.
 
 use crate::hash::SequenceHash;
 use crate::index::{HolderPart, WalkedRun};
@@ -13,10 +13,11 @@ use super::{
 pub enum Pushed {
     /// The run was written.
     Taken,
-    /// No holder has blocks of this run together with all blocks before it. The caller must skip the runs below it.
+    /// No holder has blocks of this run and also all blocks before it. The caller must leave out all runs that branch
+    /// off this run, and their descendants.
     Unheld,
-    /// The path to the run has more blocks, runs and holders than a reader accepts. The caller must skip the runs
-    /// below it.
+    /// The run was not written: the run and its ancestors have more blocks, runs and holders than a reader accepts. The
+    /// caller must leave out all runs that branch off this run, and their descendants.
     TooWide,
 }
 
@@ -27,21 +28,23 @@ pub struct ForestFrame {
     pub payload: Vec<u8>,
     /// Number of runs in the frame.
     pub runs: u64,
-    /// Number of blocks in these runs.
+    /// Number of blocks in the frame's runs.
     pub blocks: u64,
 }
 
-/// Encodes runs, in the order of a walk, as frames. Takes memory for one frame and for the current path.
+/// Encodes the runs of an index, in depth-first order, as frames. Takes memory for one frame, and for the last run with
+/// its ancestors.
 #[derive(Debug)]
 pub struct ForestEncoder {
     /// Numbers of the holders, sorted.
     holders: Vec<u32>,
     path: Vec<Level>,
-    /// The last run. The next run determines how many levels to pop after it.
+    /// The last run that was pushed. It is written only when the next run comes, because the next run determines how
+    /// many levels to pop after this one.
     held: Option<Encoded>,
     /// Number of levels that have been popped since the last run.
     pops: usize,
-    /// Number of runs on the current path, plus the number of their holders.
+    /// Number of runs in `path`, plus the number of their holders.
     path_entries: usize,
     frame: FrameBuffer,
     full: Option<ForestFrame>,
@@ -50,11 +53,12 @@ pub struct ForestEncoder {
     pub(super) frame_bytes: usize,
 }
 
-/// A run on the current path.
+/// A run in the path: the last run or one of its ancestors.
 #[derive(Debug)]
 struct Level {
     start: usize,
-    /// Number of the run's blocks after which a child can still branch off.
+    /// Number of the run's leading blocks from which a child may still branch off. Each child must branch off at an
+    /// earlier block than the child before it, or at the same block.
     len: usize,
     /// Parts of the run that holders have, sorted by the holders' numbers.
     parts: Vec<HolderPart>,
@@ -78,7 +82,8 @@ struct FrameBuffer {
     candidates: usize,
 }
 
-/// A candidate (holder of the block before the run), by its index, and the part of the run that it has.
+/// A candidate (holder of the block before the run): its index among the candidates, and the part of the run that it
+/// has.
 type CandidatePart = (usize, HolderPart);
 
 impl ForestEncoder {
@@ -100,7 +105,7 @@ impl ForestEncoder {
     }
 
     /// Adds a run. `parts` are the holders' parts of the run, sorted by the holders' numbers. The run's parent is the
-    /// last added run whose depth is smaller by one. If a holder lacks a block before the run, its part is left out.
+    /// last added run whose depth is smaller by one. Parts of holders that lack a block before the run are left out.
     ///
     /// The caller must call [`take_frame`](Self::take_frame) after each call.
     pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
@@ -263,8 +268,8 @@ impl FrameBuffer {
     }
 }
 
-/// Writes how many blocks of a run each candidate (holder of the block before the run) has, in the shorter of the forms
-/// *except* and *only*.
+/// Writes how many blocks of a run each candidate (holder of the block before the run) has. The list names either the
+/// candidates that lack blocks (*except*) or those that have blocks (*only*), whichever list is shorter.
 fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[CandidatePart]) {
     let lacks = |part: &HolderPart| (len - usize::from(part.blocks)) as u64;
     let whole = taken.iter().filter(|(_, part)| lacks(part) == 0).count();

@@ -22,16 +22,17 @@ pub enum ForestError {
         /// Maximum integer that the field allows.
         most: usize,
     },
-    /// The flags do not fit the frame's place: a forest begins once, continues, and ends once.
+    /// The flags are unknown, or wrong at this place: the flag that begins a forest is on its first frame, and on no
+    /// other frame.
     #[error("the flags {flags:#x} cannot come here: a forest begins once, goes on, and ends once")]
     Flags {
         /// The frame's first byte, which has the flags.
         flags: u8,
     },
-    /// The forest ends, but its last run does not pop all open levels.
+    /// The forest ends, but after its last run the path from the root has not been popped completely.
     #[error("{open} levels are open after the last run; the data has been cut")]
     Unfinished {
-        /// Number of open levels.
+        /// Number of levels of the path that have not been popped.
         open: usize,
     },
     /// No holder has the whole run. A writer cuts each run after the last block that a holder has.
@@ -40,11 +41,11 @@ pub enum ForestError {
     /// A run extends beyond the last position.
     #[error("a run goes on beyond the last position")]
     Position,
-    /// A path needs more memory than a reader allows.
+    /// A run and its ancestors have more blocks, runs and holders than a reader allows.
     #[error("a path has more than {PATH_ENTRIES_MAX} blocks, runs and holders")]
     TooWide,
-    /// A frame has more parts (one holder's blocks of one run), or more holders to check, than a reader accepts in one
-    /// frame.
+    /// A frame has more parts, or more candidates to check, than a reader accepts in one frame. A part is one holder's
+    /// blocks of one run; the candidates are the holders of the block before a run.
     #[error("a frame has more than {PARTS_MAX} parts of holders, or {CANDIDATES_MAX} candidates for them")]
     TooManyParts,
     /// The frame has more or fewer hashes than its runs have blocks.
@@ -52,7 +53,7 @@ pub enum ForestError {
     Hashes {
         /// Number of blocks of all runs of the frame.
         blocks: usize,
-        /// Number of bytes of hashes after the runs.
+        /// Number of bytes that follow the runs; they should be the hashes of the blocks.
         bytes: usize,
     },
 }

@@ -1,4 +1,5 @@
-//! The blocks of a snapshot's regular holders as one forest, which has each distinct block once.
+//! The blocks of a snapshot's regular holders (no hole, one tier, the contract's names) as one forest, which has each
+//! distinct block once.
 //!
 //! # Order
 //!
@@ -99,7 +100,8 @@ pub(super) use reader::ForestReader;
 pub const PARTS_MAX: usize = 1 << 20;
 /// Maximum number of candidates (holders of the block before a run) of all runs of one frame together.
 pub const CANDIDATES_MAX: usize = 1 << 25;
-/// Maximum number of entries of a path: its blocks, its runs and the runs' holders together.
+/// Maximum number of blocks, runs and holders on a path together. A path is a run and its ancestors. A holder counts
+/// once for each of these runs of which it has blocks.
 pub const PATH_ENTRIES_MAX: usize = 1 << 23;
 /// Maximum number of blocks of a run.
 const RUN_BLOCKS_MAX: usize = u16::MAX as usize;
@@ -110,9 +112,9 @@ const FRAME_BYTES: usize = 1 << 20;
 const BEGINS: u8 = 1;
 /// Flag in a frame's first byte: the frame ends a forest.
 const ENDS: u8 = 2;
-/// Form in which a run lists holders: all candidates (holders of the block before it) have the whole run, except the
-/// listed ones.
+/// Number that stands for the form *except* of a run's list: all candidates (holders of the block before the run) have
+/// the whole run, except the listed ones.
 const EXCEPT: u64 = 0;
-/// Form in which a run lists holders: only the listed candidates (holders of the block before it) have blocks of the
-/// run.
+/// Number that stands for the form *only* of a run's list: only the listed candidates (holders of the block before the
+/// run) have blocks of the run.
 const ONLY: u64 = 1;

@@ -6,14 +6,14 @@ use crate::index::{HolderPart, RestoredRun};
 use super::bytes::Bytes;
 use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX};
 
-/// Runs of one frame, which have been checked, and the parts of the runs that holders have.
+/// The runs of one frame, after all checks, and for each run how many of its blocks each holder has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ForestChunk {
     runs: Vec<ForestRun>,
     hashes: Vec<SequenceHash>,
     /// Parts of the runs, sorted by holder. The parts of each holder are in the order of the runs.
     parts: Vec<RunPart>,
-    /// Number of candidates (holders of the block before a run) that were checked to find the parts.
+    /// Number of candidates (holders of the block before a run) that were checked for all runs of the frame.
     candidates: usize,
 }
 
@@ -21,7 +21,7 @@ pub struct ForestChunk {
 struct ForestRun {
     position: u32,
     parent: Option<SequenceHash>,
-    /// Index of the run's first hash.
+    /// Index of the run's first hash in the chunk's `hashes`.
     first: usize,
     len: u16,
 }
@@ -83,17 +83,18 @@ struct Forest {
     /// Numbers of the holders, sorted.
     holders: Vec<u32>,
     levels: Vec<ReaderLevel>,
-    /// Number of runs on the current path, plus the number of their holders.
+    /// Number of runs in `levels`, plus the number of their holders.
     path_entries: usize,
-    /// Hashes of the blocks on the current path.
+    /// Hashes of the blocks from position 0 to the end of the last run.
     path: Vec<SequenceHash>,
 }
 
-/// A run on the current path.
+/// A run from which the next run may branch off, or an ancestor of such a run.
 #[derive(Debug)]
 struct ReaderLevel {
     start: usize,
-    /// Number of the run's blocks after which a child can still branch off.
+    /// Number of the run's leading blocks from which a child may still branch off. Each child must branch off at an
+    /// earlier block than the child before it, or at the same block.
     len: usize,
     parts: Vec<HolderPart>,
 }
@@ -104,7 +105,7 @@ impl ForestReader {
         self.forest.is_some()
     }
 
-    /// Reads a frame's payload. `holders` is the number of holders in forests that the file has listed so far.
+    /// Reads a frame's payload. `holders` is the number of holder frames read so far whose blocks are in forests.
     pub(in super::super) fn read(
         &mut self,
         payload: &[u8],

@@ -1,5 +1,5 @@
-//! Tests of forests: everything that is written, apart from blocks after holes, is read back, and other input is
-//! refused without harm.
+//! Tests of forests. Everything that is written is read back, apart from blocks after holes. Other input is refused,
+//! without a panic.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -234,8 +234,8 @@ fn a_path_that_no_reader_takes_is_not_written() {
     assert_eq!(reader.read(&more, 60_000), Err(ForestError::TooWide));
 }
 
-/// A run, the number of its blocks that each of three holders may have, and its child runs with the offsets at which
-/// they branch off.
+/// A run, the number of its leading blocks that each of the three holders has, and its child runs. A child run comes
+/// with the offset of the block from which it branches off.
 #[derive(Debug, Clone)]
 struct Tree {
     hashes: Vec<u64>,
@@ -286,7 +286,8 @@ impl Tree {
         }
     }
 
-    /// Appends to `into` the blocks that a holder has together with all blocks before them.
+    /// Appends to `into` the blocks of holder number `which`, run by run. A block counts only if the holder also has
+    /// all blocks before it.
     fn had(&self, which: usize, position: usize, parent: Option<u64>, into: &mut Vec<Had>) {
         let held = usize::from(self.held[which]);
         if held == 0 {

@@ -1,5 +1,6 @@
-//! Collector that replaces the product's collector, which loom does not know. Deferred work runs as soon as all guards
-//! held at the moment of the call are gone. So the check finds a reader that uses freed memory.
+//! Collector that replaces the product's collector, which loom does not know. It runs deferred work as soon as
+//! possible: when all guards are gone that were held when the work was deferred. So the check finds a reader that uses
+//! freed memory.
 
 use loom::lazy_static;
 use loom::sync::Mutex;
@@ -40,11 +41,11 @@ pub(crate) fn pin() -> Guard {
 impl Guard {
     pub(crate) fn flush(&self) {}
 
-    /// Runs `free` when every guard held now is gone.
+    /// Runs `free` when all guards are gone that are held at the time of the call.
     ///
     /// # Safety
     ///
-    /// The conditions of the same function of the product's guard.
+    /// The conditions are those of the same function of the product's guard.
     #[allow(unsafe_code, reason = "as the product's guard")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce() + 'static) {
         let mut state = STATE.lock().unwrap();

@@ -35,7 +35,8 @@ mod sync {
 
     pub(crate) const IS_MODEL: bool = true;
 
-    /// Atomic word whose drop counts as a change. So loom refuses reads that are not ordered before the drop.
+    /// Atomic word that loom also sees as changed when it is dropped. So loom reports a read that is not ordered before
+    /// the drop.
     #[derive(Debug, Default)]
     pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
 
@@ -106,7 +107,8 @@ mod mix {
     }
 }
 
-/// Returns the hash `number` in the form of a hash of a run at position 0. So searches also check its filter bit.
+/// Returns a hash for a run at position 0, made from `number`. Its highest bit is set, so that searches also check the
+/// run's bit in the filter.
 fn first(number: u64) -> u64 {
     number | 1 << 63
 }
@@ -144,7 +146,8 @@ impl Table {
     }
 }
 
-/// Runs all models. There is no test harness, because a harness would also run the tests in the product's sources.
+/// Runs all models. It does not use the standard test harness, because the harness would also run the tests in the
+/// product's sources.
 fn main() {
     readers_of_a_replaced_array_go_on_with_what_they_have();
     blocks_that_a_length_counts_are_there();
@@ -241,7 +244,8 @@ fn blocks_that_a_length_counts_are_there() {
     });
 }
 
-/// A run with the entries of its holders. One entry is stored in the run itself.
+/// A run, with an entry for each holder that tells how many blocks the holder has. The run itself has room for one
+/// entry; further entries are in `more`.
 #[derive(Default)]
 struct Held {
     header: Header,
@@ -254,8 +258,8 @@ impl Held {
         Roster::new(&self.inline, self.more.get(guard))
     }
 
-    /// Makes a step (a change that readers see as a whole) after which the holder in `slot` has `reach` blocks. The
-    /// holder's entry is at `index`.
+    /// Changes the number of blocks of the holder in `slot` to `reach`. Readers see this change, called a step, as a
+    /// whole. The holder's entry is at `index`.
     fn step(&self, slot: usize, index: usize, reach: u16) {
         let guard = epoch::pin();
         self.header.count_step();
@@ -277,8 +281,8 @@ impl Held {
         self.header.count_step();
     }
 
-    /// Reads the summary and the entries as a search does. If no step was made meanwhile, both must show the same
-    /// state.
+    /// Reads the summary and the entries as a search does. If the run did not change in between, both must show the
+    /// same state.
     fn search(&self) {
         let guard = epoch::pin();
         let version = self.header.version();
@@ -311,7 +315,7 @@ fn a_roster_and_its_summary_are_of_one_instant() {
     });
 }
 
-/// Two runs, and the shares that each of two holders has of them.
+/// Two runs, and for each of two holders the number of its blocks in each run.
 #[derive(Default)]
 struct World {
     runs: [Header; 2],
@@ -320,8 +324,8 @@ struct World {
 }
 
 impl World {
-    /// Makes a step (a change that readers see as a whole) after which the holder's share of each of the two runs is
-    /// `value`.
+    /// Changes the number of the holder's blocks in each of the two runs to `value`. Readers see this change, called a
+    /// step, as a whole.
     fn step(&self, holder: usize, value: u64) {
         let _turn = self.turn.lock().unwrap();
         self.runs.iter().for_each(Header::count_step);
@@ -332,8 +336,8 @@ impl World {
         self.runs.iter().for_each(Header::count_step);
     }
 
-    /// Reads the shares of the first `holders` holders as a search does, run by run. If no step was made meanwhile,
-    /// each holder must have the same share of both runs. Returns the shares in this case, otherwise `None`.
+    /// Reads, run by run, how many blocks each of the first `holders` holders has. If no step was made in between, the
+    /// numbers must be the same for both runs, and are returned. Otherwise returns `None`.
     fn search(&self, holders: usize) -> Option<Vec<u64>> {
         let look = |run: usize| {
             let version = self.runs[run].version();
@@ -354,7 +358,7 @@ impl World {
     }
 }
 
-/// Reads the first holder's shares in another thread.
+/// Runs [`World::search`] for the first holder in another thread.
 fn search_beside(world: &Arc<World>) -> thread::JoinHandle<Option<Vec<u64>>> {
     let world = Arc::clone(world);
     thread::spawn(move || world.search(1))

@@ -128,8 +128,8 @@ fn batch_vector(name: &str, batch: &EventBatch) -> Value {
     json!({ "name": name, "meaning": batch_meaning(batch), "payload": hex(&payload) })
 }
 
-/// Returns a test vector of a batch in other bytes with the same meaning. No encoder needs to produce these bytes,
-/// but every daemon must accept them.
+/// Returns a test vector for a second encoding of a batch, in which the bytes are different and the meaning is the
+/// same. Encoders need not produce this encoding, but every daemon must accept it.
 fn other_bytes(name: &str, batch: &EventBatch, other: &Value) -> Value {
     let payload = rmp_serde::to_vec_named(other).unwrap();
     assert_eq!(

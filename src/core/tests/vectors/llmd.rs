@@ -9,14 +9,14 @@ use super::wides;
 /// Prompts of the test vectors, by their tokens.
 #[derive(Clone, Copy)]
 enum Prompt {
-    /// The 53 tokens from 1 on, in blocks of 16.
+    /// The tokens 1 to 53, in blocks of 16.
     Counted,
-    /// The 197 tokens from 1 on, in blocks of 64.
+    /// The tokens 1 to 197, in blocks of 64.
     Counted64,
     /// Tokens whose values are at the limits of their encodings.
     Large,
-    /// The 48 tokens from 100 on, in three blocks: the first without an image, the second with one image, the third
-    /// with two.
+    /// 48 tokens, numbered from 100, in three blocks. The first block has no image, the second has one, the third has
+    /// two.
     Images,
 }
 

@@ -21,9 +21,9 @@ type SglangCase = (
 /// path.
 const ADAPTER: &str = "f8773e543de25411b8445231782a1fbc";
 
-/// Cases that SGLang 0.5.23 itself printed. For cases without an adapter, `compute_node_event_hash_values` printed the
-/// names with SGLang's own compiled hash. For cases with an adapter, SGLang's cache printed the names, which are also
-/// those in its events.
+/// Names of pages that SGLang 0.5.23 itself printed. Where there is no adapter, its function
+/// `compute_node_event_hash_values` printed them, with SGLang's own compiled hash function. Where there is an adapter,
+/// its cache printed them; its events have the same names.
 const SGLANG: [SglangCase; 9] = [
     (&[1, 2, 3, 4, 5], 4, "", "", false, &[-3488128144981237669]),
     (
@@ -208,8 +208,8 @@ fn schemes_meet_the_vectors_of_sglang() {
     }
 }
 
-/// Returns the name of an adapter's page, which SGLang computes from the name of the same page without an adapter.
-/// Only SGLang knows the ids of its adapters, so kvatlas itself cannot compute such names.
+/// Returns the name of an adapter's page. SGLang computes it from the adapter's id and the name that the page would
+/// have without the adapter. kvatlas cannot compute such names, because only SGLang knows the ids of its adapters.
 fn page_of(adapter: &str, page: u64) -> u64 {
     if adapter.is_empty() {
         return page;

@@ -15,8 +15,8 @@ use crate::wire::tier::Tier;
 
 use super::EventBatch;
 
-/// Reads a batch up to its events. Returns the batch without events, and the number of its events, which are the rest
-/// of the payload. `None` if the batch is not in the usual form.
+/// Reads the beginning of a batch, up to its list of events. Returns the batch without events, and the number of events
+/// that follow. `None` if the batch is not in the usual form.
 pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
     let entries = reader.short_map()?;
     let epoch = reader.behind(b"\xa1v\x01\xa5epoch")?.plain_number()?;

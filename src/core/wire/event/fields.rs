@@ -242,7 +242,7 @@ impl EventFields {
         })
     }
 
-    /// Makes the content of an event whose blocks are named one by one.
+    /// Makes removed blocks from the fields. At least one list of hashes must be present.
     fn into_removed(self) -> Result<RemovedBlocks, DecodeError> {
         if self.sequence_hashes.is_none() && self.lineage_hashes.is_none() {
             return Err(DecodeError::Missing {
@@ -256,8 +256,8 @@ impl EventFields {
     }
 }
 
-/// The publisher's doubts about its own blocks. An unknown word is an error: without understanding every doubt, the
-/// daemon could not call the holder exact.
+/// The publisher's doubts about its own blocks. A daemon refuses an unknown word, because it must understand every
+/// doubt to know when the holder is certain again.
 struct PublisherDoubts(DegradedReasons);
 
 impl PublisherDoubts {
@@ -280,7 +280,8 @@ impl PublisherDoubts {
 }
 
 impl<'de> Deserialize<'de> for PublisherDoubts {
-    /// Reads the words, and refuses unknown words as [`Self::decode`] does. In replies, unknown words are ignored.
+    /// Reads a list of reasons as words. Unknown words are errors, as in [`Self::decode`]; in replies to queries,
+    /// unknown words are ignored.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words: Vec<Cow<'de, str>> = Deserialize::deserialize(deserializer)?;
         let mut reasons = DegradedReasons::default();

@@ -1,12 +1,12 @@
-//! Fast paths of the payload reader for common values: reading short keys, plain numbers and arrays of small numbers,
-//! and skipping values that are not needed.
+//! Fast paths of the payload reader for common values. They read short keys, plain numbers and arrays of small numbers,
+//! and skip values that are not needed.
 
 use rmp::Marker;
 
 use super::{DecodeError, Reader, Value};
 
-/// Number of bytes of a value with its marker, indexed by the marker. 0 if the number depends on more than the
-/// marker.
+/// Total length of a value in bytes, marker included. The index is the value's marker (its first byte). 0 if the marker
+/// alone does not determine the length.
 const WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -38,8 +38,8 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Number of bytes of an unsigned integer of at most 32 bits with its marker, indexed by the marker. 0 for all other
-/// markers.
+/// Total length in bytes, marker included, of an unsigned integer of at most 32 bits. The index is the integer's marker
+/// (its first byte). 0 for the markers of other values.
 const NUMBER_WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -56,7 +56,8 @@ const NUMBER_WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Number of bits by which the four bytes after a marker are shifted down to give the integer, indexed by the marker.
+/// Number of bits by which the four bytes after a marker are shifted right to give the integer. The index is the
+/// marker. An integer of one or two bytes fills only the upper part of the four bytes.
 const NUMBER_SHIFTS: [u8; 256] = {
     let mut shifts = [0; 256];
     shifts[0xcc] = 24;
@@ -78,8 +79,8 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Skips the bytes `expected` if they come next, and returns the cursor. Otherwise reads nothing and returns
-    /// `None`.
+    /// Skips the bytes `expected` if they come next, and returns the reader, to read on. Otherwise reads nothing and
+    /// returns `None`.
     #[inline]
     pub(in crate::wire) fn behind<const LENGTH: usize>(
         &mut self,
@@ -115,7 +116,8 @@ impl<'a> Reader<'a> {
         (count < 16).then_some(usize::from(count))
     }
 
-    /// Reads the next value if it is an unsigned integer in one of its usual forms. Otherwise reads nothing and returns `None`.
+    /// Reads the next value if it is an unsigned integer below 128, or one encoded in 16, 32 or 64 bits. Otherwise
+    /// reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn plain_number(&mut self) -> Option<u64> {
         let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
@@ -132,8 +134,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Skips one value with everything in it. Takes no memory and does not recurse: it only counts the values that
-    /// are left to skip. Each of them takes at least one byte of the payload.
+    /// Skips one value with everything in it. Takes no memory and does not recurse, because it only counts the values
+    /// that are left to skip. Each of them takes at least one byte of the payload.
     ///
     /// # Errors
     ///
@@ -161,11 +163,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Appends `count` unsigned integers of 32 bits to `list`: the elements of an array whose head was already read.
+    /// Appends `count` unsigned integers of 32 bits to `list`. They are the elements of an array whose head was already
+    /// read.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] at the first value that is not such an integer. The integers before it stay in the list.
+    /// [`DecodeError`] at the first value that is not an unsigned integer of at most 32 bits. The integers before it
+    /// stay in the list.
     pub fn unsigned_32_list(
         &mut self,
         field: &'static str,

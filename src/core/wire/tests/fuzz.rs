@@ -114,7 +114,8 @@ fn decode_all(payload: &[u8]) -> usize {
     taken
 }
 
-/// Markers of values that are longer than the payload, that nest, or that are not MessagePack.
+/// First bytes of MessagePack values that a decoder may get wrong: values that are longer than the payload, values that
+/// contain other values, and bytes that are not MessagePack.
 const MARKERS: [u8; 22] = [
     0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xc1, 0xc4, 0xc6, 0xc7, 0xc9, 0xcb, 0xcf, 0xd3, 0xd8, 0xd9,
     0xdb, 0xdc, 0xdd, 0xde, 0xdf,
@@ -215,7 +216,8 @@ fn deep_nesting_never_overflows_the_stack() {
     }
 }
 
-/// Decodes payloads of a few bytes whose lists claim as many elements as the limits allow.
+/// A test that decodes payloads of a few bytes. In each payload a list claims to have far more elements than the
+/// payload has bytes.
 #[test]
 fn announced_lengths_that_lie_take_no_memory() {
     let heads = [

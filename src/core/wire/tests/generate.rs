@@ -233,7 +233,7 @@ fn query() -> impl Strategy<Value = SingleQuery> {
     })
 }
 
-/// Returns whole prefixes, and chosen blocks of a prefix with their positions.
+/// Returns the blocks of a query: a whole prefix, or chosen blocks of a prefix with their positions.
 fn asked() -> impl Strategy<Value = (QueryKey, Option<Vec<Position>>)> {
     let chosen = || vec(any::<bool>(), 1..30);
     let is_lineage = any::<bool>();

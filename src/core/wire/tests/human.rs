@@ -1,4 +1,5 @@
-//! Tests of messages as JSON: everything written is read back unchanged, and errors tell the mistake.
+//! Tests of messages as JSON: every written message is read back unchanged, and the error for a wrong message names the
+//! mistake.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -28,8 +29,8 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<QueryRequest>(&text).unwrap(), request, "{}", text);
     }
 
-    /// Checks that replies are read back equal. Optional counts are an exception: JSON always contains them, although
-    /// a reply may leave them out.
+    /// Checks that replies are read back equal. Counts that a reply may leave out are an exception: JSON always
+    /// contains them.
     #[test]
     fn replies_are_read_back(reply in generate::query_reply(), batch in generate::batch_reply(), status in generate::status_reply()) {
         let text = serde_json::to_string(&reply).unwrap();

@@ -270,7 +270,7 @@ fn names_are_bounded_in_bytes() {
     check_queries(request, |limits| &mut limits.name_bytes_max);
 }
 
-/// The event type `goodbye` is not a name, so a low limit on names does not make batches undecodable.
+/// A test that a low limit on the length of names does not apply to the words of event types, such as `goodbye`.
 #[test]
 fn a_low_limit_on_names_leaves_event_types_alone() {
     let limits = WireLimits {
