@@ -90,8 +90,8 @@ impl Header {
         self.change(FOLLOWED, if is_followed { FOLLOWED } else { 0 });
     }
 
-    /// Raises the change counter, at the beginning or the end of a step: a change that readers see as a whole. After
-    /// the beginning, the caller needs a fence before the first change of the step.
+    /// Raises the change counter. A writer calls this at the beginning and at the end of a step, a change that readers
+    /// see as a whole. After the call at the beginning, the writer needs a fence before it changes anything.
     pub(crate) fn count_step(&self) {
         let now = self.0.load(Ordering::Relaxed);
         self.0

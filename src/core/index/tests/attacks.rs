@@ -134,8 +134,8 @@ fn a_chain_that_is_cleared_goes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Removes a long chain, whose last block is removed last. No run can be removed before the last run, and all runs
-/// are removed in many turns.
+/// A test that removes a long chain: first all blocks but the last one, then the last one. A run stays as long as a
+/// holder has a block after it. So only the second removal removes the runs, in many turns.
 #[test]
 fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -219,7 +219,8 @@ fn what_waits_is_counted_until_it_no_longer_does() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks whose parent is unknown are never evicted. So they must not take the room of blocks whose parent is known.
+/// Checks that blocks whose parent is unknown take only a small part of the capacity. Eviction cannot remove such
+/// blocks, so without a limit they would displace all other blocks.
 #[test]
 fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     let capacity = Capacity {
@@ -285,7 +286,8 @@ fn a_further_name_for_each_block_comes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks enter the table of hashes when they are stored. So the first lineage hash in an event causes no long work.
+/// Checks that the first lineage hash in an event causes no long work. The table that finds blocks by hash is filled
+/// when blocks are stored, so it need not be built at that moment.
 #[test]
 fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);

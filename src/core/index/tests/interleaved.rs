@@ -1,6 +1,6 @@
-//! Interleaved steps. At each point of a search, a test makes a whole step of a writer. The answer must be the
-//! holders' state before or after the step, never a mixture. Other tests apply whole events of other holders at each
-//! point at which a long event lets other writers have a turn.
+//! Interleaved steps: a test stops a search at some point, and lets a writer change a holder there. The answer must be
+//! a state that the holder had before or after one of these changes, never a mixture. Other tests stop a long event
+//! where it lets other writers have a turn, and apply whole events of other holders there.
 
 use std::cell::RefCell;
 use std::rc::Rc;

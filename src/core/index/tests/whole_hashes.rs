@@ -18,7 +18,7 @@ fn chain() -> Vec<u64> {
     (1..=DEPTH).collect()
 }
 
-/// Returns the chain with the top bit of each hash set from the offset `from` on.
+/// Returns the hashes of `chain()`, with the top bit set in each hash from the offset `from` on.
 fn other_from(from: usize) -> Vec<u64> {
     let flip = |(at, hash)| if at < from { hash } else { hash | TOP };
     chain().into_iter().enumerate().map(flip).collect()
