@@ -81,8 +81,8 @@ impl HolderState {
     }
 
     /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks,
-    /// releases the lock on the runs meanwhile. Other writers then do not cut off blocks that this holder has put into
-    /// the runs and not published yet.
+    /// usually releases the lock on the runs for that time. Other writers then cut off no blocks that this holder has
+    /// put into the runs and not published yet.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,
