@@ -37,8 +37,8 @@ const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 const WIDTH: usize = 8;
 /// Number of buckets ahead that are prefetched when all buckets are read.
 const READ_AHEAD: usize = 16;
-/// Number of home buckets from which on a full segment is cut in two. A segment that [`DEPTH_MAX`] tag bits select
-/// grows instead.
+/// Number of home buckets at which a full segment is cut in two instead of growing. The exception is a segment that
+/// [`DEPTH_MAX`] tag bits select: it always grows.
 const SEGMENT_MAX: usize = 1024;
 /// Maximum number of tag bits that select the segment.
 const DEPTH_MAX: u32 = 12;
@@ -47,7 +47,7 @@ const DEPTH_MAX: u32 = 12;
 #[derive(Debug)]
 pub(crate) struct NameMap {
     keys: [u64; 2],
-    /// Number of the segment of each tag, by the highest `depth` bits of the tag.
+    /// Table that leads from the highest `depth` bits of a tag to the number of the tag's segment.
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment>,

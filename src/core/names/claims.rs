@@ -15,10 +15,9 @@ use super::resolve::Resolved;
 use super::state::HolderState;
 
 impl HolderState {
-    /// Number of an event's blocks that an earlier event may have meant as the parent of its own blocks. The earlier
-    /// event gave the parent by a sequence hash and a position, but no such block has arrived, so its blocks are
-    /// orphans. A block is counted if it has this position, and has this hash as its name although its own sequence
-    /// hash differs.
+    /// Number of an event's blocks that may be the missing parent of an orphan (a block whose parent has never
+    /// arrived). An earlier event gave this parent by position and sequence hash. A block is counted if it has the same
+    /// position, and its name equals this hash although its own sequence hash differs.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

@@ -5,7 +5,7 @@
 use crate::wire::Resumable;
 
 /// Marks of the blocks that remain to be stored, as lengths of stretches. Stretches of resumable and of barred (not
-/// resumable) blocks take turns.
+/// resumable) blocks alternate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
     /// Lengths of the stretches after the current one. Blocks after the last stretch are barred (not resumable).

@@ -116,7 +116,8 @@ impl HolderState {
         self.accounted = now;
     }
 
-    /// Removes blocks from the holder that have places in the runs. Their names must already be removed from the table.
+    /// Removes blocks of a run from the holder: those from `from` up to the offset `end`. The blocks' names must
+    /// already be removed from the table.
     pub(super) fn lose(&mut self, from: Spot, end: u16) {
         self.share.set(from, end, None);
         let end = self.share.part(from.run).map_or(0, Part::end);

@@ -236,9 +236,9 @@ impl HolderState {
         1
     }
 
-    /// Gives one more name to the block at `at` and to the blocks after it, up to the first name that is not new. All
-    /// these blocks have the attributes `held`. Returns the number of blocks that got a name. Can be used only if every
-    /// block of the holder has a name other than its hash.
+    /// Gives one more name to the block at `at` and to the blocks after it. Stops at a block that can have no more
+    /// names, or whose name another block has. All these blocks have the attributes `held`. Returns the number of
+    /// blocks that got a name. Can be used only if every block of the holder has a name other than its hash.
     fn hold_copies(
         &mut self,
         sequence: &Sequence<'_>,

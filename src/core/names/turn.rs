@@ -223,7 +223,8 @@ impl HolderTurn<'_> {
         Some(stored)
     }
 
-    /// Stores the blocks of an event. If the event has `waited`, leaves out blocks that were removed while it waited.
+    /// Stores the blocks of an event. `waited` is the event itself if it has waited for its parent. Blocks that were
+    /// removed while it waited are then left out.
     fn store_resolved(&mut self, resolved: &Resolved<'_>, waited: Option<&ParkedEvent>) {
         let sequence = match resolved {
             Resolved::Keys(blocks) => return self.store_blocks(blocks),

@@ -31,7 +31,8 @@ pub struct DoubtfulHolders {
     pub(crate) replacements: u64,
 }
 
-/// The last number of doubtful holders, and the change counter that tells whether the number is still valid.
+/// Counter of uncertain holders. It keeps the last result, and a change counter that tells whether this result is still
+/// valid.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
     /// Change counter. It is raised before and after each change of a holder's status, and after a registered holder

@@ -21,13 +21,14 @@ pub use status::{HolderStatus, SequenceGap};
 
 pub(crate) use doubtful::DoubtCounter;
 
-/// Generation of the event stream. Every doubt about the whole stream begins a new generation.
+/// Number of a generation of the event stream. A new generation begins with every doubt about the whole stream, for
+/// example when the connection breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct StreamGeneration(u64);
 
 /// Current generation of the event stream, and whether the stream is stalled. A stream is stalled while published
-/// events have long waited to be applied. One value is shared by the code that finds faults of the stream and by the
-/// code that asks whether holders can be trusted.
+/// events have long waited to be applied. The code that receives events changes this value. The code that decides
+/// whether a holder can be trusted reads it.
 ///
 /// The first generation is 1. So a holder that no batch has confirmed, which has generation 0, is not trusted.
 #[derive(Debug, Default)]
@@ -35,8 +36,8 @@ pub struct StreamTrust {
     doubts: AtomicU64,
     /// Last generation for which [`Self::follow`] was called; 0 if there is none.
     followed: AtomicU64,
-    /// Last generation in which every publisher was known, counted from 0. So the first generation, 1 for
-    /// [`StreamGeneration`], counts as such a generation from the start.
+    /// Number of the last generation in which every publisher was known, minus 1. It is 0 at first, so generation 1
+    /// counts as such a generation from the start.
     listed: AtomicU64,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,

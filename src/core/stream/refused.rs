@@ -134,8 +134,8 @@ impl RefusedHolders {
         self.note_change(has_changed)
     }
 
-    /// Number of holders of `workers`, or of all workers if `None`, whose batches are dropped. A full list may lack
-    /// some workers; then the number is at least 1.
+    /// Number of holders of `workers`, or of all workers if `None`, whose batches are dropped. If the list of refused
+    /// workers is full, some refused workers may be missing in it. The number is then at least 1.
     pub fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.workers.read();
         if refused.is_empty() {

@@ -41,8 +41,8 @@ pub struct HolderStatus {
     /// `confirmed`.
     changes: Arc<AtomicU64>,
     /// Number of the last replacement of the holder's whole state; 0 if there was none. The replacements of all holders
-    /// of one index are numbered together. A reader must read the reasons first and then this number: a reader that
-    /// does not see reasons removed by a replacement then sees the number of that replacement.
+    /// of one index are numbered together. A reader must read the reasons before this number. If a replacement has
+    /// already removed some reasons, the reader then sees the replacement's number.
     pub(crate) replacement: AtomicCell<u64>,
     /// Epoch and number of the last applied batch.
     pub cursor: AtomicCell<BatchCursor>,

@@ -127,8 +127,8 @@ pub struct Walk {
     runs: Vec<ListedRun>,
     /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
-    /// Path from a root to the last met run, without the runs whose children the walk has all met. The first entry is
-    /// no run: its children are the runs with which the walk begins.
+    /// Runs on the way from a root to the last met run. A run is left out once the walk has tried all its children. The
+    /// first entry is no run: its children are the runs with which the walk begins.
     path: Vec<Open>,
     met: WalkedRun,
 }
@@ -253,8 +253,8 @@ impl Walk {
     }
 
     /// Reads a run and makes it the current one. Returns `false` if the run has been removed, or no longer has a block
-    /// at the offset `from`. A holder counts only if it has all blocks before the run. `above` are the holders that do.
-    /// `None` if the walk begins with this run; the call then finds these holders itself.
+    /// at the offset `from`. A holder counts only if it has all blocks before the run. `above` are the holders that
+    /// have these blocks. If the walk begins with this run, `above` is `None`, and the call finds these holders itself.
     fn meet(&mut self, listed: ListedRun, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;

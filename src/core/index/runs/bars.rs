@@ -164,8 +164,8 @@ struct Row {
 
 /// Unpacked form of a run's [`Bars`], in which a writer changes bars.
 pub(super) struct Table {
-    /// Places, in a full set of slots, of the words that are stored for each set. A word has the bits of 64 slots. All
-    /// other words of the full sets are 0.
+    /// Numbers of the words that are stored for each set of holders. Word number n has the bits of 64 slots, from slot
+    /// 64 n on. A word that is not stored is 0 in every set.
     words: SmallVec<[usize; 4]>,
     rows: Vec<Row>,
 }

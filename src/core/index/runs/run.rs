@@ -65,8 +65,8 @@ pub(crate) struct Run {
     pub(super) is_twin: AtomicU32,
     /// Number of holders that have the last block of the run.
     pub(super) tops: AtomicU32,
-    /// Number of holders that have released the lock on the runs while they store blocks of this run. Their blocks must
-    /// not be cut off meanwhile.
+    /// Number of holders that are storing blocks of this run and have released the lock on the runs. While it is above
+    /// 0, no blocks are cut off the run.
     pub(super) pins: AtomicU32,
     /// Serial number of the run among all runs that the index has made; it wraps around. It distinguishes the run
     /// from other runs that had the same number earlier.

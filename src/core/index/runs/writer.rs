@@ -1,4 +1,4 @@
-//! Changing the runs. Only one writer at a time, the one whose turn it is, changes them.
+//! Changes to the runs. Only one writer at a time makes them: the writer whose turn it is.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -244,8 +244,8 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
-    /// Whether the holders' blocks of the read runs have not changed during this pass, from the first read of each run
-    /// on.
+    /// Whether each run that this pass has read is still unchanged: the same holders have the same blocks of the run as
+    /// at the first read.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
         // A search that has seen a change of a step also sees that the step has begun.
@@ -529,7 +529,8 @@ fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from + step - 1..to).step_by(step)
 }
 
-/// Prefetches the hashes that a search for the first difference between the offsets `from` and `to` compares first.
+/// Prefetches the hashes with which a search for the first difference begins. The search looks between the offsets
+/// `from` and `to`.
 #[inline]
 fn prefetch_pivots(column: Column<'_>, from: usize, to: usize) {
     pivots(from, to).for_each(|pivot| column.prefetch(pivot));

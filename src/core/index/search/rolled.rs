@@ -181,9 +181,9 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Records that the sequence hashes of the query's blocks are known through the first `agreed` blocks of a run. The
-    /// run begins at the query's block `start`, and its hashes of these blocks are the query's. The query must have all
-    /// of these blocks.
+    /// Records that the query's sequence hashes are known up to and including the first `agreed` blocks of a run. The
+    /// run begins at the position `start`, and agrees with the query in these blocks. The query must have all of these
+    /// blocks.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {

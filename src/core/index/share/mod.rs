@@ -17,8 +17,8 @@ pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
 /// Minimum number of blocks in a piece of work for which a holder releases the lock on the runs.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Maximum number of runs with unpublished blocks of a holder for which the holder releases the lock on the runs during
-/// long work. The blocks of these runs must be protected meanwhile.
+/// Maximum number of runs in which other writers are kept from cutting off blocks, while a holder has released the lock
+/// on the runs. A holder with unpublished blocks in more runs does not release the lock.
 const KEPT_RUNS: usize = 8;
 
 /// Holder from which eviction can take blocks.
@@ -37,7 +37,8 @@ pub(crate) struct Share {
     blocks: usize,
     /// Runs in which the holder's blocks have changed since its changes were last published to readers.
     touched: Vec<RunId>,
-    /// Tiers of the first block of a run, from the last published run in which the holder had that block.
+    /// Tiers in which the holder had the first block of a run when that run was last published. Runs whose first block
+    /// the holder does not have leave the value as it is.
     tiers: u8,
     /// Change counter. It does not count blocks that are added or removed at the ends of the holder's chains; see
     /// [`Self::regular`].
@@ -98,8 +99,8 @@ impl Share {
         self.parts.get(&spot.run)?.get(spot.offset)
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same [`Attributes`], and these attributes.
-    /// The end is at most `to`. The attributes are `None` if the holder does not have the blocks.
+    /// Finds the stretch of blocks from `from` on that have the same [`Attributes`]. Returns the end of the stretch,
+    /// which is at most `to`, and the attributes. The attributes are `None` if the holder does not have the blocks.
     pub(crate) fn extent(&self, from: Spot, to: u16) -> (u16, Option<Attributes>) {
         let part = self.parts.get(&from.run);
         part.map_or((to, None), |part| part.extent(from.offset, to))

@@ -149,8 +149,8 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, and these attributes.
-    /// The end is at most `to`. The attributes are `None` for a hole.
+    /// Finds the stretch of blocks from `from` on that have the same attributes. Returns the end of the stretch, which
+    /// is at most `to`, and the attributes. The attributes are `None` for a hole.
     pub(crate) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -200,9 +200,9 @@ impl Part {
             .sum()
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same [`Attributes`], apart from whether
-    /// they are barred. Also returns the attributes at `from`. The end is at most `to`. The attributes are `None` for a
-    /// hole.
+    /// Finds the stretch of blocks from `from` on whose [`Attributes`] differ at most in whether the blocks are barred.
+    /// Returns the end of the stretch, which is at most `to`, and the attributes at `from`. The attributes are `None`
+    /// for a hole.
     pub(crate) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {

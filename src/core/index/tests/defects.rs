@@ -80,8 +80,8 @@ fn a_block_that_moves_is_credited_in_one_place() {
     assert_eq!(depth(&index, hashes([2, 5, 7])), 2);
 }
 
-/// A hash under two parents is noticed, whatever names the engine gives the blocks. Each holder's depth counts only
-/// its own blocks.
+/// Checks that a hash under two parents is noticed, whatever names the engine gives the blocks. Each holder's depth
+/// must count only its own blocks.
 #[test]
 fn hashes_that_are_no_chain_are_noticed_under_names_too() {
     let index = new_index();
@@ -204,7 +204,7 @@ fn a_branch_goes_beside_very_many_others() {
     assert_eq!((writer.blocks(), index.sizes().distinct_blocks), (1, 1));
 }
 
-/// A hole in the middle ends the prefix. Filling the hole makes the blocks after it count again.
+/// Checks that a hole in the middle ends the prefix, and that the blocks after it count again once the hole is filled.
 #[test]
 fn holes_are_local() {
     let index = new_index();
@@ -220,7 +220,7 @@ fn holes_are_local() {
     assert_eq!(depth(&index, hashes(1..=10_000)), 10_000);
 }
 
-/// A block is held as long as one tier has it.
+/// Checks that a block is held as long as one tier has it.
 #[test]
 fn tiers_are_held_one_by_one() {
     let index = new_index();
@@ -239,8 +239,8 @@ fn tiers_are_held_one_by_one() {
     assert_eq!((depth(&index, hashes(1..=100)), writer.blocks()), (30, 30));
 }
 
-/// Holders share blocks although each holder has its own names for them. Removing a name that only another holder
-/// uses removes nothing.
+/// Checks that holders share blocks although each holder has its own names for them. Removing a name that only another
+/// holder uses must remove nothing.
 #[test]
 fn holders_with_names_of_their_own_share_blocks() {
     let index = new_index();

@@ -95,8 +95,8 @@ pub(super) struct Outcome {
     pub(super) parking_full: u64,
     pub(super) missing_content: u64,
     pub(super) capacity: u64,
-    /// Number of stored blocks whose name was given as a sequence hash by an earlier event. That event gave the hash as
-    /// the parent of its blocks, at the position of the stored block, but the parent was absent.
+    /// Number of stored blocks with an ambiguous name: an earlier event gave this name as the sequence hash of its
+    /// parent, at the position of the stored block. The parent was absent.
     pub(super) ambiguous: u64,
 }
 

@@ -98,8 +98,8 @@ fn registering_is_bounded() {
     index.register(&id("w", 2)).unwrap();
 }
 
-/// If hashes are not a chain, the parent's name can belong to a block at another position. Then the event's explicit
-/// position counts.
+/// Checks a position that an event gives explicitly. If hashes are not a chain, the parent's name can belong to a block
+/// at another position. Then the explicit position must count.
 #[test]
 fn an_explicit_position_is_believed() {
     let (_index, mut writer) = new_holder(IndexLimits::default());

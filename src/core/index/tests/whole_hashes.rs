@@ -1,5 +1,5 @@
-//! Sequence hashes are compared in all 64 bits if both the event and the query give whole hashes. Lineage hashes keep
-//! fewer bits.
+//! Tests of comparisons by whole hashes. Sequence hashes are compared in all 64 bits if both the event and the query
+//! give whole hashes. Lineage hashes keep fewer bits.
 
 use crate::hash::{Position, SequenceHash, lineage_hashes};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
