@@ -133,9 +133,9 @@ impl Usage {
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes the events of one holder that wait for a parent may take together. `own` is the number of
-    /// bytes that they take already. `bytes_max` is the limit for all holders together. One holder may take only a part
-    /// of the bytes that the other holders do not use, so that later holders find room.
+    /// Returns the maximum number of bytes that one holder's waiting events (events that wait for a parent) may take
+    /// together. `own` is the number of bytes that they take now. `bytes_max` is the limit for all holders together.
+    /// One holder may take only a part of the bytes that the other holders do not use, so that later holders find room.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE

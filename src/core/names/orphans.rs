@@ -133,7 +133,7 @@ impl Orphans {
         self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }
 
-    /// Inserts a further orphan. The index must not have its parent.
+    /// Inserts an orphan: a block whose parent the holder does not have.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
             self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());

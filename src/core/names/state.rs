@@ -22,7 +22,7 @@ pub(super) struct Work<'a> {
     pub(super) tier: Tier,
     /// Maximum number of blocks of the holder.
     pub(super) blocks_max: usize,
-    /// Maximum number of bytes that the events that wait for a parent take, for all holders together.
+    /// Maximum number of bytes of waiting events (events that wait for a parent), for all holders together.
     pub(super) waiting_bytes_max: u64,
 }
 
@@ -63,7 +63,7 @@ impl HolderState {
         }
     }
 
-    /// Returns the empty state with which the holder starts again.
+    /// Returns an empty state for the same holder, so that the holder starts again without blocks.
     pub(super) fn emptied(&self) -> Self {
         Self {
             accounted: self.accounted,

@@ -162,7 +162,8 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Determines the hashes and names of an event's blocks, and counts contradictions.
+    /// Determines the hashes and names of an event's blocks. Adds to the event's outcome the blocks that may be the
+    /// unclear parent of orphans, and the blocks with foreign hashes.
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (runs, settings) = (&mut self.work.runs, &self.index.settings);
         let start = self.state.start_of(stored, runs)?;

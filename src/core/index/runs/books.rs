@@ -74,7 +74,7 @@ impl RunBooks {
         self.replace(&run.column, column_words(room), fill, guard);
     }
 
-    /// Marks whether the whole hashes of `blocks` are known, or only fragments of them.
+    /// Records whether the whole hashes of `blocks` are known, or only fragments of them.
     pub(super) fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
         let before = run.short.get(guard);
         if !is_whole && before.len() * 64 < blocks.end {

@@ -69,8 +69,8 @@ impl Header {
         Version(self.get() & STEPS_MASK)
     }
 
-    /// Whether the run's change counter has not changed since `version` was read. The caller puts a fence between its
-    /// own reads and this call.
+    /// Whether no step has changed the run since `version` was read: `version` is not from within a step, and the
+    /// change counter still has this value. The caller puts a fence between its own reads and this call.
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         let is_busy = version.0 >> STEPS_SHIFT & 1 == 1;

@@ -46,7 +46,7 @@ pub(super) struct Heads {
     keys: [u64; 3],
 }
 
-/// Counts of the slots of one part of the table, which only the writer uses.
+/// Counts of the slots in one part of the table. Only the writer uses these counts.
 #[derive(Debug, Clone, Copy, Default)]
 struct PartCounts {
     /// Number of slots with a run.
@@ -57,7 +57,7 @@ struct PartCounts {
     gone: u32,
 }
 
-/// Counts of the slots of all parts, which only the writer uses.
+/// Counts of the slots in all parts of the table. Only the writer uses these counts.
 #[derive(Debug)]
 pub(super) struct HeadCounts(Vec<PartCounts>);
 

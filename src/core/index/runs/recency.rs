@@ -1,9 +1,9 @@
-//! Recency: how recently runs were used, which decides which blocks are evicted first. Time is counted in ticks of a
+//! Recency: how recently runs were used. This decides which blocks are evicted first. Time is counted in ticks of a
 //! clock that advances with the number of blocks stored.
 //!
-//! A run counts as used when a holder gets more of its blocks, or when a search reads it. When a child run is
-//! removed, its parent becomes at least as recent as the child was. A *leaf* is the end of a run: the blocks after
-//! the last block that a child branches off.
+//! A run counts as used when a holder gets more of its blocks, or when a search reads it. When a child run is removed,
+//! its parent becomes at least as recent as the child was. A *leaf* is the end of a run: the blocks after the last
+//! block that a child branches off.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;

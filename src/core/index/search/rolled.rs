@@ -69,7 +69,7 @@ impl QueryContent<'_> {
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
     content: QueryContent<'a>,
-    /// Number of leading blocks of the query that are passed: their sequence hashes are already known.
+    /// Number of leading blocks of the query whose sequence hashes are already known.
     done: usize,
     /// Sequence hash of the last block whose hash is known; `None` before the first.
     last: Option<SequenceHash>,
@@ -92,8 +92,8 @@ impl<'a> Rolled<'a> {
         self.next()
     }
 
-    /// Passes exactly the first `count` blocks, that is, computes their sequence hashes. If more blocks have been
-    /// passed already, restarts at the first block.
+    /// Computes sequence hashes until exactly those of the first `count` blocks are known. If more hashes are known
+    /// already, starts again at the first block.
     #[inline]
     fn pass(&mut self, count: usize) {
         if count < self.done {

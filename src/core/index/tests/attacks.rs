@@ -1,5 +1,5 @@
-//! Attacks by one publisher, which must not harm the holders of other publishers. These holders never wait for a
-//! whole event of the attacker, and the attacker cannot take all the room.
+//! Attacks by one publisher, which must not harm the holders of other publishers. These holders must never wait for a
+//! whole event of the attacker, and the attacker must not get the whole capacity.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{

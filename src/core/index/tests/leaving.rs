@@ -1,5 +1,5 @@
-//! Search for the first block at which a query and a run differ. The search compares marks, which are one byte of
-//! some of the run's hashes. So different hashes can have equal marks.
+//! Tests of the search for the first block at which a query and a run differ. The search compares marks, which are one
+//! byte of some of the run's hashes. So different hashes can have equal marks.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
