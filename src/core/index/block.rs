@@ -2,8 +2,8 @@
 
 use crate::hash::{Position, PositionalLineageHash};
 
-/// Returns the mask of the bits of a sequence hash that the lineage hash of the block at `position` keeps. The lineage
-/// hash of the child block keeps the same bits.
+/// Returns the mask of those bits of a sequence hash that the lineage hash of its block, at `position`, contains. The
+/// lineage hash of the child block contains the same bits as the parent's fragment.
 #[inline]
 pub(crate) fn current_mask(position: u32) -> u64 {
     let position = Position::new(u64::from(position)).unwrap_or(Position::MAX);

@@ -27,17 +27,17 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// Eviction frees one Nth of the capacity more than necessary, so that not every event at the bound has to evict. This
-/// is N.
+/// Eviction frees more than necessary: the capacity divided by this number, or [`SLACK_BLOCKS_MAX`] if that is less. So
+/// not every event at the bound has to evict.
 const SLACK: u64 = 64;
-/// Maximum number of blocks that eviction frees beyond the necessary ones. The bound is small because a storing event
-/// waits for the eviction.
+/// Maximum number of blocks that eviction frees beyond those that it has to free. The bound is small because a storing
+/// event waits for the eviction.
 const SLACK_BLOCKS_MAX: u64 = 1024;
 
 /// Number of evicted blocks after which the evicting thread lets other threads evict.
 const TURN_BLOCKS: u64 = 256;
-/// Maximum number of blocks that an event evicts for each block that it stores. This is enough, because no block
-/// takes 16 times the memory of another.
+/// Maximum number of blocks that an event evicts for each block that it stores. Evicting that many always frees enough
+/// memory, because no block takes 16 times as much memory as another.
 const SHARE: u64 = 16;
 
 /// Holders of workers that have much more than their share of the capacity.
@@ -62,8 +62,8 @@ impl IndexShared {
         }
     }
 
-    /// Evicts the `excess` blocks and a few more, but at most about `share` blocks. First marks the holders of these
-    /// blocks as degraded, so that no shortened match counts as exact.
+    /// Evicts as many blocks as `excess` returns, and a few more. Stops after about `share` blocks, even if that is
+    /// less. First marks the holders of these blocks as degraded, so that no shortened match counts as exact.
     fn evict(&self, excess: impl Fn() -> u64, share: u64) {
         if excess() == 0 {
             return;
@@ -149,8 +149,8 @@ impl IndexShared {
         })
     }
 
-    /// Removes the blocks in `victims` from every holder that has any of them. Each holder is locked once for all of
-    /// its blocks, so the call waits at most once for each holder that is applying an event.
+    /// Removes the blocks in `victims` from every holder that has any of them. If a holder is applying an event, the
+    /// call waits for the holder's lock. It locks each holder only once for all blocks.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {

@@ -73,11 +73,11 @@
 //!     runs. These writers do not cut off blocks that the holder has added to the runs but not published yet.
 //!     (`tests::interleaved`)
 //!
-//! # Rooms and files
+//! # Folders and files
 //!
 //! Each row uses only the rows above it, and `hook`:
 //!
-//! | room or file | what |
+//! | folder or file | what |
 //! |---|---|
 //! | `settings`, `block`, `usage` | settings, the bits of hashes that blocks keep, the used part of a capacity |
 //! | `directory/` | the registered holders: each by a small number, and sets of them |

@@ -18,7 +18,7 @@ use super::shared::TotalUsage;
 pub struct Namespace {
     /// Name of the namespace.
     pub name: NamespaceName,
-    /// Index of the namespace.
+    /// The index, which has the blocks of the namespace's holders.
     pub indexer: PositionalIndexer,
     /// Whether the configuration names the namespace. If so, the namespace is never removed and keeps its settings.
     pub is_configured: bool,
@@ -93,7 +93,7 @@ fn is_of_probes(name: &NamespaceName) -> bool {
     name.as_str() == PROBE_NAME
 }
 
-/// Returns the hash chains of the scheme in a namespace's name. `None` if the name gives no scheme.
+/// Returns the hash chains of the hash scheme that a namespace's name gives. `None` if the name gives no scheme.
 fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }
@@ -215,8 +215,9 @@ impl Namespaces {
         settings
     }
 
-    /// Returns the namespace called `name`, for a batch that gives this block size. Makes the namespace if it is
-    /// absent. Replaces it by a new one if it has other settings and is not in use.
+    /// Returns the namespace called `name`, for a batch with the block size `told`. Makes the namespace if it is
+    /// absent. If the present namespace is not in use and this batch needs other settings, replaces the namespace by a
+    /// new one.
     pub fn get_or_create(
         &self,
         name: &NamespaceName,

@@ -10,8 +10,8 @@ worded! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Hashing {
-        /// The chain of the sequence hashes in events. They are the contract's chain, or another chain that queries
-        /// use, too.
+        /// The chain that the sequence hashes in events form. It is the contract's chain, or another chain whose hashes
+        /// queries give, too.
         #[default]
         Engine => "engine",
         /// The chain computed from the block hashes or tokens in events. The sequence hashes in the same events are
@@ -20,7 +20,7 @@ worded! {
     }
 }
 
-/// Settings that are the same for all caches of a namespace.
+/// Settings of a namespace, which are the same for all its holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceSettings {
     /// Number of tokens in a block.
@@ -48,7 +48,7 @@ const PROBING_WORKERS_MAX: usize = 8;
 /// Maximum number of blocks of one worker in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)).
 const PROBED_BLOCKS_MAX: usize = 16;
 /// Maximum number of distinct blocks in the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)). Missing
-/// blocks before them count, too.
+/// blocks in holes before these blocks count, too.
 const PROBED_TOTAL_MAX: u64 = 1024;
 /// Maximum number of bytes that the namespace of probes ([`PROBE_NAME`](crate::wire::PROBE_NAME)) takes.
 const PROBED_BYTES_MAX: u64 = 4 << 20;
@@ -81,8 +81,8 @@ impl Default for IndexLimits {
 }
 
 impl IndexLimits {
-    /// Returns these bounds, lowered to what the probes of `kvatlas doctor` need. The namespace of probes does not
-    /// count in the number of namespaces, so only little may be kept in it.
+    /// Returns these bounds, lowered to what the probes of `kvatlas doctor` need. The namespace of probes comes on top
+    /// of the maximum number of namespaces, so it may take only little memory.
     pub(super) fn of_probes(self) -> Self {
         let Self {
             parking, capacity, ..
@@ -112,8 +112,9 @@ pub struct ParkingLimits {
     pub events_max: usize,
     /// Maximum number of blocks in all events of one holder that wait for their parent.
     pub blocks_max: usize,
-    /// Maximum number of bytes of events that wait for their parent, summed over all holders of all indexes that share
-    /// a total. One holder may take a fourth of the bytes that the other holders do not use.
+    /// Maximum number of bytes that waiting events (events that wait for their parent) may take. The bound is for all
+    /// holders of all indexes with a common total. One holder may take a fourth of the bytes that the other holders do
+    /// not use.
     pub bytes_max: u64,
     /// Maximum time that an event waits for its parent, in microseconds.
     pub wait_us_max: u64,

@@ -8,13 +8,13 @@ use super::settings::Capacity;
 /// blocks.
 const BLOCK_BYTES: u64 = 32;
 
-/// Limits blocks without a parent and waiting events, which have no place in a run, to one Nth of the capacity in
-/// bytes. This is N. The limit is at least [`ASIDE_BYTES_MIN`].
+/// Bound on the bytes of blocks without a parent and of waiting events, which have no place in a run. They may take the
+/// capacity in bytes divided by this number, or [`ASIDE_BYTES_MIN`] if that is more.
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Limits the waiting events of one holder (events that wait for a parent) to one Nth of the bytes that the other
-/// holders do not use. This is N.
+/// Bound on the bytes of the waiting events of one holder (events that wait for a parent). They may take the bytes that
+/// the other holders do not use, divided by this number.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
@@ -133,9 +133,9 @@ impl Usage {
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes the events of one holder that wait for a parent may take together. `own` is the number of
-    /// bytes that they take already. `bytes_max` is the limit for all holders together. One holder may take only a part
-    /// of the bytes that the other holders do not use, so that later holders find room.
+    /// Returns the maximum number of bytes that one holder's waiting events (events that wait for a parent) may take
+    /// together. `own` is the number of bytes that they take now. `bytes_max` is the limit for all holders together.
+    /// One holder may take only a part of the bytes that the other holders do not use, so that later holders find room.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE

@@ -17,7 +17,7 @@ pub(super) struct BucketPrints(u64);
 /// Mask of the lowest bit of each byte. [`TOPS`] is the mask of the highest bits.
 const LANES: u64 = 0x0101_0101_0101_0101;
 const TOPS: u64 = LANES << PRINT_BITS;
-/// Maximum overflow count. At this count, further slots in later buckets are no longer counted.
+/// Maximum overflow count. A count that has reached it stays there, because it is no longer the true number.
 const BEHIND_MAX: u64 = 0xff;
 
 impl BucketPrints {
@@ -77,8 +77,8 @@ impl BucketPrints {
         ((self.0 & TOPS) >> PRINT_BITS).wrapping_mul(0x0102_0408_1020_4080) >> 56
     }
 
-    /// Raises or lowers the overflow count by one, for a slot that was put into a later bucket or removed there. Does
-    /// nothing at [`BEHIND_MAX`].
+    /// Adjusts the overflow count when a slot is put into a later bucket (`is_more` is true) or removed from one
+    /// (`is_more` is false). Does nothing if the count is [`BEHIND_MAX`].
     #[inline]
     pub(super) fn count_behind(&mut self, is_more: bool) {
         let behind = self.behind();

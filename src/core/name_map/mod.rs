@@ -37,7 +37,8 @@ const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 const WIDTH: usize = 8;
 /// Number of buckets ahead that are prefetched when all buckets are read.
 const READ_AHEAD: usize = 16;
-/// Number of home buckets at which a full segment is cut in two, if tags can still distinguish the halves.
+/// Number of home buckets at which a full segment is cut in two instead of growing. The exception is a segment that
+/// [`DEPTH_MAX`] tag bits select: it always grows.
 const SEGMENT_MAX: usize = 1024;
 /// Maximum number of tag bits that select the segment.
 const DEPTH_MAX: u32 = 12;
@@ -46,7 +47,7 @@ const DEPTH_MAX: u32 = 12;
 #[derive(Debug)]
 pub(crate) struct NameMap {
     keys: [u64; 2],
-    /// Number of the segment for each value of the highest `depth` bits of a tag.
+    /// Table that leads from the highest `depth` bits of a tag to the number of the tag's segment.
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment>,
@@ -115,8 +116,8 @@ struct BucketRow([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Prints (lowest tag bits) of each bucket's slots. The first `homes` buckets are homes; later ones take the
-    /// overflow.
+    /// Prints (lowest tag bits) of the slots in each bucket. Slots belong in the first `homes` buckets. The later
+    /// buckets take slots for which those buckets have no room.
     prints: Vec<BucketPrints>,
     /// The row of each bucket.
     rows: Vec<BucketRow>,
@@ -218,12 +219,12 @@ impl NameMap {
         self.put(home, place);
     }
 
-    /// Gives consecutive places, beginning with `first`, to names. Stops at the first name that is not to be added, and
-    /// returns the number of names added.
+    /// Adds one place to each of `names`. The first name gets the place `first`, and each further name gets the next
+    /// place. Stops at the first name that is not to be added, and returns the number of names added.
     ///
-    /// `is_equal` gets the number of a name and a place, and tells whether the place is of this name. `is_new` gets the
-    /// number of a name and the number of places that the name has, and tells whether to add one more. Neither is
-    /// called for a name if the name's home bucket alone shows that the name is absent.
+    /// `is_equal` gets the index of a name and a place, and tells whether the place belongs to this name. `is_new` gets
+    /// the index of a name and its number of places, and tells whether to add one more. If the name's home bucket shows
+    /// that the name is absent, neither is called.
     #[inline]
     pub(crate) fn insert_run(
         &mut self,
@@ -252,7 +253,7 @@ impl NameMap {
         len
     }
 
-    /// Makes room in the segment of `home` if that segment is full. Returns the home of the same tag afterwards.
+    /// Makes room in the segment of `home` if that segment is full. Returns the home that the same tag then has.
     #[inline]
     fn with_room(&mut self, mut home: Home) -> Home {
         while self.segments.get(home.number).is_none_or(Segment::is_full) {
@@ -290,8 +291,9 @@ impl NameMap {
         self.len < before
     }
 
-    /// Removes the places of names: consecutive places, beginning with `first`. Skips absent places. Calls `note`
-    /// with the number of each name as soon as its place is removed.
+    /// Removes one place of each of `names`: the place `first` of the first name, and the next place of each further
+    /// name. Skips names that do not have their place. Calls `note` with the index of each other name, right after the
+    /// removal of its place.
     pub(crate) fn remove_run(
         &mut self,
         mut names: impl ExactSizeIterator<Item = u64>,
@@ -452,16 +454,16 @@ impl Segment {
         true
     }
 
-    /// Whether the segment must grow. Full buckets slow down insertions and removals; free room costs memory. Small
-    /// maps have more free room.
+    /// Whether the segment is so full that it must grow. Full buckets make insertions and removals slow, but free room
+    /// costs memory. So segments of a small map grow earlier than those of a large map.
     #[inline]
     fn is_full(&self) -> bool {
         let eighths = if self.depth < 5 { 6 } else { 7 };
         self.len * 8 >= self.homes * WIDTH * eighths
     }
 
-    /// Whether the segment is so sparse that it should shrink. The bound is low, so that removing all names moves few
-    /// of them.
+    /// Whether the segment is so sparse that it should shrink. The bound is low. So few names are moved, even if all
+    /// names are removed one after another.
     #[inline]
     fn is_sparse(&self) -> bool {
         self.len * 6 < self.homes * WIDTH && (self.homes > 1 || self.len == 0)
@@ -499,7 +501,7 @@ impl Segment {
         }
     }
 
-    /// Removes the entry of a name: the slot that has the tag in `home`, and `place` as its value. Returns whether this
+    /// Removes a slot of this segment: the slot with the tag of `home` and the place `place`. Returns whether the
     /// segment had such a slot.
     #[inline]
     fn remove(&mut self, home: Home, place: u64) -> bool {
@@ -584,8 +586,8 @@ mod tests {
         assert!(!places(&map, 42).contains(&place(50)));
     }
 
-    /// Checks that no insertion lets many segments grow. Names are spread evenly over segments, so with one factor of
-    /// growth most segments would grow at nearly the same time.
+    /// Checks that no insertion makes many segments grow at once. Names are spread evenly over the segments. If all
+    /// segments grew by the same factor, most would become full at nearly the same time.
     #[test]
     fn segments_grow_one_after_the_other() {
         let mut random = Random::new(9);

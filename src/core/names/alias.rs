@@ -33,7 +33,7 @@ where
 }
 
 /// Removes tiers from one name of a block, or from all its names if `name` is `None`. Returns the tiers that were
-/// removed. A name without tiers is removed, and `let_go` is called with the name.
+/// removed. If a name has no tiers left, removes the name and calls `let_go` with it.
 pub(super) fn withdraw_from<A>(
     names: &mut SmallVec<A>,
     name: Option<u64>,

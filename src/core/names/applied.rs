@@ -11,8 +11,8 @@ worded! {
     pub enum RejectReason {
         /// The holder did not have a removed block. In this case nothing is lost.
         UnknownBlock => "unknown_block",
-        /// A block lost its place or its name to another block, because two blocks had one name, or one hash followed
-        /// two parents. It is not known whether the engine still has the first block.
+        /// A block lost its place or its name to another block: either both blocks had the same name, or the same hash
+        /// followed two parents. It is not known whether the engine still has the first block.
         Moved => "moved",
         /// A block's position is above the maximum that a lineage hash can carry.
         PositionOutOfRange => "position_out_of_range",
@@ -62,7 +62,7 @@ pub struct Applied {
     pub removed: u64,
     /// Whether an event cleared all blocks of the holder.
     pub cleared: bool,
-    /// New doubts of the publisher about its own blocks, if an event gave them.
+    /// Doubts that the publisher now has about its own blocks. `None` if no event told them.
     pub doubted: Option<DegradedReasons>,
     /// Whether the holder's publisher said goodbye.
     pub goodbye: bool,

@@ -46,8 +46,8 @@ pub(super) struct Sequence<'a> {
     pub(super) hashes: &'a [SequenceHash],
     /// Engine's names for the blocks.
     pub(super) names: &'a [u64],
-    /// For each block, whether the holder keeps it; `None` if it keeps all blocks. A block that it does not keep only
-    /// gets a place in the runs.
+    /// For each block, whether the holder keeps it. `None` if the holder keeps all blocks. A block that the holder does
+    /// not keep gets a place in the runs, but does not become a block of the holder.
     pub(super) kept: Option<&'a [bool]>,
     /// Marks that tell which of the blocks are resumable.
     pub(super) marks: Marks<'a>,

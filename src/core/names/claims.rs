@@ -1,11 +1,12 @@
-//! Claimed parents: parents that an event gave by position and sequence hash, although the holder does not have them.
+//! Claimed parents. An event has given such a parent by position and sequence hash, but the holder does not have the
+//! parent.
 //!
-//! An engine with names of its own may give such a parent by a name instead of its sequence hash. The blocks of the
-//! event then become orphans whose parent does not exist, so no query finds them. That is right while the holder has no
-//! block of that name. Once a block of that name is stored, the orphans are children of this block, but queries still
-//! do not find them: the holder is then in doubt
-//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). The doubt is found by means of the
-//! orphans alone, so it is found after a restart, too.
+//! An engine with its own block names may give the parent by a name, where the event should have the sequence hash. The
+//! blocks of the event then become orphans whose parent does not exist, so no query finds them. That is right while the
+//! holder has no block of that name. Once a block of that name is stored, the orphans are children of this block, but
+//! queries still do not find them. The holder is then in doubt
+//! ([`RejectReason::AmbiguousParent`](super::RejectReason::AmbiguousParent)). Only the orphans are needed to notice
+//! this, so it is noticed after a restart, too.
 
 use crate::index::block::is_fragment_of;
 
@@ -14,9 +15,9 @@ use super::resolve::Resolved;
 use super::state::HolderState;
 
 impl HolderState {
-    /// Number of an event's blocks that may be the parent of an orphan (a block whose parent has never arrived). Such a
-    /// block is at the position of the missing parent, and its name equals the sequence hash that was given for the
-    /// missing parent. But its sequence hash differs, so it is unclear which block the parent is.
+    /// Number of an event's blocks that may be the missing parent of an orphan (a block whose parent has never
+    /// arrived). An earlier event gave this parent by position and sequence hash. A block is counted if it has the same
+    /// position, and its name equals this hash although its own sequence hash differs.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

@@ -6,13 +6,13 @@
 
 use super::alias::{Alias, Aliases, NAMES_MAX};
 
-/// Number of consecutive blocks of a run whose further names form one group.
+/// Number of consecutive blocks of a run that form one group. The further names of these blocks are stored together.
 const GROUP: u16 = 32;
 
 /// Further names of all blocks of one run.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    /// Groups of names, in the order of their numbers.
+    /// Groups that have further names, in the order of the groups' numbers.
     groups: Vec<CopyGroup>,
     /// Bytes that the further names in all groups take.
     names: usize,
@@ -21,7 +21,8 @@ pub(super) struct Copies {
 #[derive(Debug)]
 struct CopyGroup {
     number: u16,
-    /// Names in the order of their blocks' offsets. The names of one block are in order of age, oldest first.
+    /// Further names of the group's blocks, in the order of the blocks' offsets. The names of one block are in order of
+    /// age, oldest first.
     names: Vec<Further>,
 }
 

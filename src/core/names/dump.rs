@@ -17,8 +17,8 @@ use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
 impl SharedHolder {
-    /// Returns events that rebuild the holder's blocks, parents before children. The iterator reads each piece of the
-    /// blocks only when the caller asks for it. So blocks that are evicted before that are left out.
+    /// Returns events that rebuild the holder's blocks, parents before children. The iterator reads the blocks piece by
+    /// piece, as the caller asks for more events. Blocks that are evicted before the iterator reads them are left out.
     pub(super) fn dump_events<'h>(
         &'h self,
         index: &'h IndexShared,
@@ -117,7 +117,7 @@ impl HolderState {
     }
 }
 
-/// Returns events that store blocks under these names, one event for each tier.
+/// Returns events that store the blocks in `names`, one event for each of `tiers`.
 fn each_tier(
     tiers: u8,
     names: &BlockNames,

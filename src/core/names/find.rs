@@ -84,7 +84,8 @@ impl HolderState {
             .collect()
     }
 
-    /// Returns the places of the holder's blocks that may have `hash` and for which `is_it` is true.
+    /// Returns the places of those blocks of the holder that the table of hashes finds for `hash` and for which `is_it`
+    /// is true. The table can find blocks with other hashes, too, so `is_it` must compare the hash.
     fn find_keyed(
         &self,
         hash: u64,
@@ -125,7 +126,7 @@ impl HolderState {
     }
 
     /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller knows it.
-    /// A whole hash that the holder knows takes precedence.
+    /// If the holder knows the whole hash, the holder's value is used instead.
     fn start_after(
         &self,
         key: Key,

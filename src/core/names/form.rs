@@ -28,7 +28,8 @@ pub(super) trait NameNotes: Copy {
     fn with_form(self, form: Form) -> Self;
     /// Whether the holder knows the whole sequence hash.
     fn is_whole(self) -> bool;
-    /// Records in the note that the whole hash is known, if `is_whole` is true. Otherwise returns the note unchanged.
+    /// Returns the note with the mark that the whole hash is known, if `is_whole` is true. Otherwise returns the note
+    /// unchanged.
     fn with_whole(self, is_whole: bool) -> Self;
 }
 

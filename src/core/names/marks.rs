@@ -1,16 +1,18 @@
-//! Marks of a stored event: they tell which blocks of the event are resumable, for the blocks that are not stored yet.
-//! A request can continue after a resumable block. A block that is not resumable is *barred*.
+//! Marks of a stored event, which tell which blocks of the event are resumable. While the event is being stored, the
+//! marks are those of the remaining blocks. A request can continue after a resumable block. A block that is not
+//! resumable is *barred*.
 
 use crate::wire::Resumable;
 
-/// Run lengths for the blocks not yet stored: stretches of resumable and of barred (not resumable) blocks alternate.
+/// Marks of the blocks that remain to be stored, as lengths of stretches. Stretches of resumable and of barred (not
+/// resumable) blocks alternate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
-    /// Run lengths after the current one. Blocks after the last run are barred (not resumable).
+    /// Lengths of the stretches after the current one. Blocks after the last stretch are barred (not resumable).
     runs: &'a [u32],
     /// Whether the next block is not resumable.
     pub(super) is_barred: bool,
-    /// Lower bound on the number of blocks, from the next block on, that are all resumable or all not resumable.
+    /// Number of remaining blocks in the current stretch: they are all resumable, or all barred.
     pub(super) alike: usize,
 }
 

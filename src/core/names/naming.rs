@@ -27,9 +27,9 @@ impl HolderState {
         }
     }
 
-    /// Adds `tiers` under `name` to a block that has a place. If the block does not have the name, adds the name too.
-    /// If `name` is `None`, adds the tiers to the block's first name. If the block has no name either, adds the tiers
-    /// to the block itself. Returns `false` if the block has too many names.
+    /// Adds tiers to a block that has a place. The tiers hold the block under `name`, which becomes a name of the block
+    /// if it was not one. Without `name`, they hold it under its first name, or without a name if it has none. Returns
+    /// `false` if the block has too many names.
     pub(super) fn name_again(
         &mut self,
         spot: Spot,
@@ -75,8 +75,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the [`Form`] (how the engine names a block) in which the block at `spot` can keep `name` as its only
-    /// name.
+    /// Returns the [`Form`] of a block with the single name `name`. The form tells how the engine names the block, and
+    /// so where the name is stored.
     pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &RunWriter<'_>) -> Form {
         match is_whole && runs.hash(spot) == name && runs.is_placed(spot) {
             true => Form::Hash,
@@ -84,8 +84,8 @@ impl HolderState {
         }
     }
 
-    /// Removes tiers from one name, or from all names, of a block that has several names. Returns whether the block
-    /// was in any of these tiers. `None` if the block does not have several names.
+    /// Removes tiers from one name of a block, or from all its names if `name` is `None`. Handles only blocks with
+    /// several names; returns `None` for others. Otherwise returns whether the block was in any of these tiers.
     pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<bool> {
         if !self.names.has_several() {
             return None;

@@ -18,10 +18,11 @@ use super::alias::{Alias, add_name, withdraw_from};
 /// hash, so orphans with the same parent are next to each other.
 pub(super) type Key = PositionalLineageHash;
 
-/// Number of orphans (blocks whose parent is unknown) checked before the locks are released for a moment, when orphans
-/// without a name are dropped.
+/// Number of orphans (blocks whose parent is unknown) that are checked at one time, when orphans without a name are
+/// dropped. After that many, the locks are released for a moment.
 const DROPPED_MAX: usize = 4096;
-/// Maximum number of orphans (blocks whose parent has never arrived) with equal hashes that a search by hash checks.
+/// Maximum number of orphans with the same hash bits that a search by sequence hash checks. An orphan is a block whose
+/// parent has never arrived.
 const SAME_HASH_MAX: usize = 64;
 
 /// Names of an orphan (block whose parent has never arrived), oldest first.
@@ -82,8 +83,8 @@ fn hash_of(key: Key) -> (u64, Key) {
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     blocks: BTreeMap<Key, Orphan>,
-    /// Keys of orphans, by the bits of the sequence hash that a lineage hash keeps at every position. Orphans that
-    /// have their hash as a name are not included.
+    /// Keys of orphans, ordered by the bits of the sequence hash that a lineage hash keeps at every position. An orphan
+    /// is left out if its whole hash is one of its names: `by_name` finds it.
     by_hash: BTreeSet<(u64, Key)>,
     /// Keys of orphans, by name. The keys are stored as bytes, which need no padding.
     by_name: SplitMap<u64, [u8; 16]>,
@@ -132,7 +133,7 @@ impl Orphans {
         self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }
 
-    /// Inserts a further orphan. The index must not have its parent.
+    /// Inserts an orphan: a block whose parent the holder does not have.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
             self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());

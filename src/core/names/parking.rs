@@ -1,5 +1,5 @@
-//! Parking: stored events are kept (parked) while they wait for a parent that has not arrived yet. Removals that may
-//! mean blocks of these waiting events are remembered, too.
+//! Parking: stored events are kept (parked) while they wait for a parent that has not arrived yet. A removal that
+//! arrives meanwhile is remembered, because the removed block may belong to a waiting event.
 
 use std::collections::{HashMap, HashSet};
 
@@ -107,7 +107,7 @@ pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
     /// Number of events that have begun to wait so far.
     stamp: u64,
-    /// Removals that arrived while an event waited. For each, the value of `stamp` when the removal last arrived.
+    /// Removals that arrived while an event waited. Each has the value that `stamp` had when it last arrived.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 
@@ -229,8 +229,8 @@ impl Parking {
             && !hash.is_some_and(is_removed)
     }
 
-    /// Marks blocks of waiting events as resumable or not. If a waiting event gives its blocks by sequence hashes,
-    /// their lineage hashes are not known yet. So if `blocks` has lineage hashes, such waiting events are dropped.
+    /// Marks blocks of the events that wait in `tier` as resumable or not. If `blocks` has lineage hashes, drops the
+    /// waiting events that give their blocks by sequence hashes: the lineage hashes of their blocks are not known yet.
     /// Returns the number of dropped blocks.
     pub(crate) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) -> usize {
         if self.events.is_empty() {

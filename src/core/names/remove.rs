@@ -20,8 +20,9 @@ use super::state::{HolderState, Work};
 /// parent has a block of that name.
 pub(super) type Other = (u64, bool);
 
-/// Removes hashes from `others` that an event repeats after it has removed a block of that name: they must not remove
-/// another block. `names` are all hashes of the event. Returns the number of hashes taken out.
+/// Removes repeated hashes from `others`. Suppose that an event gives a hash twice, and the first one is the name of a
+/// block, which is removed. The second one is then in `others`, and must not remove another block. `names` are all
+/// hashes of the event. Returns the number of hashes taken out of `others`.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
         // No hash of the event was a name.
@@ -42,9 +43,9 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Removes from `others` the repeated mentions of waiting blocks (blocks of stored events whose parent has not
-/// arrived). The first mention of a block stays, and keeps the block from being stored. Returns the number of mentions
-/// taken out.
+/// Removes repeated hashes of waiting blocks from `others`. A waiting block belongs to a stored event whose parent has
+/// not arrived. The first occurrence of its hash keeps the block from being stored, and stays in `others`. Returns the
+/// number of hashes taken out.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
     let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();
@@ -55,9 +56,10 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the start and end of the blocks to remove. These are the block at `offset`, and the neighbours after it, or
-/// else before it, as long as their names are the next of `names`. The name of the block at `offset` is not in `names`.
-/// `after` and `before` are the names of the blocks on the two sides, in the order of offsets.
+/// Returns the start and end of the blocks to remove: the block at `offset` and some of its neighbours. The neighbours
+/// after it are removed as far as their names are the first ones of `names`, in order. If there is no such neighbour,
+/// those before it are removed in the same way, going backwards. `names` does not contain the name of the block at
+/// `offset`. `after` and `before` are the names of the neighbours, in the order of offsets.
 fn along(
     offset: u16,
     names: &[SequenceHash],
@@ -75,9 +77,9 @@ fn along(
 }
 
 impl HolderState {
-    /// Removes blocks by name with less work than [`Self::remove_names`]. This works only if every block of the holder
-    /// has a name other than its hash and no event is waiting. Returns the number of names handled, which is 0 if this
-    /// condition is not met. If it is met and names are left, no block has the first of the remaining names.
+    /// Removes blocks by name with less work than [`Self::remove_names`]. Works only while every block of the holder
+    /// has a name other than its hash and no event is waiting; otherwise returns 0. Returns the number of names
+    /// handled. It stops at the first name that no block has.
     fn remove_own(&mut self, names: &[SequenceHash], work: &mut Work<'_>) -> usize {
         let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {
@@ -136,8 +138,8 @@ impl HolderState {
         }
     }
 
-    /// Removes a block under the first of `names`, and the neighbours on one side that have the next names. Returns the
-    /// number of names handled. If `names` is empty, removes the block under all its names.
+    /// Removes a block under the first of `names`. Goes on with the neighbours on one side of it, as long as they have
+    /// the next names. Returns the number of names handled. If `names` is empty, removes the block under all its names.
     fn remove_along(
         &mut self,
         found: FoundBlock,
@@ -182,8 +184,9 @@ impl HolderState {
         blocks
     }
 
-    /// Returns the stretch of blocks to remove: the block at `spot`, and its neighbours in one direction that have the
-    /// same attributes and the next of `names`. The block at `spot` has at most one name.
+    /// Returns the stretch of blocks to remove: the block at `spot`, and its neighbours on one side. Each neighbour
+    /// must have the same attributes as the block, and the next of `names` as its name. The block at `spot` has at most
+    /// one name.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
         let part = self.share.part(spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;
@@ -200,7 +203,8 @@ impl HolderState {
         Some(Interval { from, to, attributes })
     }
 
-    /// Records removals that may mean blocks of waiting events, which are stored events whose parent has not arrived.
+    /// Records removals for the waiting events (stored events whose parent has not arrived): a removed block may belong
+    /// to one of these events. Drops waiting events if there is no room.
     pub(super) fn note_unplaced(&mut self, removed: impl Iterator<Item = Unplaced>, work: &mut Work<'_>) {
         if self.parking.len() > 0 {
             let dropped = removed.map(|removed| self.parking.note_unplaced(removed, work.tier));
@@ -213,9 +217,9 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks by sequence hashes, each block under all its names, as a removal by lineage hash does. If a
-    /// hash is the name of a block of a waiting event, it means only that block. Then the block will not be stored
-    /// with its event, and no held block is removed.
+    /// Removes blocks by sequence hashes. Each block is removed under all its names, as by a lineage hash. If the hash
+    /// is the name of a block of a waiting event, removes only that block: it will not be stored with its event, and no
+    /// held block is removed.
     pub(super) fn remove_hashes(&mut self, hashes: &[Other], work: &mut Work<'_>) {
         let unplaced = hashes.iter().filter(|(_, waits)| !waits);
         self.note_unplaced(unplaced.map(|(hash, _)| Unplaced::Hash(*hash)), work);

@@ -158,8 +158,8 @@ fn recompute(
     Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
 }
 
-/// Whether `hashes` differ from the contract's chain over `content`. One block of an event is checked. That is enough,
-/// because no hash of a foreign engine matches.
+/// Whether `hashes` differ from the contract's chain over `content`. Only the last block is compared. That is enough:
+/// if an engine hashes in another way, all its hashes differ.
 fn is_foreign_chain(
     content: Option<&BlockContent>,
     start: Start,

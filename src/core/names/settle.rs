@@ -11,8 +11,8 @@ use super::form::{self, Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
-/// Number of steps in which orphans (blocks whose parent was unknown) are given places before the locks are released
-/// for a moment. A step gives one orphan its place, or finds that no more orphans wait for a block.
+/// Maximum number of steps before the locks are released for a moment, when orphans (blocks whose parent was unknown)
+/// get their places. A step gives one orphan its place, or finds that no more orphans wait for a block.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
@@ -132,8 +132,8 @@ impl HolderState {
         }
     }
 
-    /// If one of the orphans (blocks whose parent was unknown) is the block at `at`, moves that orphan to this place.
-    /// Returns whether there was such an orphan.
+    /// Looks for the block at `at` among the orphans (blocks whose parent was unknown). If it is there, moves the
+    /// orphan to this place. Returns whether it was there.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {

@@ -22,7 +22,7 @@ pub(super) struct Work<'a> {
     pub(super) tier: Tier,
     /// Maximum number of blocks of the holder.
     pub(super) blocks_max: usize,
-    /// Maximum number of bytes that the events that wait for a parent take, for all holders together.
+    /// Maximum number of bytes of waiting events (events that wait for a parent), for all holders together.
     pub(super) waiting_bytes_max: u64,
 }
 
@@ -63,7 +63,7 @@ impl HolderState {
         }
     }
 
-    /// Returns the empty state with which the holder starts again.
+    /// Returns an empty state for the same holder, so that the holder starts again without blocks.
     pub(super) fn emptied(&self) -> Self {
         Self {
             accounted: self.accounted,
@@ -81,8 +81,8 @@ impl HolderState {
     }
 
     /// Runs `work`, which handles `blocks` blocks and changes only this holder's state. If there are many blocks,
-    /// releases the lock on the runs meanwhile. Other writers then do not cut off blocks that this holder has put into
-    /// the runs and not published yet.
+    /// usually releases the lock on the runs for that time. Other writers then cut off no blocks that this holder has
+    /// put into the runs and not published yet.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,
@@ -116,7 +116,8 @@ impl HolderState {
         self.accounted = now;
     }
 
-    /// Removes blocks from the holder that have places in the runs. Their names must already be removed from the table.
+    /// Removes blocks of a run from the holder: those from `from` up to the offset `end`. The blocks' names must
+    /// already be removed from the table.
     pub(super) fn lose(&mut self, from: Spot, end: u16) {
         self.share.set(from, end, None);
         let end = self.share.part(from.run).map_or(0, Part::end);

@@ -65,9 +65,9 @@ impl HolderState {
         false
     }
 
-    /// Handles the blocks of a sequence if the holder is full and does not have the first of them. Blocks that the
-    /// holder already has are stored again; all others are rejected. If the holder has no orphans (blocks whose parent
-    /// is unknown), all blocks are rejected.
+    /// Handles the blocks of a sequence when the holder is full and lacks the first block. Rejects the blocks that the
+    /// holder does not have, and stores the others again. If there are no orphans (blocks whose parent is unknown),
+    /// rejects all blocks.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());
@@ -81,8 +81,8 @@ impl HolderState {
         }
     }
 
-    /// Stores the first blocks of a sequence for the holder. They are already in a run, from `at` up to the offset
-    /// `end`.
+    /// Stores the first blocks of a sequence for the holder. These blocks already have places in a run, from `at` up to
+    /// the offset `end`.
     fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
         while at.offset < end {
             // If some blocks are left out, the blocks are handled one by one.
@@ -101,8 +101,9 @@ impl HolderState {
         }
     }
 
-    /// Stores new blocks for the holder, as many as can be stored together, or rejects one. Returns the number of
-    /// blocks handled. 0 if the caller must handle the first block again.
+    /// Stores some new blocks for the holder, as many as can be stored together. If the holder is full, rejects the
+    /// first block instead. Returns the number of blocks handled. 0 means that the caller must handle the first block
+    /// again.
     fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
         let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
@@ -137,8 +138,8 @@ impl HolderState {
         count
     }
 
-    /// Number of new blocks from `at` on that can be stored together under their hashes: at least 1, at most
-    /// `wanted`.
+    /// Number of new blocks, from `at` on, that can be stored in one go under their hashes as names. At least 1, at
+    /// most `wanted`.
     fn named_by_hash(&self, sequence: &Sequence<'_>, at: Spot, wanted: usize, runs: &RunWriter<'_>) -> usize {
         let clashes = self.names.len() > 0 || runs.has_doubles();
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
@@ -163,9 +164,9 @@ impl HolderState {
         count
     }
 
-    /// Inserts names of new blocks, from `at` on, into the holder's table. The first name does not equal its block's
-    /// hash. Stops before the next name that equals its block's hash, and after at most `wanted` names. Returns the
-    /// number of inserted names.
+    /// Inserts names of new blocks into the holder's table, beginning with the block at `at`. The name of this block
+    /// differs from the block's hash. Stops at the next block that is named by its hash, and after at most `wanted`
+    /// names. Returns the number of inserted names.
     fn enter_own(
         &mut self,
         sequence: &Sequence<'_>,
@@ -189,8 +190,8 @@ impl HolderState {
         }
     }
 
-    /// Stores blocks again that the holder already has, all with the attributes `held` (tiers, and how the engine names
-    /// the blocks). Returns the number of blocks done.
+    /// Stores blocks again that the holder already has. All of them have the attributes `held`: the tiers, and how the
+    /// engine names the blocks. Returns the number of blocks handled.
     fn hold_again(
         &mut self,
         sequence: &Sequence<'_>,
@@ -235,9 +236,9 @@ impl HolderState {
         1
     }
 
-    /// Gives a further name to the block at `at` and to the following blocks, as long as the names are new. Returns the
-    /// number of blocks that got a name. All these blocks have the attributes `held`. Every block of the holder must
-    /// have a name other than its hash.
+    /// Gives one more name to the block at `at` and to the blocks after it. Stops at a block that can have no more
+    /// names, or whose name another block has. All these blocks have the attributes `held`. Returns the number of
+    /// blocks that got a name. Can be used only if every block of the holder has a name other than its hash.
     fn hold_copies(
         &mut self,
         sequence: &Sequence<'_>,
@@ -294,9 +295,9 @@ impl HolderState {
     }
 }
 
-/// Returns the leading names of a sequence that can be inserted into the table together. They are for the blocks from
-/// `at` on, which have these `hashes`. The first name is not checked. The names end before a name that equals its
-/// block's hash, or for which `is_other` is true.
+/// Returns the first names of a sequence that can be inserted into the table together. They belong to the blocks from
+/// `at` on, and `hashes` are the hashes of these blocks. Ends before a name that equals its block's hash, or for which
+/// `is_other` is true. The first name is always included.
 fn own_names<'a>(
     sequence: &Sequence<'a>,
     at: Spot,

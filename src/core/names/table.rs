@@ -16,7 +16,7 @@ use super::copies::Copies;
 pub(super) struct Names {
     map: NameMap,
     columns: SplitMap<RunId, NameColumn>,
-    /// Number of further names: names that are not the first of their block.
+    /// Number of further names in the table: names that are not the first name of their block.
     further: usize,
     /// Bytes that the further names take, in the columns of all runs.
     copies_bytes: usize,
@@ -33,7 +33,7 @@ struct NameColumn {
     copies: Option<Box<Copies>>,
 }
 
-/// Number of further names among `names`, the names of a block.
+/// Returns how many names a block with these `names` has in addition to its first name.
 fn further(names: &[Alias]) -> usize {
     names.len().saturating_sub(1)
 }
@@ -151,9 +151,9 @@ impl Names {
         count
     }
 
-    /// Gives one further name to each of some consecutive blocks from `at` on. Stops at the first name that another
-    /// block has. These blocks have names in this table, and room for one more. All of them are in the tiers `held`;
-    /// the new names get `tiers`. Returns the number of names given.
+    /// Gives one more name to each of some consecutive blocks from `at` on. Stops at the first name that another block
+    /// has. Each of these blocks must have a name in this table and room for one more. `held` are the tiers of all
+    /// blocks, and `tiers` are the tiers of the new names. Returns the number of names given.
     pub(super) fn insert_further(&mut self, at: Spot, names: &[u64], held: u8, tiers: u8) -> usize {
         let count = self.enter(at, names);
         let column = self.columns.or_default(at.run);
@@ -176,7 +176,8 @@ impl Names {
         }
     }
 
-    /// Frees the memory of a run's names from the offset `end` on, where the holder has no block of the run.
+    /// Frees the memory for the names of a run's blocks from the offset `end` on. The holder has none of these blocks
+    /// any more.
     pub(super) fn trim(&mut self, run: RunId, end: u16) {
         if let Some(column) = self.columns.get_mut(&run) {
             column.trim(end);

@@ -122,8 +122,8 @@ impl HolderTurn<'_> {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Leaves out the blocks of an event, because the index has no room for blocks before them. The engine's names
-    /// now mean these blocks. So if another block has one of the names, removes the name from that block.
+    /// Rejects the blocks of an event that come after blocks for which the index had no room. The event has given these
+    /// blocks names. If another block has one of these names, the block loses the name.
     fn leave_out(&mut self, stored: &StoredBlocks) {
         self.work.reject_full(stored.names.len());
         self.in_turns(&names_in(stored), |turn, names| {
@@ -162,7 +162,8 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Determines the hashes and names of an event's blocks, and counts contradictions.
+    /// Determines the hashes and names of an event's blocks. Adds to the event's outcome the blocks that may be the
+    /// unclear parent of orphans, and the blocks with foreign hashes.
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (runs, settings) = (&mut self.work.runs, &self.index.settings);
         let start = self.state.start_of(stored, runs)?;
@@ -204,9 +205,9 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Returns the event in the form in which it can wait. `None` if its content does not fit its blocks. Replaces the
-    /// content by the block hashes, or drops it if the engine's hashes are the keys. So the limit on the number of
-    /// waiting blocks also limits the content's size.
+    /// Returns the event in the form in which it can wait for its parent: with block hashes as content, or without
+    /// content if the hash chain need not be computed from it. The content then takes memory in proportion to the
+    /// number of blocks, which is limited. `None` if the content does not fit the blocks.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.index.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
@@ -223,7 +224,8 @@ impl HolderTurn<'_> {
         Some(stored)
     }
 
-    /// Stores the blocks of an event. If the event has `waited`, leaves out blocks that were removed while it waited.
+    /// Stores the blocks of an event. `waited` is the event itself if it has waited for its parent. Blocks that were
+    /// removed while it waited are then left out.
     fn store_resolved(&mut self, resolved: &Resolved<'_>, waited: Option<&ParkedEvent>) {
         let sequence = match resolved {
             Resolved::Keys(blocks) => return self.store_blocks(blocks),
@@ -271,8 +273,8 @@ impl HolderTurn<'_> {
         }
     }
 
-    /// Stores the waiting events whose parent has arrived, then the events that waited for these events' blocks, and so
-    /// on.
+    /// Stores the waiting events whose parent has arrived. Goes on with waiting events whose parent is a block stored
+    /// in this way, until no such event is left.
     fn store_ready(&mut self) {
         let mut blocks = 0;
         while self.state.parking.len() > 0 {
@@ -334,8 +336,8 @@ impl HolderTurn<'_> {
         });
     }
 
-    /// Stores blocks that a walk over an earlier index found, after the block with the hash `parent`. The blocks'
-    /// hashes are their names. If the parent is absent, the blocks are counted as rejected.
+    /// Stores blocks that a walk over an earlier index found, after the block with the hash `parent`. Each block gets
+    /// its hash as its name. If the parent is absent, the blocks are counted as rejected.
     pub(super) fn restore(
         &mut self,
         parent: Option<SequenceHash>,

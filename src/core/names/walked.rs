@@ -24,8 +24,9 @@ pub struct RestoredRun<'a> {
 }
 
 impl HolderWriter {
-    /// Returns the holder in the form that a walk over the index can look for. `None` if the holder has no blocks, or
-    /// is not regular. A regular holder is described completely by how many leading blocks of each run it has.
+    /// Returns the holder in the form in which a walk over the index can look for it. `None` if the holder has no
+    /// blocks, or is not regular. A regular holder is described completely by how many leading blocks of each run it
+    /// has.
     pub fn as_walked(&mut self) -> Option<WalkedHolder> {
         self.catch_up();
         let (tier, reshaped) = self.holder.regular(&self.shared.runs)?;

@@ -108,7 +108,8 @@ impl HolderWriter {
         }
     }
 
-    /// Adapts the holder's state to evictions since the last event, without applying an event.
+    /// Adapts the holder's state to evictions since the last event. Each event begins with the same work; this call
+    /// applies no event.
     pub(super) fn catch_up(&mut self) {
         self.change(&mut Applied::default(), false, |_| {});
     }

@@ -10,28 +10,29 @@ use arc_swap::ArcSwapOption;
 use super::{HolderStatus, RefusedHolders, StreamGeneration, StreamTrust};
 use crate::wire::{DegradedReasons, Tier};
 
-/// Number of holders whose states were not certain at some moment. Equal values from two moments mean that nothing has
-/// changed in between.
+/// Holders whose states were not certain at some moment: their number, and state that shows later changes. Two equal
+/// values mean that nothing changed between their moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoubtfulHolders {
     /// Number of holders that are uncertain for every query.
     pub count: u32,
-    /// Number of holders that are uncertain only in tiers beyond the device. They are not in `count`.
+    /// Number of holders that are uncertain only in tiers other than the device. `count` does not include them.
     pub beyond_device: u32,
-    /// Reasons that count only for some queries, collected from all holders.
+    /// Reasons for doubt, of all holders together, that make a holder uncertain only for some queries.
     pub partial: DegradedReasons,
     /// Whether the stream was stalled: received events had long waited to be applied. During a stall, all holders are
     /// uncertain.
     pub is_stalled: bool,
     generation: StreamGeneration,
-    /// Sum of the change counters. They count changes of any holder's status, and the arrivals and departures of
-    /// registered and refused holders.
+    /// Sum of two change counters. The one counts changes of all holders' statuses, and registered holders that came or
+    /// left. The other counts changes of the list of refused holders.
     changes: u64,
     /// Number of times that the whole state of a holder was replaced.
     pub(crate) replacements: u64,
 }
 
-/// The last number of doubtful holders, and the change counter that tells whether the number is still valid.
+/// Counter of uncertain holders. It keeps the last result, and a change counter that tells whether this result is still
+/// valid.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
     /// Change counter. It is raised before and after each change of a holder's status, and after a registered holder

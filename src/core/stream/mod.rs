@@ -21,23 +21,23 @@ pub use status::{HolderStatus, SequenceGap};
 
 pub(crate) use doubtful::DoubtCounter;
 
-/// Generation of the event stream. Every doubt about the whole stream begins a new generation.
+/// Number of a generation of the event stream. A new generation begins with every doubt about the whole stream, for
+/// example when the connection breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct StreamGeneration(u64);
 
 /// Current generation of the event stream, and whether the stream is stalled. A stream is stalled while published
-/// events have long waited to be applied. The code that doubts the stream and the code that asks for its trust share
-/// this value.
+/// events have long waited to be applied. The code that receives events changes this value. The code that decides
+/// whether a holder can be trusted reads it.
 ///
 /// The first generation is 1. So a holder that no batch has confirmed, which has generation 0, is not trusted.
 #[derive(Debug, Default)]
 pub struct StreamTrust {
     doubts: AtomicU64,
-    /// Last generation in which the NATS server is known to have our subscription to events. 0 if there is no such
-    /// generation.
+    /// Last generation for which [`Self::follow`] was called; 0 if there is none.
     followed: AtomicU64,
-    /// Number of doubts about the stream that had been raised before the last moment at which every publisher was
-    /// known. A publisher is known after its first message.
+    /// Number of the last generation in which every publisher was known, minus 1. It is 0 at first, so generation 1
+    /// counts as such a generation from the start.
     listed: AtomicU64,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,
@@ -54,16 +54,16 @@ impl StreamTrust {
         StreamGeneration(self.doubts.load(Ordering::Acquire) + 1)
     }
 
-    /// Records that everything published from now on will be received in `generation`.
+    /// Records that the daemon, in `generation`, receives everything that is published from now on.
     pub fn follow(&self, generation: StreamGeneration) {
         self.followed.fetch_max(generation.0, Ordering::AcqRel);
     }
 
-    /// Returns the current generation, if its messages are being received. `None` after a doubt, until
-    /// [`Self::follow`] is called. `None` also during a stall.
+    /// Returns the current generation if everything published now is received in it. `None` from a doubt until
+    /// [`Self::follow`] is called for the new generation, and during a stall.
     ///
-    /// A publisher's statement about itself after this call is valid for this generation, because everything that it
-    /// publishes later is received.
+    /// Suppose that a publisher tells its state after this call. The state is then valid for this generation, because
+    /// every later batch of the publisher is received.
     pub fn followed(&self) -> Option<StreamGeneration> {
         if self.is_stalled() {
             return None;
@@ -73,22 +73,23 @@ impl StreamTrust {
         (followed >= generation.0).then_some(generation)
     }
 
-    /// Doubts the stream, and returns the new generation. No holder is trusted until a batch received in the new
-    /// generation has the holder's next batch number.
+    /// Doubts the stream, and returns the new generation. From now on a holder is trusted only after its state has been
+    /// confirmed in the new generation.
     pub fn doubt(&self) -> StreamGeneration {
         StreamGeneration(self.doubts.fetch_add(1, Ordering::AcqRel) + 2)
     }
 
-    /// Records that every publisher has sent a message in `generation`, because the generation has lasted longer than
-    /// any publisher stays silent.
+    /// Records that every publisher was known in `generation`. The caller has found this out in one of two ways: it has
+    /// received messages for longer than any publisher stays silent, or it has read a stream that has a message of
+    /// every publisher.
     pub fn note_listed(&self, generation: StreamGeneration) {
         self.listed
             .fetch_max(generation.0.saturating_sub(1), Ordering::AcqRel);
     }
 
-    /// Whether every publisher is known: each has sent a message since the last doubt about the stream, and there is no
-    /// stall. Otherwise there may be a new publisher from which no message has arrived yet. Must be called before a
-    /// search.
+    /// Whether every publisher is known. If the result is `false`, there may be a new publisher from which no message
+    /// has arrived yet. During a stall the result is `false`. Must be called before a search, because a publisher may
+    /// appear during the search.
     pub fn is_listed(&self) -> bool {
         !self.is_stalled() && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
     }
@@ -99,8 +100,8 @@ impl StreamTrust {
         StreamStall(self.stalls.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
-    /// Ends `stall` and all earlier stalls. The caller has applied all events that were published until a moment before
-    /// this call. A stall that began after `stall` continues.
+    /// Ends `stall` and all earlier stalls, because the events that waited have been applied. A stall that began after
+    /// `stall` continues.
     pub fn end_stall(&self, stall: StreamStall) {
         self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
     }

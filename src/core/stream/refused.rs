@@ -51,9 +51,9 @@ pub struct RefusedAt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RefusedRank {
     Rank(Rank),
-    /// All ranks that are not among the first [`RANKS_MAX`].
+    /// All ranks other than the first [`RANKS_MAX`] listed ones.
     Further,
-    /// Rank of batches that cannot be read.
+    /// All batches that cannot be read. Their ranks are not known.
     Unread,
 }
 
@@ -64,7 +64,8 @@ struct RefusedWorker {
     since_us: u64,
     /// Reason why the last batch was dropped, in one word.
     reason: &'static str,
-    /// Time of the last dropped batch of each entry, in microseconds.
+    /// Time of the last dropped batch, for each listed rank or group of ranks. In microseconds, on a clock that does
+    /// not run backwards.
     last_us: BTreeMap<RefusedRank, u64>,
 }
 
@@ -107,8 +108,8 @@ impl RefusedHolders {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])
     }
 
-    /// Forgets a holder that has been registered. Also forgets the unreadable batches of its worker: the registered
-    /// holder has a reason for doubt that covers them.
+    /// Forgets the dropped batches of a holder that has been registered. Also forgets the unreadable batches of the
+    /// holder's worker: the holder itself now has a reason for doubt because of these batches.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank), RefusedRank::Unread]);
     }
@@ -133,8 +134,8 @@ impl RefusedHolders {
         self.note_change(has_changed)
     }
 
-    /// Number of holders of `workers`, or of all workers, whose batches are dropped. If the list is full, some workers
-    /// may not be listed, and the number is at least 1.
+    /// Number of holders of `workers`, or of all workers if `None`, whose batches are dropped. If the list of refused
+    /// workers is full, some refused workers may be missing in it. The number is then at least 1.
     pub fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.workers.read();
         if refused.is_empty() {

@@ -40,8 +40,9 @@ pub struct HolderStatus {
     /// Change counter, shared by all holders of one index. It is raised before and after each change of `reasons` or
     /// `confirmed`.
     changes: Arc<AtomicU64>,
-    /// Number of the last replacement of the holder's whole state. The replacements of all holders of one index are
-    /// counted together. 0 if there was no replacement. Must be read after the reasons.
+    /// Number of the last replacement of the holder's whole state; 0 if there was none. The replacements of all holders
+    /// of one index are numbered together. A reader must read the reasons before this number. If a replacement has
+    /// already removed some reasons, the reader then sees the replacement's number.
     pub(crate) replacement: AtomicCell<u64>,
     /// Epoch and number of the last applied batch.
     pub cursor: AtomicCell<BatchCursor>,
@@ -184,12 +185,14 @@ impl HolderStatus {
         DegradedReasons::from_bits(before & kept.bits())
     }
 
-    /// Whether a batch received in `generation` or later had the holder's next batch number.
+    /// Whether the holder's state was last [confirmed](Self::confirm) in `generation` or later.
     pub fn is_confirmed(&self, generation: StreamGeneration) -> bool {
         self.confirmed.load() >= generation
     }
 
-    /// Records that a batch received in `generation` had the holder's next batch number.
+    /// Records that the holder's state is confirmed in `generation`: each earlier batch has been applied or is known to
+    /// be missing. For example, a batch received in `generation` had the holder's next batch number. Generation 0 takes
+    /// the confirmation back.
     pub fn confirm(&self, generation: StreamGeneration) {
         // Every batch confirms, and most change nothing.
         if self.confirmed.load() != generation {

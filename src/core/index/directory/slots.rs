@@ -52,8 +52,8 @@ pub(crate) struct Directory {
     hasher: DefaultHashBuilder,
     /// Number of workers that have a slot.
     pub(crate) workers: usize,
-    /// Number of holders that had left when this version of the directory was made. `departures_now` is the present
-    /// number.
+    /// Number of holders that had left when this version of the directory was made. `departures_now` counts on, so it
+    /// is larger if a holder has left since.
     departures: u64,
     departures_now: Arc<AtomicU64>,
 }

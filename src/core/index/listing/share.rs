@@ -62,8 +62,9 @@ impl WalkedHolder {
         self.tier
     }
 
-    /// Whether this is the holder `earlier`, has been regular all the time since, and was changed only by stored and
-    /// removed blocks and by eviction. A regular holder is described by how many leading blocks of each run it has.
+    /// Whether both values describe the same holder, and the holder has stayed regular from `earlier` until now. Only
+    /// stored and removed blocks and eviction may have changed it. A regular holder is described by how many leading
+    /// blocks of each run it has.
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
@@ -75,7 +76,7 @@ impl WalkedHolder {
     }
 }
 
-/// Part of a run (consecutive blocks in the index) that one holder has: the run's first blocks, given by their number.
+/// Number of leading blocks of a run that one holder has. A run is an array of consecutive blocks in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderPart {
     /// Number that the caller of [`HolderWalk::new`] gave the holder.

@@ -51,8 +51,8 @@ const RUNS_PER_TURN: u32 = 1024;
 struct ListedRun {
     parent: Option<Spot>,
     run: RunId,
-    /// Serial number that distinguishes the run from earlier and later runs with the same number. The parent run
-    /// needs no such field, because a run keeps its number as long as it has a child.
+    /// Serial number of the run. If the run is removed and another run gets its run number, the serial numbers differ.
+    /// The parent's serial number is not needed, because a run keeps its number as long as it has a child.
     birth: u32,
 }
 
@@ -104,8 +104,9 @@ pub struct WalkedRun {
     pub depth: usize,
     /// Position of the run's first block.
     pub position: usize,
-    /// Sequence hashes of the blocks, each the child of the block before. The first block's parent is one position
-    /// earlier. The parent lies in the last run that the walk met at a depth smaller by one.
+    /// Sequence hashes of the blocks; each block is the child of the previous one. The parent of the first block lies
+    /// one position before it, in the parent run. The parent run is the last run before this one that the walk met with
+    /// a depth smaller by one.
     pub hashes: Vec<SequenceHash>,
     /// Holders, each with the number of the run's leading blocks that it has. Holders with the most blocks come
     /// first.
@@ -126,8 +127,8 @@ pub struct Walk {
     runs: Vec<ListedRun>,
     /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
-    /// Runs on the path to the run met last that have children the walk has not met. The first entry stands for the
-    /// roots, with which the walk begins.
+    /// Runs on the way from a root to the last met run. A run is left out once the walk has tried all its children. The
+    /// first entry is no run: its children are the runs with which the walk begins.
     path: Vec<Open>,
     met: WalkedRun,
 }
@@ -135,7 +136,8 @@ pub struct Walk {
 /// A run that has children the walk has not met.
 #[derive(Debug)]
 struct Open {
-    /// Places of the children in the list; children of later blocks come first.
+    /// Places, in the list of runs, of the children that the walk has not met. Children that branch off later blocks
+    /// come first.
     children: Range<usize>,
     /// Number of blocks that the run had when it was met.
     len: u16,
@@ -250,9 +252,9 @@ impl Walk {
         }
     }
 
-    /// Reads a run and makes it the current one. Returns `false` if the run has been removed, or has no block at the
-    /// offset `from` any more. Counts only holders in `above`, which have all blocks before the run. For runs with
-    /// which the walk begins, `above` is `None`, and the call finds these holders itself.
+    /// Reads a run and makes it the current one. Returns `false` if the run has been removed, or no longer has a block
+    /// at the offset `from`. A holder counts only if it has all blocks before the run. `above` are the holders that
+    /// have these blocks. If the walk begins with this run, `above` is `None`, and the call finds these holders itself.
     fn meet(&mut self, listed: ListedRun, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;

@@ -29,15 +29,16 @@ pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
 const ENTRIES_SHIFT: u32 = 48;
-/// Number of bits of a packed row, which stands for a stretch of blocks that are barred alike. [`OFFSET_BITS`] of them
-/// give the offset of its first block.
+/// Number of bits of a packed row. A row stands for a stretch of blocks that are barred alike. Its lowest
+/// [`OFFSET_BITS`] bits are the offset of the first of these blocks.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
-/// Number of the last entries that are compared with a row's sets, before the row gets a new entry. An entry is stored
-/// sets of barred holders.
+/// Number of earlier entries (stored sets of barred holders) with which the sets of a row are compared. If one of these
+/// entries has the same sets, the row refers to it. Otherwise the row gets a new entry.
 const ENTRIES_LIKE: usize = 4;
 
-/// Number of rows on each side of the guessed row that the search for a block's row checks first.
+/// Distance between the guessed row and the rows that a search for a block's row looks at first. The search looks at
+/// one row before the guessed row, and at one row after it.
 const GUESSED: usize = 2;
 
 /// Consecutive blocks of one holder that are not resumable in some of the [`STEPS`] tier steps.
@@ -88,14 +89,15 @@ impl<'g> Bars<'g> {
         word_at(self.packed, row / 2) >> (row % 2 * ROW_BITS)
     }
 
-    /// Returns the offset in the run of a row's first block.
+    /// Returns the offset, in the run, of the first block of a row. A row is a stretch of blocks that are barred alike.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "an offset has 16 bits")]
     pub(crate) fn from(self, row: usize) -> u32 {
         (self.row(row) & 0xffff) as u32
     }
 
-    /// Returns the set of holders for whom the blocks of a row are barred (not resumable) in the tiers of `step`.
+    /// Returns the set of holders for whom the blocks of a row are barred (not resumable) in the tiers of `step`. A row
+    /// is a stretch of blocks that are barred alike.
     #[inline]
     fn set(self, row: usize, step: usize) -> &'g [AtomicU64] {
         let entry = (self.row(row) >> OFFSET_BITS & 0xffff) as usize;
@@ -130,8 +132,8 @@ impl<'g> Bars<'g> {
         low
     }
 
-    /// Removes from `slots` the holders for whom the blocks of a row are resumable in the tiers of `step`. Returns the
-    /// removed holders.
+    /// Removes from `slots` the holders for whom the blocks of a row are resumable in the tiers of `step`. A row is a
+    /// stretch of blocks that are barred alike. Returns the removed holders.
     #[inline]
     pub(super) fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
         let mut free = std::mem::take(slots);
@@ -162,7 +164,8 @@ struct Row {
 
 /// Unpacked form of a run's [`Bars`], in which a writer changes bars.
 pub(super) struct Table {
-    /// Indexes of the set words that are stored. A set word has the bits of 64 slots.
+    /// Numbers of the words that are stored for each set of holders. Word number n has the bits of 64 slots, from slot
+    /// 64 n on. A word that is not stored is 0 in every set.
     words: SmallVec<[usize; 4]>,
     rows: Vec<Row>,
 }
@@ -189,8 +192,8 @@ impl Table {
         Self { words, rows }
     }
 
-    /// Returns the place, within each stored set of holders, of the word that has the bit of `slot`. Adds the word to
-    /// all sets if it is absent.
+    /// Returns the place in `words` of the word that has the bit of `slot`. If that word is absent, adds it to `words`
+    /// and to the sets of all rows.
     fn word_of(&mut self, slot: HolderSlot) -> usize {
         let number = slot.index() / 64;
         if let Some(word) = self.words.iter().position(|word| *word == number) {

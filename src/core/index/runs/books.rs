@@ -38,13 +38,13 @@ pub(super) struct RunBooks {
     /// Number of bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
-    /// Queue of runs that eviction has passed over: some workers have much more than their share of the capacity, and
-    /// eviction takes blocks of those workers first.
+    /// Queue of runs that eviction has spared. While some workers have much more than their share of the capacity,
+    /// eviction takes blocks of these workers first, and spares the runs of others.
     pub(super) spared: Queue,
-    /// Whether eviction has found blocks of workers with much more than their share of the capacity since the `spared`
-    /// runs were last put back into the main queue.
+    /// Whether eviction has found blocks of greedy workers since it last put the `spared` runs back into the main
+    /// queue. A greedy worker has much more than its share of the capacity.
     pub(super) has_found_greedy: bool,
-    /// Number of coming turns (holdings of the lock) in which eviction ignores workers' shares of the capacity.
+    /// Number of times that `next_victims` will still ignore the workers' shares of the capacity.
     pub(super) unfair_turns: usize,
     /// Number of blocks stored in the current tick of the recency clock.
     pub(super) stored: u64,
@@ -74,7 +74,7 @@ impl RunBooks {
         self.replace(&run.column, column_words(room), fill, guard);
     }
 
-    /// Marks whether the whole hashes of `blocks` are known, or only fragments of them.
+    /// Records whether the whole hashes of `blocks` are known, or only fragments of them.
     pub(super) fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
         let before = run.short.get(guard);
         if !is_whole && before.len() * 64 < blocks.end {

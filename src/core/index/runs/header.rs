@@ -69,8 +69,8 @@ impl Header {
         Version(self.get() & STEPS_MASK)
     }
 
-    /// Whether the run's change counter has not changed since `version` was read. The caller puts a fence between its
-    /// own reads and this call.
+    /// Whether no step has changed the run since `version` was read: `version` is not from within a step, and the
+    /// change counter still has this value. The caller puts a fence between its own reads and this call.
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         let is_busy = version.0 >> STEPS_SHIFT & 1 == 1;
@@ -90,8 +90,8 @@ impl Header {
         self.change(FOLLOWED, if is_followed { FOLLOWED } else { 0 });
     }
 
-    /// Raises the change counter, at the beginning or the end of a step: a change that readers see as a whole. After
-    /// the beginning, the caller needs a fence before the first change of the step.
+    /// Raises the change counter. A writer calls this at the beginning and at the end of a step, a change that readers
+    /// see as a whole. After the call at the beginning, the writer needs a fence before it changes anything.
     pub(crate) fn count_step(&self) {
         let now = self.0.load(Ordering::Relaxed);
         self.0

@@ -27,10 +27,12 @@ const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 /// Number of words of Bloom filter bits for each part of the table.
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
-/// The Bloom filter bits of a part of the table are recomputed when the number of removed runs at position 0 exceeds
-/// one Nth of the part's slots. This is N. To recompute the bits, every slot of the part is read.
+/// Bound on the number of removed runs at position 0 whose Bloom filter bits are still set. In a part of the table, it
+/// is the number of slots divided by this constant. Beyond the bound, the bits of the part are recomputed, which reads
+/// every slot.
 const SLOTS_PER_GONE: usize = 32;
-/// Bit of a key's hash that tells whether the run begins at position 0. The tag and the slot contain this bit too.
+/// Bit of a key's hash: set if the run begins at position 0. The tag and the slot that are made from the hash have the
+/// same bit, so a slot tells whether its run begins at position 0.
 const IS_FIRST: u64 = 1 << 63;
 
 /// Hash table of the runs, in the form that readers use. Its keys are the block before a run and the hash of the run's
@@ -44,7 +46,7 @@ pub(super) struct Heads {
     keys: [u64; 3],
 }
 
-/// Counts of the slots of one part of the table, which only the writer uses.
+/// Counts of the slots in one part of the table. Only the writer uses these counts.
 #[derive(Debug, Clone, Copy, Default)]
 struct PartCounts {
     /// Number of slots with a run.
@@ -55,7 +57,7 @@ struct PartCounts {
     gone: u32,
 }
 
-/// Counts of the slots of all parts, which only the writer uses.
+/// Counts of the slots in all parts of the table. Only the writer uses these counts.
 #[derive(Debug)]
 pub(super) struct HeadCounts(Vec<PartCounts>);
 

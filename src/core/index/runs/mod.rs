@@ -127,7 +127,7 @@ impl Wanted {
     }
 }
 
-/// Number of collection steps in one call of [`give_back_memory`]. One step frees a few hundred allocations.
+/// Number of times that one call of [`give_back_memory`] collects garbage. Each time frees a few hundred allocations.
 const COLLECTIONS: usize = 64;
 
 /// Frees memory of all indexes that no query can reach any more. Each change of an index already frees a little of such

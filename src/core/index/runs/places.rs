@@ -14,7 +14,7 @@ use crate::name_map::NameMap;
 /// Maximum number of places that the table keeps for one hash. The table does not find further blocks with that hash.
 const EQUAL_MAX: usize = 16;
 
-/// Number of places in `places` whose hashes agree with `key` in the bits of `key`.
+/// Number of places in `places` whose blocks have the hash `key`, compared only in the bits of [`COMMON_MASK`].
 fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
     let mut equal = 0;
     places.find(key, |place| {

@@ -1,9 +1,9 @@
-//! Recency: how recently runs were used, which decides which blocks are evicted first. Time is counted in ticks of a
+//! Recency: how recently runs were used. This decides which blocks are evicted first. Time is counted in ticks of a
 //! clock that advances with the number of blocks stored.
 //!
-//! A run counts as used when a holder gets more of its blocks, or when a search reads it. When a child run is
-//! removed, its parent becomes at least as recent as the child was. A *leaf* is the end of a run: the blocks after
-//! the last block that a child branches off.
+//! A run counts as used when a holder gets more of its blocks, or when a search reads it. When a child run is removed,
+//! its parent becomes at least as recent as the child was. A *leaf* is the end of a run: the blocks after the last
+//! block that a child branches off.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
@@ -19,16 +19,18 @@ use super::writer::RunWriter;
 /// number of blocks at which choosing stops.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Maximum number of leaves (ends of runs) that eviction spares in one turn, because they are not of greedy workers. A
-/// greedy worker has much more than its share of the capacity. If a whole pass over the queue finds no blocks of greedy
-/// workers, some later turns ignore the shares: one turn for every [`SPARED_PER_TURN`] spared leaves.
+/// Maximum number of leaves (ends of runs) that eviction spares at one time, while it looks for blocks of greedy
+/// workers. A greedy worker has much more than its share of the capacity.
+///
+/// If eviction finds no such blocks in a whole pass over the queue, it ignores the shares for some time. It then takes
+/// leaves of any worker: once for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
 /// Number of ticks that the recency clock makes while as many blocks are stored as fit into the capacity.
 const TICKS: u64 = 256;
 
-/// Blocks to evict: the blocks of `run` from the offset `cutoff` on. The holders are all holders that have any of
-/// these blocks.
+/// Blocks to evict: the blocks of `run` from the offset `cutoff` on. `holders` are all holders that have any of these
+/// blocks.
 pub(crate) struct Victim {
     pub(crate) run: RunId,
     pub(crate) cutoff: u16,
@@ -49,8 +51,8 @@ impl RunWriter<'_> {
         self.use_run(id, self.store.tick().unwrap_or_default());
     }
 
-    /// Records that a run was used in `tick`, a unit of the recency clock. The run has a leaf: blocks at its end that
-    /// no child branches off.
+    /// Records that a run was used in `tick`, a unit of the recency clock. Adds the run to the queue of eviction, if it
+    /// is in no queue.
     pub(crate) fn use_run(&mut self, id: RunId, tick: u32) {
         if !self.store.is_bounded {
             return;

@@ -20,15 +20,16 @@ use crate::index::hook::point;
 use crate::sync::{AtomicU64, Ordering};
 use crate::words::copy;
 
-/// Step of tiers for which a list gives `least`, the lower bound on the holders' leading blocks: all tiers.
+/// Step of tiers to which `least` refers: all tiers. `least` is a lower bound on the number of leading blocks of every
+/// holder of the run.
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;
-/// Maximum number of entries of a roster that recomputes `least`, its lower bound on leading blocks, when its shortest
-/// entry has changed.
+/// Maximum number of entries of a roster in which `least` is recomputed after the smallest entry has changed. `least`
+/// is a lower bound on the number of leading blocks of every holder. In a longer roster it may be lower than necessary.
 const FEW: usize = 256;
-/// Minimum number of listed entries for each word of bits in the summary. With fewer entries, a list has no bits. A
-/// list has room for at least this many entries.
+/// Number of entries that a list must have room for, for each word of bits in its summary. Otherwise the summary has no
+/// bits. Every list has room for at least this many entries.
 const ENTRIES_OF_WORD: usize = 4;
 
 /// Holders of one run, with the number of blocks that each has: entries stored in the run itself, and entries in a
@@ -128,7 +129,8 @@ impl<'g> Roster<'g> {
         })
     }
 
-    /// Copies the listed entries to `list`, which is all 0. Also writes the list's summary, with `words` words of bits.
+    /// Copies the entries of the list to the new array `list`, which is all 0. Also writes the summary of the new list,
+    /// with `words` words of bits. The summary has one bit for each slot with an entry.
     pub(super) fn copy_to(self, list: &[AtomicU64], words: usize) {
         let Some(head) = list.first() else { return };
         head.store((words as u64) << WORDS_SHIFT, Ordering::Relaxed);
@@ -179,7 +181,7 @@ mod tests {
     use super::*;
     use crate::index::directory::SlotSet;
 
-    /// Entries of a run, changed as a writer changes them.
+    /// Roster entries of a run. The test changes them as a writer does.
     #[derive(Default)]
     struct Run {
         inline: [AtomicU64; 2],

@@ -51,7 +51,7 @@ pub(crate) struct Run {
     /// Fingerprints of hashes, then fingerprints of content, then the hashes; see [`Column`].
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
-    /// Entries beyond those stored in the run itself: the list of a [`Roster`].
+    /// Roster entries that have no room in the run itself: the list of a [`Roster`].
     pub(super) more: Words,
     /// Tick of the recency clock in which the run was last used. Valid only if the index has a capacity.
     pub(crate) used: AtomicU32,
@@ -65,8 +65,8 @@ pub(crate) struct Run {
     pub(super) is_twin: AtomicU32,
     /// Number of holders that have the last block of the run.
     pub(super) tops: AtomicU32,
-    /// Number of holders that have released the lock on the runs while they store blocks of this run. Their blocks must
-    /// not be cut off meanwhile.
+    /// Number of holders that are storing blocks of this run and have released the lock on the runs. While it is above
+    /// 0, no blocks are cut off the run.
     pub(super) pins: AtomicU32,
     /// Serial number of the run among all runs that the index has made; it wraps around. It distinguishes the run
     /// from other runs that had the same number earlier.
@@ -108,7 +108,7 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Copies the first `blocks` hashes to `other`, and as many fingerprints as fit there.
+    /// Copies the first `blocks` hashes to `other`. Also copies the fingerprints, as many as `other` has room for.
     pub(super) fn copy_to(self, other: Column<'_>, blocks: usize) {
         copy(self.prints, other.prints);
         copy(self.contents, other.contents);
@@ -125,8 +125,9 @@ impl<'g> Column<'g> {
                 && (!wanted.is_whole || self.is_completed_by(offset, position, wanted.hash, guard))
     }
 
-    /// Whether the hash at `offset` can be `whole`. If only a fragment of it is known, `whole` must have that fragment.
-    /// Otherwise the hash must have been completed to `whole` after the caller compared it.
+    /// Whether the block at `offset` can have the whole hash `whole`. The caller has found that the bits that a lineage
+    /// hash keeps are equal. If the run knows only a fragment of the hash, the result is `true`. If a writer has
+    /// completed the hash since the caller's comparison, all bits are compared.
     #[cold]
     fn is_completed_by(&self, offset: usize, position: u32, whole: u64, guard: &Guard) -> bool {
         if self.run.is_short(offset, guard) {
@@ -166,8 +167,8 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Returns the fingerprint of the block hashes of a chunk (32 blocks), mixed with [`Self::print`] by XOR. The block
-    /// hashes are from a query that agreed with the chunk.
+    /// Returns the fingerprint of the block hashes of a chunk (32 blocks), mixed by XOR with the fingerprint of the
+    /// chunk's sequence hashes ([`Self::print`]). The block hashes come from a query that agreed with the chunk.
     #[inline]
     pub(crate) fn content(&self, chunk: usize) -> u64 {
         word_at(self.contents, chunk)

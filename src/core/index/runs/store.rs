@@ -42,13 +42,13 @@ struct TurnState {
     evicted: AtomicU64,
 }
 
-/// Counts of facts that make searches more careful, such as hashes that do not form a chain. Every search reads these
-/// counts.
+/// Counts that make searches more careful if they are above 0. For example, a search compares every hash if some hash
+/// has several places. Every search reads these counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     /// Number of duplicate hashes among the blocks: a hash at n places counts n - 1 times.
     pub(super) doubles: AtomicU64,
-    /// Number of runs that have blocks that are not resumable for some holder.
+    /// Number of runs in which some holder has blocks that are not resumable.
     pub(super) barred: AtomicU64,
     /// Number of twins: runs made when the block before them already had another child with the same hash fragment.
     pub(super) twins: AtomicU64,
@@ -113,8 +113,8 @@ impl RunStore {
         self.doubles() == 0
     }
 
-    /// Whether any block of any holder is not resumable. If a search calls this after it has read a run, the result
-    /// includes all steps that ended before that read.
+    /// Whether any holder has a block that is not resumable. Suppose that a search reads a run and then calls this. The
+    /// result then includes every step that had ended before the search read the run.
     #[inline]
     pub(crate) fn has_bars(&self) -> bool {
         self.doubts.barred.load(Ordering::Relaxed) != 0
@@ -143,8 +143,9 @@ impl RunStore {
         }
     }
 
-    /// Returns how many bytes all events of a holder that wait for a parent may take. `own` is the number of bytes that
-    /// they take already. All holders of all indexes together may take `bytes_max`.
+    /// Returns the maximum number of bytes that one holder's waiting events (events that wait for a parent) may take
+    /// together. `own` is the number of bytes that they take now. `bytes_max` is the maximum for all holders of all
+    /// indexes.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         self.total.room_to_wait(own, bytes_max)
     }
@@ -208,9 +209,9 @@ impl RunStore {
         self.slab.get(id, guard)
     }
 
-    /// Returns the run whose first block is the `wanted` one. The run branches off the block `parent`, or begins at
-    /// position 0 without `parent`. The returned version of the run's change counter was read before the run was
-    /// compared.
+    /// Returns the run that begins with the `wanted` block and branches off the block `parent`. If `parent` is `None`,
+    /// returns the run that begins with the `wanted` block at position 0. The version in the result is the run's change
+    /// counter before the run was compared.
     #[inline]
     pub(crate) fn head<'g>(
         &self,

@@ -13,11 +13,11 @@ const TRIM_BLOCKS: usize = 4096;
 const TRIM_RUN: usize = 4;
 
 impl RunWriter<'_> {
-    /// Cuts off the blocks at the end of a run that no holder has and that no child branches off. If that removes the
-    /// whole run, trims its parent run next.
+    /// Cuts off the last blocks of a run, as far as no holder has them and no child branches off them. If that removes
+    /// the whole run, trims its parent run next.
     ///
-    /// If many blocks are removed, other writers can change the runs during the call. So before the call, the holders'
-    /// entries in the runs must show every block that holders have.
+    /// The call releases the lock on the runs after many blocks, so that other writers can change the runs. So before
+    /// the call, the holders' entries in the runs must show every block that holders have.
     pub(crate) fn trim(&mut self, id: RunId) {
         let (mut next, mut done) = (Some(id), 0);
         while let Some(id) = next.take() {

@@ -6,10 +6,10 @@ use crate::epoch::Guard;
 use crate::index::directory::SlotBits;
 use crate::index::hook::point;
 
-/// Splits holders of the first `depth` blocks of a chain by their numbers of usable blocks. A holder's usable blocks
-/// are the blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs of the
-/// chain, beginning with the last. Calls `found` once for each set of holders, with the number of usable blocks of
-/// these holders.
+/// Splits holders by their numbers of usable blocks. All of them have the first `depth` blocks of a chain. A holder's
+/// usable blocks are the blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs
+/// of the chain, beginning with the last run. Calls `found` once for each set of holders, with the number of usable
+/// blocks of these holders.
 pub(crate) fn split_by_usable<'g, S: SlotBits>(
     path: impl Iterator<Item = &'g Run>,
     depth: u32,

@@ -1,4 +1,4 @@
-//! Changing the runs. Only one writer at a time, the one whose turn it is, changes them.
+//! Changes to the runs. Only one writer at a time makes them: the writer whose turn it is.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -20,19 +20,21 @@ use super::run::Run;
 use super::store::RunStore;
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
-/// Number of bytes of replaced memory at which a writer frees that memory.
+/// Maximum number of bytes of replaced memory that is not freed yet. Beyond it, a writer frees the part that no reader
+/// uses any more.
 const GARBAGE_MAX: usize = 256 * 1024;
 
-/// One writer's turn at the runs: it holds the lock that is needed to change them. While this value lives, no other
-/// thread changes the runs, except in pauses.
+/// Turn of one writer at the runs: it holds the lock that is needed to change them. While this value lives, no other
+/// thread changes the runs. Some methods release the lock for a while, for example [`Self::pause`]; meanwhile others
+/// can change the runs.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
     pub(super) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
-/// Read access to the runs without the writers' lock. Blocks that a holder has, or protects with [`RunWriter::aside`],
-/// do not change.
+/// Read access to the runs, which does not need the writers' lock. A block does not change during the access if some
+/// holder has it, or if [`RunWriter::aside`] protects its run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunView<'g> {
     pub(super) store: &'g RunStore,
@@ -89,8 +91,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Frees memory that no reader needs, if there is much of it, while other writers can take the lock. Then adds the
-    /// collected changes to the usage.
+    /// Frees the replaced memory that no reader uses any more, if there is much of it. Releases the lock on the runs
+    /// for that time. Then adds the changes collected in this turn to the usage.
     fn settle(&mut self) {
         if self.state.garbage > GARBAGE_MAX {
             self.state.garbage = 0;
@@ -106,8 +108,8 @@ impl<'s> RunWriter<'s> {
         self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
-    /// Releases the writers' lock for as long as `work` takes, and then takes it again. `work` only reads. Meanwhile other
-    /// writers can change the index, but they cut no blocks off the runs in `kept`.
+    /// Releases the writers' lock for as long as `work` takes, and then takes the lock again. `work` only reads.
+    /// Meanwhile other writers can change the index, but they cut no blocks off the runs in `kept`.
     pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
         self.pin(kept, 1);
         let (store, guard) = (self.store, &self.guard);
@@ -242,11 +244,10 @@ impl<'s> RunWriter<'s> {
         (spot.offset..run.len()).zip(hashes).take_while(agrees).count()
     }
 
-    /// Stores the leading blocks of `hashes` after `parent`; blocks that exist already are only found. One call
-    /// handles at most the blocks that lie in one run. Returns the place of the first block, and the number of blocks
-    /// handled. `None` if another run is needed and no run number is left.
+    /// Finds or makes the blocks of `hashes` after `parent`, as many as lie in one run. Returns the place of the first
+    /// block, and the number of blocks handled. `None` if another run is needed and no run number is left.
     ///
-    /// Blocks that no holder has in the end are removed by [`Self::trim`].
+    /// [`Self::trim`] later removes those of the blocks that no holder has.
     pub(crate) fn put(
         &mut self,
         parent: Option<Spot>,

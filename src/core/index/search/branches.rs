@@ -13,12 +13,14 @@ use super::super::hook::point;
 use super::super::runs::{Spot, Wanted, split_by_usable};
 use super::{Finder, position};
 
-/// Maximum number of runs of a path; each run has at least one block. The bound also ends a path if its run numbers
-/// belong to other runs by now.
+/// Maximum number of runs on the way back from a run to position 0. No chain has more runs, because each run has at
+/// least one block. The bound also ends a walk that goes in a circle: the numbers of its runs may belong to other runs
+/// by now.
 const PATH_MAX: usize = 1 << 24;
 
 impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
-    /// Follows the query along every branch, and records depths as [`Finder::follow`] does.
+    /// Follows the query along every branch: after each block, along all children whose hashes have the query's
+    /// fragment. Records the depth and the usable blocks of each holder.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
         for step in 0..STEPS {
             self.follow_step(step, candidates);

@@ -133,8 +133,9 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// Prefetches the hashes that a search compares first, if the query gives its hashes. Common prompts end early,
-    /// so the first hashes are compared. The last hash is compared because it can prove a match of the whole query.
+    /// Prefetches the hashes of the query that a search compares first, if the query gives hashes. These are the first
+    /// ones and the last one. Many prompts agree with a run only at their beginning. If the last hash agrees, the whole
+    /// query agrees.
     #[inline]
     pub(crate) fn prefetch(&self) {
         match self.hashes {

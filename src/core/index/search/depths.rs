@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 
 use crate::index::directory::{Directory, HolderSlot, SlotBits};
 
-/// Maximum number of groups of holders with which a single holder's depth is compared. If there are at least this
-/// many groups, a single holder makes no new group.
+/// Number of groups of holders at which a single holder makes no new group. A single holder's depth is compared with
+/// the depths of the last groups, at most this many.
 const GROUPS_MAX: usize = 8;
 
 /// Holders that have the same number of leading blocks, or the same bounds on it.
@@ -31,8 +31,8 @@ impl<S: SlotBits> MatchGroup<S> {
     }
 }
 
-/// Groups of holders, with one kind of set. Usually there are few groups: holders that have the common prompt, and
-/// some that have more.
+/// Groups of holders. `S` is the kind of set that holds them. Usually there are few groups: holders that have only the
+/// beginning that many prompts share, and some that have more.
 pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
 /// Sorts groups of holders: most usable blocks first, then greatest depth. No more than `usable_max` blocks count as
@@ -60,7 +60,8 @@ pub(crate) fn finish<S: SlotBits>(
 #[derive(Debug)]
 pub(super) struct Depths<S> {
     groups: Groups<S>,
-    /// Holders that were found one by one when there were many groups of holders, each with its depth.
+    /// Holders that belong to no group, each with its depth. A holder comes here if there are [`GROUPS_MAX`] groups
+    /// already and its depth is not that of one of the last groups.
     others: Vec<(u32, HolderSlot)>,
 }
 
@@ -88,8 +89,8 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Records `depth` (number of leading blocks of the query), which is not 0, for one holder. Usually many holders
-    /// have the same depth.
+    /// Records the depth of one holder that the search leaves behind: the holder has `depth` leading blocks of the
+    /// query, at least 1. Usually many holders have the same depth.
     #[inline]
     pub(super) fn leave(&mut self, depth: u32, slot: HolderSlot) {
         let mut last = self.groups.iter_mut().rev().take(GROUPS_MAX);
@@ -104,9 +105,9 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Splits the holders of each depth by how many of their blocks are usable. Calls `split` with a depth and the
-    /// holders of that depth. `split` calls its last argument for each number of usable blocks, with the number and
-    /// the set of holders.
+    /// Splits the holders of each depth by how many of their blocks are usable. Calls `split` with a depth, the holders
+    /// of that depth, and a function. `split` divides the holders, and calls the function once for each number of
+    /// usable blocks, with the number and the holders that have it.
     pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
         if !self.others.is_empty() {
             self.group_others();

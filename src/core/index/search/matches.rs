@@ -16,8 +16,8 @@ use super::depths::{Groups, MatchGroup};
 pub struct Match<'a> {
     /// The holder, with its status.
     pub holder: &'a Arc<HolderRecord>,
-    /// Number of leading blocks of the query that the holder has without a hole. It is at least 1, except if the
-    /// hashes of a [`SparseChain`](super::SparseChain) are not a chain.
+    /// Number of leading blocks of the query that the holder has without a hole. It is 0 only in an answer to a
+    /// [`SparseChain`](super::SparseChain), and only if hashes do not form a chain. Otherwise it is at least 1.
     pub matched_blocks: u32,
     /// Maximum number of leading blocks that the holder can have. It is more than `matched_blocks` only if the query
     /// gives just some blocks of a chain.
@@ -121,8 +121,8 @@ pub struct Matches(pub(super) Option<Box<MatchedGroups>>);
 /// Groups of holders that a search has found, and the directory in which the search looked up the holders.
 #[derive(Debug)]
 pub(super) struct MatchedGroups {
-    /// Directory that the search used. It is borrowed, because a reference count would be a word that all queries
-    /// change.
+    /// Directory in which the search looked up the holders. It is borrowed without a reference count: all queries would
+    /// write to the count, which would slow them down.
     pub(super) directory: DirectoryGuard<Arc<Directory>>,
     pub(super) groups: FoundGroups,
     pub(super) near: Option<Near>,

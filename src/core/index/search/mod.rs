@@ -154,14 +154,15 @@ struct SearchStart<'g, S> {
     asked: Option<S>,
     /// The run that begins with the query's first block.
     head: Head<'g>,
-    /// Number of wrap-arounds of change counters, read before the first run was found.
+    /// Number of wrap-arounds of change counters before the search found its first run. If the number has grown after
+    /// the search, the change counters prove nothing.
     wraps: u64,
     /// Maximum number of blocks that count as usable.
     usable_max: u32,
 }
 
-/// Searches with one kind of set. Returns the groups of holders in order. With [`TierDepth::Each`], also returns the
-/// numbers of leading blocks on the device, and on device and host.
+/// Searches with sets of the kind `S`. Returns the found holders in groups, in order. With [`TierDepth::Each`], also
+/// returns the numbers of leading blocks on the device, and on device and host.
 #[inline]
 fn find_in<S: SlotBits>(
     shared: &IndexShared,
@@ -184,8 +185,8 @@ fn find_in<S: SlotBits>(
     (depths.finish(usable_max, directory), None)
 }
 
-/// Finds how many leading blocks each holder has at each of `steps`, the steps of tiers (0 for the device, 1 for device
-/// and host, 2 for all). All these numbers were true at the same instant.
+/// Finds how many leading blocks each holder has at each of the tier steps in `steps`: 0 is the device, 1 is device and
+/// host, 2 is all tiers. All these numbers were true at the same instant.
 #[inline(never)]
 fn find_steps<S: SlotBits, const STEPS: usize>(
     shared: &IndexShared,
@@ -222,16 +223,17 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
     }
 }
 
-/// One pass over the runs along a query.
+/// State of one pass of a search, which follows the query from run to run. A search makes several passes if writers
+/// change the runs.
 struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     store: &'f RunStore,
     chain: &'f mut QueryChain<'q>,
-    /// Steps of tiers that the search is made for.
+    /// Tier steps for which the search finds depths: 0 is the device, 1 is device and host, 2 is all tiers.
     steps: [u32; STEPS],
     guard: &'g Guard,
     /// Whether, as far as is known, each hash identifies its whole prefix.
     is_chain: bool,
-    /// Holders found so far and their depths, for each of the steps.
+    /// Holders found so far and their depths, separately for each step in `steps`.
     found: [Depths<S>; STEPS],
     /// Runs that the search has read in this pass, each with its change counter before the first read.
     looked: SmallVec<[(&'g Run, Version); 4]>,
@@ -242,7 +244,8 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
-    /// Whether no writer has changed the holders' blocks of any run since the pass first read that run.
+    /// Whether each run that this pass has read is still unchanged: the same holders have the same blocks of the run as
+    /// at the first read.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
         // A search that has seen a change of a step also sees that the step has begun.
@@ -251,8 +254,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         looked.all(|(run, version)| run.is_still(*version))
     }
 
-    /// Splits the found holders by how many of their blocks they can use. The runs in `looked` must be exactly the
-    /// runs along the query.
+    /// Splits the found holders by how many of their blocks they can use. At the call, `looked` must contain exactly
+    /// the runs that the query has gone through.
     #[inline(never)]
     fn split(&mut self) {
         let (looked, guard, usable_max) = (&self.looked, self.guard, self.usable_max);
@@ -366,8 +369,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through.finish()
     }
 
-    /// Returns the same as [`Self::look_at`], but only among `candidates` if they are given. Candidates that have no
-    /// block of the run get the depth `start`.
+    /// Returns the holders that have the first `agreed` blocks of a run, as [`Self::look_at`] does. If `candidates` are
+    /// given, only these holders count, and a candidate without any block of the run gets the depth `start`.
     #[inline]
     fn look_for(
         &mut self,
@@ -440,9 +443,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Returns the same as [`Self::agreement`], by bisection. Only for hashes that identify their whole prefix. `len`
-    /// is the number of blocks that both query and run have. If the run is longer than the query, the query's last
-    /// block is compared first, because [`Self::whole_agreement`] has not compared it.
+    /// Number of leading blocks of a run that equal the query's blocks from `start` on, found by bisection. Each hash
+    /// must identify its whole prefix. `len` is the number of blocks that both query and run have. If the run is longer
+    /// than the query, the query's last block is compared first, because [`Self::whole_agreement`] has not compared it.
     fn last_agreement(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         point();
         let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
@@ -487,8 +490,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         column.is(offset, position(start + offset), wanted, self.guard)
     }
 
-    /// Returns the same as [`Self::agreement`], by comparing every hash. So the result is correct for any hashes,
-    /// also if they are not a chain.
+    /// Number of leading blocks of a run that equal the query's blocks from `start` on. Takes every hash into account,
+    /// so the result is correct even if the hashes are not a chain. `len` is the number of blocks that both query and
+    /// run have.
     fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
         if len > 0 && self.chain.hash(start + len - 1) != run.last() {
@@ -525,7 +529,8 @@ fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from + step - 1..to).step_by(step)
 }
 
-/// Prefetches the hashes that are compared first between two offsets.
+/// Prefetches the hashes with which a search for the first difference begins. The search looks between the offsets
+/// `from` and `to`.
 #[inline]
 fn prefetch_pivots(column: Column<'_>, from: usize, to: usize) {
     pivots(from, to).for_each(|pivot| column.prefetch(pivot));

@@ -69,7 +69,7 @@ impl QueryContent<'_> {
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
     content: QueryContent<'a>,
-    /// Number of leading blocks of the query that are passed: their sequence hashes are already known.
+    /// Number of leading blocks of the query whose sequence hashes are already known.
     done: usize,
     /// Sequence hash of the last block whose hash is known; `None` before the first.
     last: Option<SequenceHash>,
@@ -92,8 +92,8 @@ impl<'a> Rolled<'a> {
         self.next()
     }
 
-    /// Passes exactly the first `count` blocks, that is, computes their sequence hashes. If more blocks have been
-    /// passed already, restarts at the first block.
+    /// Computes sequence hashes until exactly those of the first `count` blocks are known. If more hashes are known
+    /// already, starts again at the first block.
     #[inline]
     fn pass(&mut self, count: usize) {
         if count < self.done {
@@ -115,9 +115,9 @@ impl<'a> Rolled<'a> {
         (self.done, self.last) = (self.done + 1, Some(hash));
     }
 
-    /// Returns how many leading blocks of a run agree with the query's blocks from `start` on. Query and run both
-    /// have at least `len` blocks there. `is` tells whether the run's block at an offset can have a given hash. The
-    /// run may know only a fragment of the block's hash.
+    /// Returns how many of a run's first `len` blocks agree with the query's blocks from `start` on. Both query and run
+    /// must have that many blocks. `is` compares the run's block at an offset with a hash. The run may know only a
+    /// fragment of the block's hash; then `is` compares the fragments.
     pub(super) fn agreement(
         &mut self,
         column: Column<'_>,
@@ -163,9 +163,9 @@ impl<'a> Rolled<'a> {
         agreed
     }
 
-    /// Returns the fingerprint of the block hashes `blocks`, combined with the run's blocks before `offset`. `None`
-    /// if `blocks` is not a whole chunk. Once the run has agreed with these blocks, it keeps this fingerprint, mixed
-    /// with the fingerprint of its own hashes.
+    /// Returns a fingerprint of the block hashes `blocks` and of the run's blocks before `offset`. `None` if `blocks`
+    /// is not a whole chunk. When these blocks have agreed with the run, the run keeps the fingerprint, mixed with the
+    /// fingerprint of its own hashes.
     #[inline]
     fn content_print(
         &self,
@@ -181,8 +181,9 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`. The run's hashes of these blocks become the
-    /// query's known hashes. The query must have all of these blocks.
+    /// Records that the query's sequence hashes are known up to and including the first `agreed` blocks of a run. The
+    /// run begins at the position `start`, and agrees with the query in these blocks. The query must have all of these
+    /// blocks.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {
@@ -191,8 +192,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Passes the leading blocks of `blocks` that agree with the run from `offset` on, so that their hashes are known.
-    /// Returns their number, and the run's 32 hashes from `offset` on.
+    /// Compares `blocks` with the run's blocks from `offset` on. Returns how many leading ones agree, and the run's 32
+    /// hashes from `offset` on. Records that the sequence hashes of the blocks that agree are known.
     fn follow(
         &mut self,
         column: Column<'_>,

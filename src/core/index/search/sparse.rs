@@ -40,7 +40,8 @@ struct Chosen {
 }
 
 impl<'a> SparseChain<'a> {
-    /// Makes the chain of the blocks of `key`; each block is at the position in `positions` with the same index.
+    /// Makes the chain that has the blocks of `key`. The block at each index of `key` has the position at the same
+    /// index of `positions`.
     ///
     /// # Errors
     ///
@@ -139,8 +140,8 @@ struct SparseSearch<'a> {
 }
 
 impl SparseSearch<'_> {
-    /// Whether no hash of the query belongs to several blocks. Checks each block of the index that the query may
-    /// mean, and all blocks before it in its chain.
+    /// Whether each hash that this search uses belongs to a single block. Checks the hash of each block of the index
+    /// that can be a block of the query, and of all blocks before that block.
     fn meets_no_double(&self) -> bool {
         let mut first_doubles: HashMap<RunId, u16> = HashMap::new();
         let mut first_double = |run: RunId, end: u16| {
@@ -175,14 +176,15 @@ impl SparseSearch<'_> {
         (0..self.chain.positions.len()).all(&mut is_clear)
     }
 
-    /// Whether the table of hashes finds every block of the index that can be the chosen block number `index`.
+    /// Whether the table of hashes finds all blocks of the index that have the hash of the chosen block number `index`.
+    /// Also `true` if there is no such chosen block.
     fn is_known(&self, index: usize) -> bool {
         let chosen = self.chain.chosen(index);
         chosen.is_none_or(|chosen| self.runs.places_of(chosen.hash.hash) != Places::TooMany)
     }
 
-    /// Returns the holders in `among` that have the chosen block number `index` and all blocks before it. Returns all
-    /// of `among` if the table cannot tell.
+    /// Returns the holders in `among` that have the chosen block number `index` and all blocks before it. If hashes are
+    /// not a chain, the table of hashes may not find all blocks with the hash; then returns all of `among`.
     fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
         let mut found = SlotSet::default();
         let Some(chosen) = self.chain.chosen(index).filter(|_| !among.is_empty()) else {
@@ -208,8 +210,8 @@ impl SparseSearch<'_> {
             && chosen.parent.is_none_or(is_after)
     }
 
-    /// Records the bounds of holders that have the chosen block number `index`, but lack the chosen block number
-    /// `missing`. They have at least `held` leading blocks.
+    /// Records the bounds of the holders in `slots`. These holders have the chosen block number `index` and at least
+    /// `held` leading blocks, but lack the chosen block number `missing`.
     fn push(&mut self, index: usize, held: u32, missing: usize, slots: SlotSet) {
         if slots.is_empty() {
             return;
@@ -275,8 +277,9 @@ impl SparseSearch<'_> {
         self.bisect(held, middle, holders);
     }
 
-    /// Records the bounds of `holders` if hashes are not a chain. Then a held block counts only if all blocks before
-    /// it are chosen and held, too. A missing block still ends the prefix.
+    /// Records the bounds of `holders` if hashes are not a chain. A holder's block may then follow other blocks than
+    /// the query's. So the lower bound counts only the chosen blocks before the first block that the query leaves out.
+    /// The upper bound is the same as for a chain: a missing block ends the prefix.
     fn walk(&mut self, mut holders: SlotSet) {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {
@@ -292,8 +295,8 @@ impl SparseSearch<'_> {
 }
 
 impl RunWriter<'_> {
-    /// Splits holders by how many of the first `depth` blocks they can use. The holders have a given block and all
-    /// blocks before it.
+    /// Splits the holders in `slots` by how many of the first `depth` blocks of a chain they can use. The chain ends
+    /// with the block at `spot`, and the holders have all its blocks.
     fn split(
         &self,
         spot: Spot,

@@ -17,7 +17,8 @@ pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
 /// Minimum number of blocks in a piece of work for which a holder releases the lock on the runs.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Maximum number of runs that one holder protects from being cut while it has released the lock on the runs.
+/// Maximum number of runs in which other writers are kept from cutting off blocks, while a holder has released the lock
+/// on the runs. A holder with unpublished blocks in more runs does not release the lock.
 const KEPT_RUNS: usize = 8;
 
 /// Holder from which eviction can take blocks.
@@ -34,9 +35,10 @@ pub(crate) struct Share {
     parts: SplitMap<RunId, Part>,
     /// Number of the holder's blocks in all runs.
     blocks: usize,
-    /// Runs in which the holder's blocks have changed since readers were last shown the changes.
+    /// Runs in which the holder's blocks have changed since its changes were last published to readers.
     touched: Vec<RunId>,
-    /// Tiers in which the holder had blocks when readers were last shown its changes.
+    /// Tiers in which the holder had the first block of a run when that run was last published. Runs whose first block
+    /// the holder does not have leave the value as it is.
     tiers: u8,
     /// Change counter. It does not count blocks that are added or removed at the ends of the holder's chains; see
     /// [`Self::regular`].
@@ -80,12 +82,14 @@ impl Share {
         self.parts.iter().map(|(run, part)| (*run, part))
     }
 
-    /// Returns the numbers of the groups into which the runs are divided; see [`Self::runs_of`].
+    /// Returns the numbers of the groups into which the holder's runs are divided. [`Self::runs_of`] returns the runs
+    /// of one group.
     pub(crate) fn groups(&self) -> std::ops::Range<usize> {
         0..self.parts.splits()
     }
 
-    /// Returns the runs of one group in which the holder has blocks.
+    /// Returns the runs in group number `group` in which the holder has blocks. [`Self::groups`] gives the numbers of
+    /// the groups.
     pub(crate) fn runs_of(&self, group: usize) -> Vec<RunId> {
         self.parts.keys_of(group).copied().collect()
     }
@@ -95,8 +99,8 @@ impl Share {
         self.parts.get(&spot.run)?.get(spot.offset)
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same [`Attributes`], and these attributes.
-    /// The end is at most `to`. The attributes are `None` if the holder does not have the blocks.
+    /// Finds the stretch of blocks from `from` on that have the same [`Attributes`]. Returns the end of the stretch,
+    /// which is at most `to`, and the attributes. The attributes are `None` if the holder does not have the blocks.
     pub(crate) fn extent(&self, from: Spot, to: u16) -> (u16, Option<Attributes>) {
         let part = self.parts.get(&from.run);
         part.map_or((to, None), |part| part.extent(from.offset, to))
@@ -145,9 +149,10 @@ impl Share {
         }
     }
 
-    /// Returns the runs whose blocks must not be cut off while the lock on the runs is released. The holder is about to
-    /// work on `blocks` blocks, and has unpublished blocks in these runs. `None` if the lock is not released during the
-    /// work, because the work is short or there are too many such runs.
+    /// Returns the runs in which other writers must cut off no blocks while this holder has released the lock on the
+    /// runs. These are the runs with unpublished blocks of the holder. `blocks` is the number of blocks that the holder
+    /// is about to work on. `None` if the holder should keep the lock: the work is short, or there are too many such
+    /// runs.
     pub(crate) fn kept_aside(&self, blocks: usize) -> Option<SmallVec<[RunId; KEPT_RUNS]>> {
         let lets_others = blocks >= ASIDE_BLOCKS && self.touched.len() <= KEPT_RUNS;
         lets_others.then(|| SmallVec::from_slice(&self.touched))

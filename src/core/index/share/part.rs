@@ -8,12 +8,12 @@ use crate::wire::{Resumable, Tier};
 
 /// Attributes that all blocks of an interval have in common.
 ///
-/// The low byte has one bit for each tier. The next bits tell in which classes of tiers the blocks are *barred*,
-/// which means not resumable. The classes are the device, the host, and all other tiers. The bit of a class without
-/// these blocks is 0.
+/// The low byte has one bit for each tier. The next three bits stand for three classes of tiers: the device, the host,
+/// and all other tiers. A bit is set if the blocks are *barred* (not resumable) in that class. It is 0 if no tier of
+/// the class has the blocks.
 ///
-/// The bits above are the *note*, which the share stores for its owner and does not interpret. The note is 0 if there
-/// is nothing to record.
+/// The remaining high bits are the *note*. The share stores the note for its owner and does not interpret it. The note
+/// is 0 if there is nothing to record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attributes(u16);
 
@@ -72,16 +72,18 @@ impl Attributes {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Returns, for each step of tiers, whether the blocks are not resumable at that step: they lie in tiers of the
-    /// step, and are barred (not resumable) in the classes of all these tiers.
+    /// Returns, for each step of tiers, whether a request cannot continue after these blocks in the tiers of the step.
+    /// That is so if some of these tiers have the blocks, and the blocks are barred (not resumable) in the classes of
+    /// all these tiers.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
     }
 }
 
-/// Returns the classes of tiers in which a block is barred (no request can resume after it), after an event. The event
-/// tells whether the block is barred in `tier`. `barred` are the classes before the event.
+/// Returns the classes of tiers in which a block is barred after an event. Barred means that no request can continue
+/// after the block. The event says whether the block is barred in `tier`. `barred` are the classes in which it was
+/// barred before the event.
 pub(crate) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }
@@ -104,7 +106,7 @@ pub(crate) struct Interval {
 pub(crate) struct Part {
     /// Intervals in order. Two neighbouring intervals differ in their attributes or have a hole between them.
     intervals: SmallVec<[Interval; 2]>,
-    /// End of the holder's blocks, as last published to readers.
+    /// End of the holder's blocks in the run, as last published to readers: one more than the offset of the last block.
     pub(crate) shown: u16,
     /// Likely place of the holder's entry in the run's roster.
     pub(crate) hint: u32,
@@ -147,8 +149,8 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same attributes, and these attributes.
-    /// The end is at most `to`. The attributes are `None` for a hole.
+    /// Finds the stretch of blocks from `from` on that have the same attributes. Returns the end of the stretch, which
+    /// is at most `to`, and the attributes. The attributes are `None` for a hole.
     pub(crate) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -198,9 +200,9 @@ impl Part {
             .sum()
     }
 
-    /// Returns the end of the stretch of blocks from `from` on that have the same [`Attributes`], apart from whether
-    /// they are barred. Also returns the attributes at `from`. The end is at most `to`. The attributes are `None` for a
-    /// hole.
+    /// Finds the stretch of blocks from `from` on whose [`Attributes`] differ at most in whether the blocks are barred.
+    /// Returns the end of the stretch, which is at most `to`, and the attributes at `from`. The attributes are `None`
+    /// for a hole.
     pub(crate) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {

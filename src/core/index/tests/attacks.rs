@@ -1,5 +1,5 @@
-//! Attacks by one publisher, which must not harm the holders of other publishers. These holders never wait for a
-//! whole event of the attacker, and the attacker cannot take all the room.
+//! Attacks by one publisher, which must not harm the holders of other publishers. These holders must never wait for a
+//! whole event of the attacker, and the attacker must not get the whole capacity.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{
@@ -91,8 +91,8 @@ fn children_of_one_block_that_came_before_it_come_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// Removes the last held block of a deep tree in which each block begins a run. Then the whole tree is removed, in
-/// many turns.
+/// Checks a deep tree in which each block begins a run. When its last held block is removed, the whole tree must be
+/// removed, in many turns.
 #[test]
 fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -122,8 +122,8 @@ fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// Clears a long chain. The table of hashes shrinks in many parts at nearly the same time, and other writers can still
-/// take the lock during that time.
+/// Checks that other writers can take the lock while a long chain is cleared. In that time the table of hashes shrinks
+/// in many parts at nearly the same time.
 #[test]
 fn a_chain_that_is_cleared_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -134,8 +134,8 @@ fn a_chain_that_is_cleared_goes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Removes a long chain, whose last block is removed last. No run can be removed before the last run, and all runs
-/// are removed in many turns.
+/// A test that removes a long chain: first all blocks but the last one, then the last one. A run stays as long as a
+/// holder has a block after it. So only the second removal removes the runs, in many turns.
 #[test]
 fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -153,8 +153,8 @@ fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// A holder has lost blocks to eviction and then begins to use names. It loses all blocks that have no name, in many
-/// turns.
+/// Checks a holder that has lost blocks to eviction and then begins to use names. It must lose all blocks that have no
+/// name, in many turns.
 #[test]
 fn blocks_without_a_name_go_in_many_turns() {
     let index = new_index(Capacity {
@@ -172,8 +172,8 @@ fn blocks_without_a_name_go_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// After an eviction, an event stores blocks after an unknown parent, under names that blocks of the holder already
-/// have. The new blocks are left out, and the old blocks lose their names.
+/// Checks an event that comes after an eviction. It stores blocks after an unknown parent, under names that blocks of
+/// the holder already have. The new blocks must be left out, and the old blocks must lose their names.
 #[test]
 fn what_follows_forgotten_blocks_is_left_out_in_many_turns() {
     let index = new_index(Capacity {
@@ -219,7 +219,8 @@ fn what_waits_is_counted_until_it_no_longer_does() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks whose parent is unknown are never evicted. So they must not take the room of blocks whose parent is known.
+/// Checks that blocks whose parent is unknown take only a small part of the capacity. Eviction cannot remove such
+/// blocks, so without a limit they would displace all other blocks.
 #[test]
 fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     let capacity = Capacity {
@@ -285,7 +286,8 @@ fn a_further_name_for_each_block_comes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks enter the table of hashes when they are stored. So the first lineage hash in an event causes no long work.
+/// Checks that the first lineage hash in an event causes no long work. The table that finds blocks by hash is filled
+/// when blocks are stored, so it need not be built at that moment.
 #[test]
 fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -304,7 +306,7 @@ fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
     assert_eq!(turns, 0);
 }
 
-/// Compressed queries of several threads at the same time find the blocks of every chain.
+/// Checks that compressed queries of several threads at the same time find the blocks of every chain.
 #[test]
 fn compressed_queries_of_several_threads_find_all() {
     for _ in 0..5 {

@@ -22,14 +22,15 @@ const HOLDERS_PER_WRITER: usize = 3;
 const HOLDERS: usize = WRITERS * HOLDERS_PER_WRITER;
 const READERS: u64 = 3;
 
-/// Knowledge that readers have of one holder: the depths of all queries, and which versions may be visible.
+/// Record of one holder's states, with which readers compare their answers.
 #[derive(Default)]
 struct Log {
-    /// Depths of all queries in each version of the holder's state. Written before the change to this version begins.
+    /// Depth of each query in each version of the holder's state. The writer adds the depths of a version before it
+    /// makes the change that leads to this version.
     depths: Mutex<Vec<Vec<usize>>>,
-    /// Last version that may be partly visible.
+    /// Last version that the writer has begun to make. Readers may already see a part of its change.
     begun: AtomicUsize,
-    /// Last version that is wholly visible.
+    /// Last version that the writer has finished. Readers see its whole change.
     finished: AtomicUsize,
 }
 
@@ -39,9 +40,9 @@ struct Setting {
     queries: Vec<QueryKey>,
     logs: Vec<Log>,
     writers_left: AtomicUsize,
-    /// Number of answers above 0 during which the holder's depth did not change.
+    /// Number of times that a reader compared a depth above 0 that did not change during the query.
     exact: AtomicU64,
-    /// Number of answers during which the holder's depth changed.
+    /// Number of times that a reader compared a depth that changed during the query.
     bounded: AtomicU64,
     has_failed: AtomicBool,
 }
@@ -65,7 +66,8 @@ fn new_oracle() -> Oracle {
 }
 
 impl Holder<'_> {
-    /// Logs the depths of the oracle's state as a new version, then makes `change`, which leads to that state.
+    /// Makes `change`, which brings the holder to the oracle's present state. Before that, logs the depths of this
+    /// state as a new version.
     fn change(&mut self, paths: &[Path], change: impl FnOnce(&mut Option<HolderWriter>)) {
         let depths = paths.iter().map(|path| self.oracle.matched(&path.keys)).collect();
         let version = {

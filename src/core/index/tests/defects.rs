@@ -40,7 +40,8 @@ fn depth(index: &PositionalIndexer, chain: Vec<SequenceHash>) -> u32 {
         .unwrap_or(0)
 }
 
-/// Defects 2 and 9: first blocks whose hashes agree in the 51 bits that every lineage hash keeps are all found.
+/// Test for defects 2 and 9: first blocks whose hashes agree in the 51 bits that every lineage hash keeps must all be
+/// found.
 #[test]
 fn first_blocks_that_are_equal_in_most_bits_are_all_found() {
     let index = new_index();
@@ -68,7 +69,7 @@ fn first_blocks_that_are_equal_in_most_bits_are_all_found() {
     assert_eq!((index.sizes().bytes, index.sizes().chain_conflicts), (0, 0));
 }
 
-/// Defect 3: if a block moves to another parent, its children do not move with it.
+/// Test for defect 3: if a block moves to another parent, its children must not move with it.
 #[test]
 fn a_block_that_moves_is_credited_in_one_place() {
     let index = new_index();
@@ -79,8 +80,8 @@ fn a_block_that_moves_is_credited_in_one_place() {
     assert_eq!(depth(&index, hashes([2, 5, 7])), 2);
 }
 
-/// A hash under two parents is noticed, whatever names the engine gives the blocks. Each holder's depth counts only
-/// its own blocks.
+/// Checks that a hash under two parents is noticed, whatever names the engine gives the blocks. Each holder's depth
+/// must count only its own blocks.
 #[test]
 fn hashes_that_are_no_chain_are_noticed_under_names_too() {
     let index = new_index();
@@ -112,7 +113,7 @@ fn hashes_that_are_no_chain_are_noticed_under_names_too() {
     assert_eq!(ask(&[1, 2, 3]), [(0, 3), (2, 1)]);
 }
 
-/// Defect 4: very many blocks with one 51-bit fragment cost as much as any other blocks.
+/// Test for defect 4: very many blocks with one 51-bit fragment must cost as much as any other blocks.
 #[test]
 fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
     let index = new_index();
@@ -137,7 +138,8 @@ fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Defect 5: a conflict of hashes ends when one of the holders that made it leaves.
+/// Test for defect 5: two holders have one hash under two parents, which is a conflict. The conflict must end when one
+/// of these holders leaves.
 #[test]
 fn a_conflict_ends_with_its_holders() {
     let index = new_index();
@@ -157,7 +159,7 @@ fn a_conflict_ends_with_its_holders() {
     );
 }
 
-/// Defect 6: storing and removing the same blocks again and again keeps no memory.
+/// Test for defect 6: storing and removing the same blocks again and again must keep no memory.
 #[test]
 fn changing_one_block_again_and_again_keeps_no_memory() {
     let index = new_index();
@@ -169,7 +171,8 @@ fn changing_one_block_again_and_again_keeps_no_memory() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Defect 7: the cost of an event depends on the blocks that it names, not on the holder's blocks after them.
+/// Test for defect 7: the cost of an event must depend on the blocks that it names, not on the holder's blocks after
+/// them.
 #[test]
 fn a_first_block_comes_and_goes_beside_any_number_of_others() {
     let index = new_index();
@@ -186,7 +189,7 @@ fn a_first_block_comes_and_goes_beside_any_number_of_others() {
     assert_eq!(depth(&index, hashes(1..=200_000)), 0);
 }
 
-/// Defect 8: removing a branch looks at no other run.
+/// Test for defect 8: removing a branch must look at no other run.
 #[test]
 fn a_branch_goes_beside_very_many_others() {
     let index = new_index();
@@ -201,7 +204,7 @@ fn a_branch_goes_beside_very_many_others() {
     assert_eq!((writer.blocks(), index.sizes().distinct_blocks), (1, 1));
 }
 
-/// A hole in the middle ends the prefix. Filling the hole makes the blocks after it count again.
+/// Checks that a hole in the middle ends the prefix, and that the blocks after it count again once the hole is filled.
 #[test]
 fn holes_are_local() {
     let index = new_index();
@@ -217,7 +220,7 @@ fn holes_are_local() {
     assert_eq!(depth(&index, hashes(1..=10_000)), 10_000);
 }
 
-/// A block is held as long as one tier has it.
+/// Checks that a block is held as long as one tier has it.
 #[test]
 fn tiers_are_held_one_by_one() {
     let index = new_index();
@@ -236,8 +239,8 @@ fn tiers_are_held_one_by_one() {
     assert_eq!((depth(&index, hashes(1..=100)), writer.blocks()), (30, 30));
 }
 
-/// Holders share blocks although each holder has its own names for them. Removing a name that only another holder
-/// uses removes nothing.
+/// Checks that holders share blocks although each holder has its own names for them. Removing a name that only another
+/// holder uses must remove nothing.
 #[test]
 fn holders_with_names_of_their_own_share_blocks() {
     let index = new_index();
@@ -259,7 +262,7 @@ fn holders_with_names_of_their_own_share_blocks() {
     assert_eq!(depths, [500, 500, 100]);
 }
 
-/// Defect 7: nobody waits for the end of a long event, whether it stores, removes or clears.
+/// Test for defect 7: nobody must wait for the end of a long event, whether it stores, removes or clears.
 #[test]
 fn queries_see_a_long_event_in_parts() {
     const BLOCKS: u64 = 200_000;
@@ -295,7 +298,7 @@ fn queries_see_a_long_event_in_parts() {
     assert_eq!((sizes.bytes, sizes.distinct_blocks), (0, 0));
 }
 
-/// Eviction can take the block after which a long event continues. Then nothing of the event is left over.
+/// Checks that nothing is left over if eviction removes a block while a long event stores the blocks after it.
 #[test]
 fn long_events_beside_eviction_leave_nothing_behind() {
     let limits = IndexLimits {

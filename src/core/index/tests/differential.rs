@@ -61,7 +61,7 @@ fn new_oracle(shape: &Shape) -> Oracle {
     )
 }
 
-/// Returns the counts of an event's outcome that both the index and the oracle give.
+/// Returns those counts of an applied event that the oracle computes, too.
 fn outcome_of(applied: &Applied) -> Outcome {
     Outcome {
         stored: applied.stored,

@@ -1,5 +1,5 @@
-//! Forms of events that the contract allows in addition to the usual forms. Each row of the contract's table has one
-//! test.
+//! Tests of the less usual forms of events that the contract allows. Each row of the contract's table of such forms has
+//! one test.
 
 use crate::hash::{BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
 use crate::wire::{

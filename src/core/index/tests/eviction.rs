@@ -442,8 +442,9 @@ fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
     (index, victim, other)
 }
 
-/// At each point of an eviction, clears the victim (the holder whose blocks are evicted), marks it as certain, and
-/// stores other blocks for it. If the victim still counts as certain afterwards, it has all these other blocks.
+/// Checks a holder that is cleared while eviction removes its blocks. At some point of the eviction, the test clears
+/// the holder, marks it as certain, and stores other blocks for it. If the holder still counts as certain after the
+/// eviction, it must have all these other blocks.
 #[test]
 fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_there() {
     const CAPACITY: u64 = 100;
@@ -468,8 +469,8 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
     }
 }
 
-/// The victim is the holder whose blocks are to be evicted. At each point of the eviction, an event of the victim
-/// removes all its blocks. If the victim had lost no block before that event, it must not be degraded.
+/// Checks a holder that removes all its blocks, in an event, while eviction is about to remove them. If the holder had
+/// lost no block before that event, it must not be degraded.
 #[test]
 fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
     const CAPACITY: u64 = 100;

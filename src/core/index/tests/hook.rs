@@ -15,7 +15,8 @@ pub(in crate::index) fn end_turn() {
     TURNS.set(TURNS.get() + 1);
 }
 
-/// Sets `hook` to run on this thread at the point that comes after `points` other points.
+/// Sets `hook` to run on this thread, at a point of a search or of a writer's work. The first `points` points are
+/// passed over; the hook runs at the next one.
 pub(super) fn set(points: usize, hook: impl FnOnce() + 'static) {
     NEXT.with(|next| *next.borrow_mut() = Some((points, Box::new(hook))));
 }

@@ -1,6 +1,6 @@
-//! Interleaved steps. At each point of a search, a test makes a whole step of a writer. The answer must be the
-//! holders' state before or after the step, never a mixture. Other tests apply whole events of other holders at each
-//! point at which a long event lets other writers have a turn.
+//! Interleaved steps: a test stops a search at some point, and lets a writer change a holder there. The answer must be
+//! a state that the holder had before or after one of these changes, never a mixture. Other tests stop a long event
+//! where it lets other writers have a turn, and apply whole events of other holders there.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -241,8 +241,8 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     assert!(several > operations / 10, "{several} of {operations}");
 }
 
-/// During a search, a run grows and so gets a new array of hashes. In the new array, some hash fragments become whole
-/// hashes.
+/// Checks a search during which a run grows and so gets a new array of hashes. In the new array, some hash fragments
+/// become whole hashes. The search must still find the same blocks.
 #[test]
 fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     let mut random = Random::new(4);
@@ -273,8 +273,8 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     }
 }
 
-/// Applies one event of each holder. If an event releases the lock on the runs before its end, the next event is
-/// applied at that point. Counts the nested events in `depth`.
+/// Applies the event of one holder. If that event releases the lock on the runs before its end, the next holder's event
+/// may be applied at that point, and so on. Counts the applied events in `depth`.
 fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
     let Some((holder, tier, event)) = holders.pop() else {
         return;

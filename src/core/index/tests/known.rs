@@ -94,8 +94,8 @@ proptest! {
     }
 }
 
-/// A run keeps fingerprints of prompts that had its blocks. Later the run has other blocks, and some of their
-/// sequence hashes equal the prompt's block hashes. The old fingerprints must match no block.
+/// Checks the fingerprints that a run keeps of prompts. Later the run has other blocks, and some of their sequence
+/// hashes equal the prompt's block hashes. The old fingerprints must match no block.
 #[test]
 fn what_was_kept_of_a_run_says_nothing_of_other_blocks() {
     let blocks: Vec<BlockHash> = (0..200).map(|block| BlockHash(mix(block))).collect();

@@ -1,5 +1,5 @@
-//! Search for the first block at which a query and a run differ. The search compares marks, which are one byte of
-//! some of the run's hashes. So different hashes can have equal marks.
+//! Tests of the search for the first block at which a query and a run differ. The search compares marks, which are one
+//! byte of some of the run's hashes. So different hashes can have equal marks.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
@@ -7,11 +7,12 @@ use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
 use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use kvatlas_lab::random::mix;
 
-/// Number of blocks of each chain: the maximum of one run, and more than the marks cover.
+/// Number of blocks of each chain. It is the maximum for one run. The marks of a run cover only its first blocks, so
+/// the chain has blocks without marks.
 const DEPTH: usize = 4032;
 
-/// Returns a chain whose hashes differ from the original chain from the offset `from` on, but agree in the bits of
-/// `kept`.
+/// Returns a chain of hashes. From the offset `from` on, the hashes are not those of `chain(DEPTH, 0)`: only the bits
+/// of `kept` are the same.
 fn chain(from: usize, kept: u64) -> Vec<SequenceHash> {
     let hash = |at: usize| match (mix(at as u64), mix(!(at as u64))) {
         (own, other) if at >= from => own & kept | other & !kept,

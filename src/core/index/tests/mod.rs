@@ -25,7 +25,7 @@ mod walk;
 mod whole_hashes;
 mod world;
 
-/// Names that the tests use from the index under test.
+/// Everything that the tests use of the index.
 mod api {
     pub(super) use crate::index::*;
 }

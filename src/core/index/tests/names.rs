@@ -148,8 +148,8 @@ fn names_of_one_block_are_bounded() {
     assert_eq!(matched(&index, &[1]), 0);
 }
 
-/// An engine hashes more than the contract does, so it has two names for the same content. In a namespace that
-/// recomputes hashes, both names stand for the same block.
+/// Checks an engine that hashes more than the contract does, and so has two names for the same content. In a namespace
+/// that recomputes hashes, both names must stand for the same block.
 #[test]
 fn two_opaque_names_of_one_content_are_one_block() {
     let settings = NamespaceSettings {

@@ -34,7 +34,8 @@ pub(super) enum Operation {
     Restore { blocks_per_event_max: usize },
 }
 
-/// Returns the engine's name of a block. A block has several names if the engine hashes more than the contract does.
+/// Returns the engine's name of the block with the sequence hash `hash`. Each `variant` gives another name: some
+/// engines hash more than the contract does, and then have several names for one block.
 pub(super) fn name_of(hashing: Hashing, hash: u64, variant: u64) -> u64 {
     match (hashing, variant) {
         (Hashing::Engine, 0) => hash,

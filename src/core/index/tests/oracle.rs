@@ -95,7 +95,8 @@ pub(super) struct Outcome {
     pub(super) parking_full: u64,
     pub(super) missing_content: u64,
     pub(super) capacity: u64,
-    /// Number of stored blocks whose name other blocks had given as the hash of their absent parent.
+    /// Number of stored blocks with an ambiguous name: an earlier event gave this name as the sequence hash of its
+    /// parent, at the position of the stored block. The parent was absent.
     pub(super) ambiguous: u64,
 }
 
@@ -276,8 +277,8 @@ impl Oracle {
         }
     }
 
-    /// Counts the blocks of an event whose name is ambiguous: blocks without a place gave that name as the hash of
-    /// their parent at the same position.
+    /// Counts the blocks of an event that have an ambiguous name. A block's name is ambiguous if blocks without a place
+    /// gave it as the sequence hash of their parent, at the same position, although the block has another hash.
     fn note_ambiguous(&self, blocks: impl Iterator<Item = (PlainKey, u64)>, outcome: &mut Outcome) {
         let is_ambiguous = |(key, name): &(PlainKey, u64)| {
             let child = PlainKey::new(key.position + 1, Some(*name), 0);
@@ -420,7 +421,8 @@ impl Oracle {
         }
     }
 
-    /// Marks a stored block as resumable or not, unless the block was left out because there was no room.
+    /// Marks a block that was just stored as resumable or not. Does nothing if the block was not stored, because there
+    /// was no room.
     fn mark_stored(&mut self, key: PlainKey, name: Option<u64>, tier: Tier, resumable: bool) {
         let is_there = name.is_none_or(|name| self.names.get(&name) == Some(&key));
         if let Some(block) = self.blocks.get_mut(&key).filter(|_| is_there) {

@@ -92,8 +92,9 @@ fn a_removal_from_another_tier_does_not_touch_what_waits() {
     assert_eq!(matched(&index, &[1, 2]), 2);
 }
 
-/// A block is held after a hole, and a second event that stores the block waits. Removing the block also keeps the
-/// waiting event from storing it again.
+/// Checks that a removed block does not come back with a waiting event. Two events store the block. The first is
+/// applied: the block is held, although the block before it is missing. The second waits for the missing block. Then
+/// the block is removed, and the missing block arrives.
 #[test]
 fn a_removed_block_does_not_come_back_with_an_event_that_waited() {
     let (index, mut writer) = new_holder(ParkingLimits::default());

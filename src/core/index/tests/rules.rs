@@ -98,8 +98,8 @@ fn registering_is_bounded() {
     index.register(&id("w", 2)).unwrap();
 }
 
-/// If hashes are not a chain, the parent's name can belong to a block at another position. Then the event's explicit
-/// position counts.
+/// Checks a position that an event gives explicitly. If hashes are not a chain, the parent's name can belong to a block
+/// at another position. Then the explicit position must count.
 #[test]
 fn an_explicit_position_is_believed() {
     let (_index, mut writer) = new_holder(IndexLimits::default());
@@ -125,7 +125,8 @@ fn an_explicit_position_is_believed() {
     assert!(found, "{dumped:?}");
 }
 
-/// Blocks of a holder that names blocks by their hashes. Each hash leads to the whole path to its block.
+/// Blocks of a holder whose names are their hashes. For each hash, the map has the hashes of the whole path to the
+/// block.
 #[derive(Default)]
 struct Paths(HashMap<u64, Vec<u64>>);
 
@@ -149,7 +150,7 @@ impl Paths {
     }
 }
 
-/// Sequence hashes that are drawn from a few numbers, so that many holders have the same hash under many parents.
+/// Checks hashes that are drawn from a few numbers. Many holders then have the same hash under many parents.
 #[test]
 fn hashes_that_are_no_chain_are_told_apart_by_what_is_before_them() {
     let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 5;
@@ -257,8 +258,8 @@ fn conflict(index: &PositionalIndexer) -> [HolderWriter; 2] {
     })
 }
 
-/// Checks a query whose last hash is in the index at the right position, after other blocks. The search finds only the
-/// blocks that really agree.
+/// Checks queries that differ from a chain in the index, and in most cases agree with it again afterwards. The search
+/// must find only the blocks before the first difference.
 #[test]
 fn where_hashes_are_no_chain_one_in_its_place_proves_nothing_about_those_before_it() {
     let (index, mut writer) = new_holder(IndexLimits::default());

@@ -1,4 +1,4 @@
-//! Bounds from compressed chains, compared with the oracle's depths.
+//! Searches that give only some blocks of a chain. The bounds that they return are compared with the oracle's depths.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

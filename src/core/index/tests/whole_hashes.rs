@@ -1,5 +1,5 @@
-//! Sequence hashes are compared in all 64 bits if both the event and the query give whole hashes. Lineage hashes keep
-//! fewer bits.
+//! Tests of comparisons by whole hashes. Sequence hashes are compared in all 64 bits if both the event and the query
+//! give whole hashes. Lineage hashes keep fewer bits.
 
 use crate::hash::{Position, SequenceHash, lineage_hashes};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
@@ -18,7 +18,7 @@ fn chain() -> Vec<u64> {
     (1..=DEPTH).collect()
 }
 
-/// Returns the chain with the top bit of each hash set from the offset `from` on.
+/// Returns the hashes of `chain()`, with the top bit set in each hash from the offset `from` on.
 fn other_from(from: usize) -> Vec<u64> {
     let flip = |(at, hash)| if at < from { hash } else { hash | TOP };
     chain().into_iter().enumerate().map(flip).collect()

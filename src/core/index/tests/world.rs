@@ -22,7 +22,7 @@ pub(super) struct PlainKey {
     pub(super) current: u64,
 }
 
-/// Number of bits of the fragment fields, from the layout's table.
+/// Number of bits of a lineage hash's fragment at this position, from the table of the lineage hash's layout.
 fn fragment_bits(position: u64) -> u32 {
     match position {
         0..=255 => 59,
