@@ -174,7 +174,7 @@ pub(super) struct Inner {
     pub(super) refused: RefusedSubjects,
     pub(super) kin: Kin,
     pub(super) farewells: Farewells,
-    /// Token that stops the tasks of the sources of engines.
+    /// Token that stops the tasks that find engines.
     stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,

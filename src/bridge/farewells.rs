@@ -1,5 +1,4 @@
-//! Remembers the epochs of holders that the bridge has ended, most often with a goodbye, if they are ahead of the
-//! clock.
+//! Remembers epochs that are ahead of the clock and that the bridge has ended, most often with a goodbye.
 //!
 //! After a goodbye, daemons drop batches of the holder's lower epochs for a minute. An epoch's number is usually the
 //! time of its start. If the clock was ahead at that time, and has been set back since, the holder's next epoch would

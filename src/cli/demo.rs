@@ -257,8 +257,8 @@ fn what_to_try(session: &Session) -> String {
     )
 }
 
-/// Returns one of the last [`SAMPLE_REQUESTS`] requests as sample prompt: the request for which the holders have the
-/// largest number of distinct depths (numbers of leading blocks). Among equals, the longest prompt is chosen.
+/// Returns one of the last [`SAMPLE_REQUESTS`] requests as sample prompt: the request for which the holders differ most
+/// in how many leading blocks they have. Among equals, the longest prompt is chosen.
 fn sample_prompt(replay: &Replay<'_>, requests: &[Request]) -> Option<Request> {
     let variety = |request: &&Request| {
         let mut depths: Vec<_> = replay

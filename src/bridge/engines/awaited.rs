@@ -17,7 +17,8 @@ use super::super::server::ServerHandle;
 use super::servers::AskedServer;
 use super::{Bridge, BridgeState, Inner};
 
-/// Report to daemons that an engine is out of sight. It lasts until the engine's server tells how to follow the engine.
+/// Report to daemons that the state of an engine is not known. The bridge repeats the report until the server that the
+/// engine runs in has told how to follow the engine's events.
 #[derive(Debug)]
 pub(super) struct Announcement {
     key: EngineKey,

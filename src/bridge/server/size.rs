@@ -120,9 +120,9 @@ impl BlockSizeListener {
         self.size_told()
     }
 
-    /// Returns the block size that the batch shows: the largest size among its blocks of main attention, because a
-    /// smaller block is only a part of one. `None` if the batch has no block of main attention, or if each of these
-    /// blocks may be a part.
+    /// Returns the block size that the batch shows: the largest size among its blocks of main attention. A smaller
+    /// block is only a part of a block. `None` if the batch has no block of main attention, or if each of these blocks
+    /// may be only a part of a block.
     fn size_told(&mut self) -> Option<u32> {
         let stored = || {
             self.batch

@@ -74,8 +74,8 @@ impl From<Client> for PublishConnection {
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
-/// A subject or a subscription that publishers watch for refusals: the number of these publishers, and the sender of
-/// the refusals so far.
+/// A subject or a subscription that publishers watch for refusals: the number of these publishers, and the channel that
+/// tells them how often it was refused.
 #[derive(Debug)]
 struct RefusalWatch {
     watchers: usize,

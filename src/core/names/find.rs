@@ -16,7 +16,8 @@ use super::form::{Form, NameNotes};
 use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
-/// Block that a holder has: at a place in the runs, or among the orphans, whose parents have never arrived.
+/// Place of a block that a holder has. The block is in a run of the index, or it is an orphan, that is, a block whose
+/// parent has never arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FoundBlock {
     Placed(Spot),

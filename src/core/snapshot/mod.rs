@@ -90,8 +90,8 @@ enum FrameKind {
     Forest = 5,
 }
 
-/// Cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message up to
-/// `sequence` has been applied to the holders. Some later messages may have been applied, too.
+/// Cursor of a JetStream stream. Every message up to `sequence` has been applied to the holders of the snapshot. Some
+/// later messages may have been applied, too.
 ///
 /// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches are
 /// already part of the snapshot.

@@ -178,8 +178,8 @@ pub fn is_pool(worker: &WorkerName) -> bool {
     worker.as_str().starts_with(POOL_PREFIX)
 }
 
-/// Returns the gateway's name for `worker`, which may be a pool. If the name is not an encoded instance name, returns
-/// it unchanged.
+/// Returns the name that a gateway uses for `worker`, which may be a pool. If `worker` is not an encoded instance name,
+/// returns `worker` unchanged.
 pub fn instance_of_worker(worker: &WorkerName) -> String {
     let name = worker.as_str();
     match decode(name.strip_prefix(POOL_PREFIX).unwrap_or(name)) {

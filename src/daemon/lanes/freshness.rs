@@ -104,7 +104,7 @@ impl Freshness {
     }
 
     /// Returns the arrival of a message that is handed to a lane now. `kept_for` is the time for which the stream has
-    /// kept the message.
+    /// kept the message: the message was sent that long before it came.
     ///
     /// Normally the message has come just now. But the broker may have been silent for longer than is allowed. In
     /// that case the message may have waited in the socket since the last sign of the broker.
@@ -128,9 +128,9 @@ impl Freshness {
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// Interval at which the daemon asks the server for the number of the stream's last message, while no message
-    /// comes. The interval is less than half the limit on the age of the state. So an idle stream makes no holder
-    /// count as behind.
+    /// Interval at which the daemon asks the server for the number of the stream's last message. It asks only while no
+    /// message comes. The interval is less than half the limit on the age of the state, so that an idle stream makes no
+    /// holder count as behind.
     pub(crate) fn look_interval(&self) -> Duration {
         let longest = Duration::from_millis(500);
         self.behind_after_us.map_or(longest, |limit| {
@@ -164,8 +164,8 @@ impl Freshness {
     }
 
     /// Returns how long the broker has been silent at `now_us`, in microseconds. `None` if that is within the limit.
-    /// The silence is counted from the last pulse that came back, or from the last report about the stream if that is
-    /// older.
+    /// The broker counts as silent since the older of two signs: the last message that the daemon sent to itself and
+    /// got back, and the last report about the stream.
     pub(crate) fn silent_us(&self, now_us: u64) -> Option<u64> {
         let since_us = [&self.heard_us, &self.known_us].map(|at_us| at_us.load(Ordering::Acquire));
         let silent_us = since_us.map(|since_us| age(since_us, now_us)).into_iter().max()?;

@@ -51,8 +51,9 @@ struct NamespaceBars {
     seen: u64,
 }
 
-/// Rates of the last fifteen minutes, which are sent to a page once. A row has the time of a reading, in microseconds
-/// since the Unix epoch, and one value for each of `names`. A value that is not known is null.
+/// Rates of the last fifteen minutes, which the daemon sends to a page when the page opens. A row has the time at which
+/// the metrics were read, in microseconds since the Unix epoch, and one value for each of `names`, the rates' names. A
+/// value that is not known is null.
 #[derive(Debug, Serialize)]
 pub(super) struct PastRates {
     names: Vec<String>,

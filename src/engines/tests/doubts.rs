@@ -75,8 +75,9 @@ fn cleared() -> Value {
     json!({"type": "AllBlocksCleared"})
 }
 
-/// Tests payloads of each format that has clears. They also have events that cannot be applied. Such an event before
-/// the clear must leave no doubt, and such an event after the clear must leave one.
+/// A test of payloads that contain a clear and events that cannot be applied, for each format that has clears. An
+/// event that cannot be applied must put the blocks in doubt if it comes after the clear, and must not if it comes
+/// before.
 #[test]
 fn a_clear_ends_the_doubts_before_it_and_no_others() {
     let dynamo = |data: Value| json!({"worker_id": 7, "event": {"event_id": 0, "data": data, "dp_rank": 0}});

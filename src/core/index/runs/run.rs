@@ -263,10 +263,10 @@ impl Run {
         }
     }
 
-    /// Returns the range of offsets that contains the first difference between the query and the run, as far as the
-    /// marks (bytes of some hashes) tell. `len` is the number of blocks that both have, and `wanted` gives the query's
-    /// hash at an offset. Blocks before the range have equal marks, but may still differ. If the end of the range is
-    /// below `len`, the block at the end surely differs.
+    /// Returns a range of offsets. The first difference between the query and the run is in the range or at its end, as
+    /// far as the marks (bytes of some hashes) tell. `len` is the number of blocks that both have, and `wanted` gives
+    /// the query's hash at an offset. Blocks before the range have equal marks, but may still differ. If the end of the
+    /// range is below `len`, the block at the end surely differs.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {

@@ -8,9 +8,9 @@
 //!
 //! - Runs are written in depth-first order, parents before children. Of two children, the child that branches off at
 //!   a later block comes first.
-//! - Each run tells how many levels to pop after it: none if its child comes next, one if a sibling does, and one
-//!   more for each run above that ends there too. Positions, parents and parents' hashes follow from that, and are
-//!   not written.
+//! - Each run tells how many levels to pop after it. That is 0 if its child comes next, 1 if its sibling comes next, and
+//!   2 or more if the next run is a sibling of its parent or of a run further up. Positions, parents and parents'
+//!   hashes follow from the pops, and are not written.
 //! - A reader keeps only the blocks on the path from the root.
 //!
 //! # Holders
@@ -61,8 +61,9 @@
 //! ```text
 //! bytes
 //!     1  flags: 1 the frame begins a forest, 2 the frame ends a forest
-//!        if the frame begins a forest: the number of the forest's holders, then for each holder its number, as the distance
-//!            from the smallest number that is possible next (holders are numbered from 0 in the file, those in a forest only)
+//!        if the frame begins a forest: the number of the forest's holders, then the number of each holder, in ascending
+//!            order, less the smallest number that is still possible: 0, then the last number plus 1. (The numbers
+//!            count the file's holders that are in a forest, from 0.)
 //!        the number of runs, then for each run, in order:
 //!            where it branches off: the number of the parent's blocks after that block (absent at position 0).
 //!                For a later sibling the parent counts as if it ended where the sibling before branches off.

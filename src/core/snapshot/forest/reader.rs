@@ -105,7 +105,8 @@ impl ForestReader {
         self.forest.is_some()
     }
 
-    /// Reads a frame's payload. `holders` is the number of holder frames read so far whose blocks are in forests.
+    /// Reads a frame's payload. `holders` is a number of holder frames that have been read so far: those of holders whose
+    /// blocks are written as a forest, not as events.
     pub(in super::super) fn read(
         &mut self,
         payload: &[u8],

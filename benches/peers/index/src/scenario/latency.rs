@@ -282,7 +282,7 @@ fn record_writes<C: Contender>(
     }
 }
 
-/// Prints the tables of `plans`: searches by each form, and then writes.
+/// Prints the tables of `plans`: first a table of searches for each form of query, and then a table of writes.
 pub fn print(title: &str, plans: &[Plan], ledger: &Ledger) {
     let rows = contender::rows();
     for form in Form::ALL {
