@@ -23,6 +23,10 @@ Examples:
 /// Number of requests when no trace is given.
 const SYNTHETIC_REQUESTS: usize = 10_000;
 
+/// Maximum time that one step of the model of an engine can take, in microseconds: one minute. Longer times would
+/// exceed the range of the clock of a run.
+const TIME_MAX_US: u64 = 60_000_000;
+
 /// Requests, workers and costs to compare policies on.
 #[derive(Debug, Args)]
 pub(crate) struct CompareArguments {
@@ -50,13 +54,16 @@ pub(crate) struct CompareArguments {
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_speed)]
     speed: f64,
     /// Time to compute one block of a prompt, in microseconds.
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().block_us)]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().block_us,
+        value_parser = clap::value_parser!(u64).range(..=TIME_MAX_US))]
     block_us: u64,
     /// Time for one token of an answer, in microseconds.
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().token_us)]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().token_us,
+        value_parser = clap::value_parser!(u64).range(..=TIME_MAX_US))]
     token_us: u64,
     /// Time from a change of a cache until the index knows it, in microseconds.
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().event_delay_us)]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().event_delay_us,
+        value_parser = clap::value_parser!(u64).range(..=TIME_MAX_US))]
     event_delay_us: u64,
     /// Weight of a block that must be computed, for policies that weigh load. A block in flight weighs 1.
     #[arg(long, value_name = "WEIGHT", default_value_t = ServiceModel::default().overlap_weight)]
@@ -184,4 +191,26 @@ fn render(outcomes: &[PolicyOutcome]) -> String {
         ]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Example {
+        #[command(flatten)]
+        compare: CompareArguments,
+    }
+
+    #[test]
+    fn times_of_the_model_are_bounded() {
+        for flag in ["--block-us", "--token-us", "--event-delay-us"] {
+            let taken = |time: &str| Example::try_parse_from(["example", flag, time]).is_ok();
+            assert!(taken("0") && taken("60000000"), "{flag}");
+            assert!(!taken("60000001") && !taken("18446744073709551615"), "{flag}");
+        }
+    }
 }

@@ -130,9 +130,10 @@ async fn left_in_bucket(server: &Path) -> (Restartable, Client, Publisher) {
     client
         .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
         .await;
-    let seen = objects(&client).await;
-    newer_object(&client, &seen).await;
-    newer_object(&client, &seen).await;
+    let mut seen = objects(&client).await;
+    for _ in 0..2 {
+        seen = newer_object(&client, &seen).await;
+    }
     daemon.stop().await;
     (broker, client, publisher)
 }

@@ -1,5 +1,5 @@
-//! Searches that see certain batches either whole or not at all. These are the batches that both remove and add
-//! blocks, and those that begin a new epoch.
+//! Searches, and readings of a holder's status, that see certain batches either whole or not at all. These are the
+//! batches that both remove and add blocks, and those that begin a new epoch.
 //!
 //! A search that runs while such a batch is being applied may see a state that the holder never had. So a search is
 //! repeated until no such batch was applied during it, as with a seqlock. The repetitions are bounded in number and
