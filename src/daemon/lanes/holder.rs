@@ -235,12 +235,9 @@ impl Holder {
             BatchAdmission::NewEpoch { .. }
         );
         // Before its events are applied, a new epoch ends the old one's blocks and doubts.
-        let ends_some = self.writer.blocks() > 0 || !self.writer.status().own_reasons().is_empty();
-        let is_doubted = batch
-            .events
-            .iter()
-            .any(|event| matches!(event, Event::Doubted(_)));
-        let is_mixed = (is_new_epoch && (ends_some || is_doubted))
+        let ends_some = || self.writer.blocks() > 0 || !self.writer.status().own_reasons().is_empty();
+        let doubts = |event: &Event| matches!(event, Event::Doubted(_));
+        let is_mixed = (is_new_epoch && (ends_some() || batch.events.iter().any(doubts)))
             || (batch.events.iter().any(takes) && batch.events.iter().any(stores));
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }

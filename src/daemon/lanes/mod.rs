@@ -64,7 +64,7 @@ mod tally;
 mod unheld;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use clock::now_us;
 pub(crate) use flow::SeenInParts;

@@ -42,7 +42,8 @@ fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
     LanePool::start(&settings, Arc::new(namespaces())).unwrap()
 }
 
-fn namespaces() -> Namespaces {
+/// Returns no namespaces yet, without bounds on their indexes.
+pub(crate) fn namespaces() -> Namespaces {
     namespaces_within(IndexLimits::default())
 }
 
@@ -54,7 +55,8 @@ fn namespaces_within(limits: IndexLimits) -> Namespaces {
     Namespaces::new(Capacity::UNBOUNDED, settings, Vec::new(), limits, 16)
 }
 
-fn settings() -> LaneSettings {
+/// Returns the settings of two lanes without a shard, that hold no batches back.
+pub(crate) fn settings() -> LaneSettings {
     LaneSettings {
         subjects: Subjects::new("kvatlas").unwrap(),
         lanes: 2,
@@ -106,7 +108,8 @@ pub(super) fn worker(number: usize) -> WorkerKey {
     }
 }
 
-pub(super) fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
+/// Returns a batch of the epoch 1 about the device.
+pub(crate) fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
     EventBatch {
         epoch: 1,
         seq,

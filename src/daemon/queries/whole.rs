@@ -114,60 +114,35 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use kvatlas_core::hash::SequenceHash;
-    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
     use kvatlas_core::stream::StreamTrust;
     use kvatlas_core::wire::{
-        DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, StoredBlocks, Subjects, Tier,
-        WireLimits,
+        DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, StoredBlocks,
     };
 
     use super::*;
-    use crate::lanes::{LanePool, LaneSettings, LivenessSettings};
+    use crate::lanes::LanePool;
+    use crate::lanes::tests::{batch, namespaces, settings};
     use crate::queries::report;
-
-    fn namespaces() -> Arc<Namespaces> {
-        let (settings, limits) = (NamespaceSettings::default(), IndexLimits::default());
-        Arc::new(Namespaces::new(Capacity::UNBOUNDED, settings, [], limits, 16))
-    }
-
-    fn pool(namespaces: Arc<Namespaces>) -> LanePool {
-        let settings = LaneSettings {
-            subjects: Subjects::new("kvatlas").unwrap(),
-            lanes: 1,
-            lane_queue_bytes: 1 << 20,
-            behind_after: None,
-            limits: WireLimits::default(),
-            shard: None,
-            holding: None,
-            liveness: LivenessSettings::default(),
-            epoch_ahead_max: None,
-        };
-        LanePool::start(&settings, namespaces).unwrap()
-    }
 
     /// Returns the only batch of an epoch. The publisher doubts its state, and has `blocks`.
     fn doubted(epoch: u64, blocks: u64) -> Vec<u8> {
         let hashes = (0..blocks).map(SequenceHash).collect();
+        let events = vec![
+            Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap)),
+            Event::Stored(StoredBlocks::by_sequence(None, None, hashes)),
+        ];
         let batch = EventBatch {
             epoch,
-            seq: 1,
-            rank: 0,
-            time_us: None,
-            tier: Tier::DEVICE,
-            block_size: None,
-            profile: None,
-            events: vec![
-                Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap)),
-                Event::Stored(StoredBlocks::by_sequence(None, None, hashes)),
-            ],
+            ..batch(1, events)
         };
         batch.encode()
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_status_never_shows_half_of_a_new_epoch() {
-        let namespaces = namespaces();
-        let (pool, trust) = (pool(Arc::clone(&namespaces)), StreamTrust::default());
+        let namespaces = Arc::new(namespaces());
+        let pool = LanePool::start(&settings(), Arc::clone(&namespaces)).unwrap();
+        let trust = StreamTrust::default();
         let (name, worker) = (NamespaceName::new("n").unwrap(), WorkerName::new("w").unwrap());
         let generation = trust.generation();
         let hear = async |epoch, blocks| {
@@ -189,9 +164,9 @@ mod tests {
                 }
                 exact
             });
-            let writer = tokio::runtime::Handle::current();
+            let runtime = tokio::runtime::Handle::current();
             tokio::task::block_in_place(|| {
-                writer.block_on(async {
+                runtime.block_on(async {
                     for epoch in 2..20_000 {
                         hear(epoch, epoch % 2 * 3).await;
                     }

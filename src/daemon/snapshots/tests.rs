@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use crate::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSettings, StreamPosition};
+use crate::lanes::tests::settings;
+use crate::lanes::{HoldingSettings, LanePool, LaneSettings, StreamPosition};
 use crate::shared::unbounded;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::hash::{BlockSize, SequenceHash};
@@ -43,15 +44,8 @@ impl World {
     fn keeping_back(holding: Option<HoldingSettings>) -> Self {
         let namespaces = Arc::new(unbounded(4));
         let settings = LaneSettings {
-            subjects: kvatlas_core::wire::Subjects::new("kvatlas").unwrap(),
-            lanes: 2,
-            lane_queue_bytes: 1 << 20,
-            behind_after: None,
-            limits: WireLimits::default(),
-            shard: None,
             holding,
-            liveness: LivenessSettings::default(),
-            epoch_ahead_max: None,
+            ..settings()
         };
         Self {
             pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces)).unwrap()),
