@@ -8,6 +8,8 @@ use super::suggest;
 
 /// Prefix of the variables that control kvatlas's own tests. Programs that the tests start inherit these variables.
 const TEST_PREFIX: &str = "KVATLAS_TEST_";
+/// Variable that names the program which the scripts in `deploy` use. Programs that they start inherit it.
+const PROGRAM_VARIABLE: &str = "KVATLAS_BIN";
 
 /// Returns the environment variables of this process that begin with [`ENVIRONMENT_PREFIX`].
 ///
@@ -59,6 +61,7 @@ fn is_of_others(name: &str) -> bool {
             .iter()
             .any(|end| name.ends_with(end));
     name == CONFIG_VARIABLE
+        || name == PROGRAM_VARIABLE
         || name.starts_with(TEST_PREFIX)
         || name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
@@ -113,6 +116,7 @@ mod tests {
             "KVATLAS_PORT_9464_TCP_ADDR",
             "KVATLAS_ADMIN_SERVICE_HOST",
             "KVATLAS_CONFIG",
+            "KVATLAS_BIN",
             "KVATLAS_TEST_OLD_NATS_SERVER",
             "PATH",
         ];

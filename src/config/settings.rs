@@ -105,8 +105,7 @@ tables! {
 
     /// Settings of the NATS subjects.
     pub SubjectsConfig in [subjects] {
-        /// Checks that kvatlas and toktrie divide a text into the same tokens, each taking the longest possible token
-        /// first.
+        /// The beginning of every NATS subject of kvatlas.
         prefix: String = "kvatlas", text(Kind::SubjectPrefix);
     }
 
