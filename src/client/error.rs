@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::{Client, PublishError, PublishErrorKind};
 use kvatlas_core::wire::WireError;
 
 /// Error that leaves a request without an answer, or a message unsent.
@@ -53,4 +54,23 @@ pub enum ClientError {
     /// The connection to NATS failed. The text tells the reason.
     #[error("NATS: {0}")]
     Connection(String),
+}
+
+impl ClientError {
+    /// Returns the error for a message of `bytes` bytes to `subject` that the connection did not take.
+    pub(super) fn unsent(error: &PublishError, nats: &Client, subject: &str, bytes: usize) -> Self {
+        match error.kind() {
+            PublishErrorKind::MaxPayloadExceeded => Self::too_large(nats, subject, bytes),
+            _ => Self::Connection(error.to_string()),
+        }
+    }
+
+    /// Returns the error for a message of `bytes` bytes to `subject` that is larger than the server takes.
+    pub(super) fn too_large(nats: &Client, subject: &str, bytes: usize) -> Self {
+        Self::TooLarge {
+            subject: subject.to_owned(),
+            bytes,
+            bytes_max: nats.max_payload(),
+        }
+    }
 }

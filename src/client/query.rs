@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Message, PublishError, RequestError, RequestErrorKind};
+use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
 use bytes::Bytes;
 
 use kvatlas_core::wire::{
@@ -144,7 +144,8 @@ impl QueryClient {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection does not take the report within the patience.
+    /// [`ClientError::Connection`] if the connection does not take the report within the patience,
+    /// [`ClientError::TooLarge`] if a part of the report is longer than the server allows.
     pub async fn tell_outcomes(
         &self,
         namespace: &NamespaceName,
@@ -166,8 +167,8 @@ impl QueryClient {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] if the connection does not take the hints within the patience, or a hint is longer
-    /// than the server allows.
+    /// [`ClientError::Connection`] if the connection does not take the hints within the patience,
+    /// [`ClientError::TooLarge`] if a hint is longer than the server allows.
     pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
         let subject = self.subjects.hint(namespace);
         // Each hint may be as long as a query, which may fill a message.
@@ -183,16 +184,16 @@ impl QueryClient {
     ) -> Result<(), ClientError> {
         let publishing = async {
             for payload in reports {
-                self.nats.publish(subject.to_owned(), payload.into()).await?;
+                let bytes = payload.len();
+                let published = self.nats.publish(subject.to_owned(), payload.into()).await;
+                published.map_err(|error| ClientError::unsent(&error, &self.nats, subject, bytes))?;
             }
-            Ok::<_, PublishError>(())
+            Ok(())
         };
         let published = tokio::time::timeout(self.patience, publishing).await;
         let late =
             |_| ClientError::Connection(format!("the server takes nothing within {:?}", self.patience));
-        published
-            .map_err(late)?
-            .map_err(|error| ClientError::Connection(error.to_string()))
+        published.map_err(late)?
     }
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
@@ -208,11 +209,7 @@ impl QueryClient {
         let reply = reply.map_err(|error| match error.kind() {
             RequestErrorKind::NoResponders => ClientError::NoDaemon { subject },
             RequestErrorKind::TimedOut => timed_out(subject),
-            RequestErrorKind::MaxPayloadExceeded => ClientError::TooLarge {
-                subject,
-                bytes,
-                bytes_max: self.nats.max_payload(),
-            },
+            RequestErrorKind::MaxPayloadExceeded => ClientError::too_large(&self.nats, &subject, bytes),
             _ => ClientError::Connection(error.to_string()),
         })?;
         match refusal(&reply) {

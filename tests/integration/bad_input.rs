@@ -8,7 +8,7 @@ use crate::support::{
 };
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::{
-    ErrorCode, NamespaceName, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
+    ErrorCode, Hint, NamespaceName, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
 };
 use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
@@ -277,7 +277,20 @@ async fn a_message_that_no_server_would_take_is_an_error_with_its_sizes() {
         .ask_with(SingleQuery::new(QueryKey::SequenceHashes(hashes(1, 500))))
         .await
         .unwrap_err();
-    for error in [told, asked] {
+    let query = SingleQuery::new(QueryKey::SequenceHashes(hashes(1, 500)));
+    let hint = Hint {
+        worker: worker("gpu-0"),
+        rank: 0,
+        prompt: query.clone(),
+    };
+    let hinted = client
+        .queries
+        .tell_hints(&namespace(), vec![hint])
+        .await
+        .unwrap_err();
+    let gathering = client.queries.clone().gathering().await.unwrap();
+    let gathered = gathering.query(&namespace(), query).await.unwrap_err();
+    for error in [told, asked, hinted, gathered] {
         let ClientError::TooLarge { bytes, bytes_max, .. } = error else {
             panic!("{error:?}");
         };

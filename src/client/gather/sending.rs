@@ -36,7 +36,7 @@ impl ShardRequest {
                 sent.await
             }
         };
-        sent.map_err(|error| ClientError::Connection(error.to_string()))
+        sent.map_err(|error| ClientError::unsent(&error, nats, &self.subject, self.payload.len()))
     }
 }
 
