@@ -473,6 +473,31 @@ async fn clients_need_the_password_and_have_bounds() {
     daemon.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_has_to_arrive_in_full_in_time() {
+    let broker = broker().await;
+    let settings = [
+        ("redis.listen", "127.0.0.1:0"),
+        ("redis.request_timeout_ms", "300"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let mut router = Router::connect(&daemon).await;
+    router.write(b"*2\r\n$4\r\nPING\r\n$100000\r\n").await;
+    // Each byte comes in time, the command does not.
+    let trickle = async {
+        let mut byte = [0];
+        loop {
+            let _ = router.0.write_all(b"x").await;
+            let read = tokio::time::timeout(Duration::from_millis(50), router.0.read(&mut byte)).await;
+            if let Ok(Ok(0) | Err(_)) = read {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, trickle).await.unwrap();
+    daemon.stop().await;
+}
+
 /// Sends a PING with `bytes` bytes of text, and returns the reply. `None` if the connection was cut off.
 async fn long_ping(daemon: &Daemon, bytes: usize) -> Option<String> {
     let mut router = Router::connect(daemon).await;

@@ -182,11 +182,9 @@ impl Service {
             drop(room);
             let outcome = match made {
                 Some((reply_to, answer, outcome)) => service.send(&reply_to, answer, outcome, permit).await,
-                None => Some(DynamoOutcome::Unreadable),
+                None => DynamoOutcome::Unreadable,
             };
-            if let Some(outcome) = outcome {
-                service.metrics.requests.get(outcome).increment(1);
-            }
+            service.metrics.requests.get(outcome).increment(1);
         });
     }
 
@@ -210,8 +208,8 @@ impl Service {
         Some((asked.reply_to, answer, outcome))
     }
 
-    /// Sends an answer. Returns `outcome` if the router has taken the answer, or else [`DynamoOutcome::NotTaken`].
-    /// `None` if the router has not taken the answer within [`DRAIN_TIMEOUT`] after the daemon's stop.
+    /// Sends an answer. Returns `outcome` if the router has taken the answer, or else [`DynamoOutcome::NotTaken`]. After
+    /// the daemon's stop, the router has [`DRAIN_TIMEOUT`] to take it.
     ///
     /// `permit` is one of the `ANSWERS_MAX` permits that limit the requests being answered. This function gives the
     /// permit back when it begins to send, so that slow routers do not delay the answers to other requests.
@@ -221,7 +219,7 @@ impl Service {
         answer: Bytes,
         outcome: DynamoOutcome,
         permit: OwnedSemaphorePermit,
-    ) -> Option<DynamoOutcome> {
+    ) -> DynamoOutcome {
         let sending = async {
             let under_way = self.sendings.acquire().await;
             drop(permit);
@@ -234,16 +232,16 @@ impl Service {
         };
         let sent = tokio::select! {
             sent = sending => sent,
-            () = self.stopped_for(DRAIN_TIMEOUT) => return None,
+            () = self.stopped_for(DRAIN_TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
         };
         let Err(error): io::Result<()> = sent else {
-            return Some(outcome);
+            return outcome;
         };
         if let Some(suppressed) = UNANSWERED_GATE.admit() {
             let address = &reply_to.address;
             tracing::warn!(%error, ?address, suppressed, "a router of Dynamo did not take its answer");
         }
-        Some(DynamoOutcome::NotTaken)
+        DynamoOutcome::NotTaken
     }
 
     /// Waits until the daemon is told to stop, and then for `time`.
@@ -420,7 +418,7 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
         };
         let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
         place.note_waits(false);
-        stream.write_u32(0).await?;
+        timeout(service.request_timeout, stream.write_u32(0)).await??;
         let TcpRequest {
             component,
             payload,

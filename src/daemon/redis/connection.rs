@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::queries::{HeavyRequest, HeavyTurns};
@@ -79,6 +79,7 @@ pub(super) async fn serve(
         place: &place,
         stopping: stopping.clone(),
         input: BytesMut::new(),
+        due: None,
         room: None,
         replies: ReplyBuffer::default(),
         chain: PromptChain::default(),
@@ -106,6 +107,8 @@ struct RedisConnection<'p> {
     session: RedisSession,
     /// Bytes that have arrived and have not been answered.
     input: BytesMut,
+    /// Time by which the command that has begun to arrive must have arrived in full; `None` between two commands.
+    due: Option<tokio::time::Instant>,
     /// Share of the common memory that the connection uses in addition to its own memory.
     room: Option<OwnedSemaphorePermit>,
     replies: ReplyBuffer,
@@ -129,16 +132,13 @@ impl RedisConnection<'_> {
     /// end.
     async fn receive(&mut self) -> io::Result<bool> {
         let limits = self.door.limits;
-        let patience = match self.input.is_empty() {
-            true => limits.idle_timeout,
-            false => limits.request_timeout,
-        };
         if !self.reserve() {
             let text = "ERR too many bytes of commands wait; ask again later";
             self.cut(RedisRefusal::TooLarge, text).await?;
             return Ok(false);
         }
-        let read = timeout(patience, self.stream.read_buf(&mut self.input));
+        let due = self.due.unwrap_or_else(|| now() + limits.idle_timeout);
+        let read = timeout_at(due, self.stream.read_buf(&mut self.input));
         let read = match self.stopping.run_until_cancelled(read).await {
             None => return Ok(false),
             Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
@@ -147,6 +147,7 @@ impl RedisConnection<'_> {
         if read == 0 {
             return Ok(false);
         }
+        self.due.get_or_insert_with(|| now() + limits.request_timeout);
         // Further bytes that have come already most likely belong to the same pipeline.
         while self.input.len() < limits.command_bytes_max && self.reserve() {
             match self.stream.try_read_buf(&mut self.input) {
@@ -227,6 +228,9 @@ impl RedisConnection<'_> {
         self.write().await?;
         let rest = input.get(at..).unwrap_or_default();
         self.input.extend_from_slice(rest);
+        if at > 0 {
+            self.due = (!rest.is_empty()).then(|| now() + self.door.limits.request_timeout);
+        }
         if rest.len() >= self.door.limits.command_bytes_max {
             self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
                 .await?;
@@ -327,4 +331,8 @@ impl RedisConnection<'_> {
         self.door.commands.refuse(reason, text, &mut self.replies);
         self.write().await
     }
+}
+
+fn now() -> tokio::time::Instant {
+    tokio::time::Instant::now()
 }

@@ -10,6 +10,8 @@
 //!                                 └──── a batch is missing, or there is no room ◀─┘
 //! ```
 //!
+//! - After the daemon's start, nobody knows which workers there are until a list of them comes. Answers are not exact
+//!   until then, but for no longer than a worker may be silent: perhaps no worker reports at all.
 //! - A worker is *awaited* until its snapshot comes. Answers leave out an awaited worker. After the snapshot the worker
 //!   is *told*: its blocks are known.
 //! - A worker that has been silent for longer than the limit is left out as well, until its next batch or a snapshot.
@@ -117,6 +119,8 @@ impl ReportedWorker {
 struct ReportedWorkers {
     workers: BTreeMap<String, ReportedWorker>,
     bytes: usize,
+    /// Whether a list of workers has come since the daemon's start.
+    is_listed: bool,
 }
 
 impl ReportedWorkers {
@@ -150,7 +154,7 @@ pub(super) struct ReportedMatch {
 pub(super) struct Coverage {
     /// Whether the state of at least one reporting worker is certain.
     pub(super) knows_some: bool,
-    /// Whether the state of every worker is certain. True if there are no workers.
+    /// Whether it is certain which workers there are, and what the state of each is.
     pub(super) is_exact: bool,
 }
 
@@ -171,6 +175,7 @@ pub(super) struct BlockReports {
     /// replaces.
     snapshots: Mutex<()>,
     limits: ReportLimits,
+    started: Instant,
     metrics: GrpcReportMetrics,
 }
 
@@ -180,6 +185,7 @@ impl BlockReports {
             kept: RwLock::default(),
             snapshots: Mutex::default(),
             limits,
+            started: Instant::now(),
             metrics: GrpcReportMetrics::new(),
         }
     }
@@ -211,6 +217,7 @@ impl BlockReports {
         }
         let (answer, forgotten) = self.write(|kept| {
             let mut before = std::mem::take(&mut kept.workers);
+            kept.is_listed = true;
             for expected in request.workers {
                 let known = before.remove(&expected.worker_id);
                 let mut worker = known.unwrap_or_else(|| ReportedWorker::awaited(now));
@@ -352,14 +359,24 @@ impl BlockReports {
         worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }
 
+    /// Whether it is known which workers report: after the daemon's start, a list of them has come, or none has come for
+    /// longer than a worker may be silent.
+    fn is_listed(&self, now: Instant) -> bool {
+        let elapsed = now.saturating_duration_since(self.started);
+        self.kept.read().is_listed || self.limits.silence_max.is_some_and(|most| elapsed > most)
+    }
+
     /// Calls `look` for every worker whose state is certain. `look` returns the number of blocks that it has looked up.
     /// The result says two things: whether the state of all workers is certain, and whether the state of at least one
-    /// is.
+    /// is. Nothing is certain about all workers until it is known which there are.
     ///
     /// After each [`AT_ONCE`] blocks, other tasks get a turn. So the workers of one answer may be seen at different
     /// times.
     async fn look(&self, now: Instant, mut look: impl FnMut(&str, &ReportedWorker) -> usize) -> Coverage {
-        let mut coverage = Coverage::default();
+        let mut coverage = Coverage {
+            is_exact: self.is_listed(now),
+            ..Coverage::default()
+        };
         let mut last: Option<String> = None;
         loop {
             {

@@ -287,6 +287,20 @@ async fn check_placements(reports: &BlockReports, model: &BTreeMap<&str, Naive>,
 }
 
 #[tokio::test]
+async fn answers_are_not_exact_until_it_is_known_who_reports() {
+    let (reports, now) = (reports(), Instant::now());
+    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], false));
+    let later = now + Duration::from_secs(61);
+    assert_eq!(
+        told(&reports, Depth::Usable, later).await,
+        (vec![], true),
+        "no worker reports"
+    );
+    reports.configure(expected(&[]), now).unwrap();
+    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], true));
+}
+
+#[tokio::test]
 async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
     let (reports, now) = (reports(), Instant::now());
     let store = |seq| batch("a", seq, vec![action(ExternalKvActionType::Report, 1, vec![0])]);
