@@ -24,6 +24,33 @@ pub(super) struct UnansweringShard {
     refusal: Option<String>,
 }
 
+/// Outage of a gateway: no shard answers it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub(super) struct GatewayOutage {
+    since_us: u64,
+    /// Error of the last request that no shard has answered.
+    error: String,
+}
+
+impl GatewayOutage {
+    /// Returns the outage in words. The text says since when it lasts, and how long that is at the time `now_us`.
+    pub(super) fn describe(&self, now_us: u64) -> String {
+        let since = since(Some(self.since_us), now_us);
+        format!("no shard has an answer{since}: {}", self.error)
+    }
+
+    /// Returns the advice on what to do.
+    pub(super) fn mend() -> String {
+        mend_of([UnansweringShard::ALERT].into_iter(), "what to do")
+    }
+}
+
+impl fmt::Display for GatewayOutage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "no shard has an answer: {}", self.error)
+    }
+}
+
 impl UnansweringShard {
     /// Name of the alert that reports missing shards.
     const ALERT: &str = "KvatlasShardMissing";

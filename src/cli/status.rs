@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
-use super::missing::UnansweringShard;
+use super::missing::{GatewayOutage, UnansweringShard};
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::refused::{PublisherRefusal, reason_of};
@@ -72,6 +72,9 @@ struct Status {
     /// Shards that do not answer this gateway.
     #[serde(default)]
     missing_shards: Vec<UnansweringShard>,
+    /// Outage of this gateway, which no shard answers; `None` if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shard_outage: Option<GatewayOutage>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     strays: Vec<StrayNamespace>,
@@ -125,7 +128,7 @@ struct NamespaceStatus {
 /// - Every holder is exact, and requests find the blocks that exact answers promise.
 /// - No batches are dropped, and no events come for a namespace that does not exist.
 /// - Snapshots are written and sent.
-/// - No shard is missing.
+/// - No shard is missing, and a gateway has answers.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     let status = Status::read(&client).await?;
@@ -201,6 +204,9 @@ impl Status {
         if let Some(error) = &self.snapshot_upload_error {
             return Err(Failure::failed(unsent(error)));
         }
+        if let Some(outage) = &self.shard_outage {
+            return Err(Failure::failed(outage));
+        }
         if let Some(missing) = self.missing_shards.first() {
             return Err(Failure::failed(format_args!("{missing} {}", missing.fault())));
         }
@@ -236,6 +242,13 @@ impl Status {
         }
         if let Some(error) = &self.snapshot_upload_error {
             text += &format!("  {}\n", unsent(error));
+        }
+        if let Some(outage) = &self.shard_outage {
+            text += &format!(
+                "  {}\n    mend: {}\n",
+                outage.describe(now_us),
+                GatewayOutage::mend()
+            );
         }
         for missing in &self.missing_shards {
             text += &format!("  {missing} {}\n", missing.describe(now_us));
@@ -392,6 +405,7 @@ mod tests {
             snapshot_upload_error: None,
             broker_silent_us: None,
             missing_shards: Vec::new(),
+            shard_outage: None,
             strays: Vec::new(),
             namespaces: vec![namespace("llama"), namespace("qwen")],
         }
@@ -428,6 +442,28 @@ qwen          1000         0  123456  12345678
         // Older daemons do not say.
         let status: Status = serde_json::from_str(r#"{"namespaces":[],"messages_waiting":0}"#).unwrap();
         assert_eq!(status.role, ProcessRole::Daemon);
+    }
+
+    #[test]
+    fn a_gateway_without_answers_is_not_well() {
+        let outage = r#"{"since_us":1800000000000000,"error":"all are away"}"#;
+        let status = Status {
+            role: ProcessRole::Gateway,
+            shard_outage: serde_json::from_str(outage).unwrap(),
+            namespaces: Vec::new(),
+            ..sound()
+        };
+        let text = status.render("a:1", 1_800_000_060_000_000);
+        assert!(
+            text.contains(
+                "  no shard has an answer since 08:00:00 UTC (60 s): all are away\n    mend: start"
+            ),
+            "{text}"
+        );
+        assert_eq!(
+            status.verdict(),
+            Err(Failure::failed("no shard has an answer: all are away"))
+        );
     }
 
     #[test]

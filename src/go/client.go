@@ -167,7 +167,7 @@ func (c *Client) explained(err error, subject string, size int) error {
 	case errors.Is(err, ErrNotPermitted):
 		return fmt.Errorf("%w; give the user the right to it", err)
 	case errors.Is(err, nats.ErrNoResponders):
-		return fmt.Errorf("%w on %s; start one, or check the prefix", ErrNoDaemon, subject)
+		return fmt.Errorf("%w on %s; start one, or a gateway if there are only shards; or check the prefix", ErrNoDaemon, subject)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return fmt.Errorf("%w: the message to %s has %d bytes, and the NATS server takes at most %d; split it, or raise max_payload",
 			ErrTooLarge, subject, size, c.connection.MaxPayload())

@@ -9,7 +9,8 @@ import (
 var (
 	// ErrInvalid says that a name, an event, a query or an option is none that the contract allows.
 	ErrInvalid = errors.New("kvatlas: not allowed")
-	// ErrNoDaemon says that nobody listens where the request went: start a daemon, or check the prefix.
+	// ErrNoDaemon says that nobody listens where the request went: start a daemon, or a gateway if there are only shards; or check the
+	// prefix.
 	ErrNoDaemon = errors.New("kvatlas: no daemon listens")
 	// ErrNotPermitted says that the NATS server refuses the message. It is known when the request has run out of time.
 	ErrNotPermitted = errors.New("kvatlas: not permitted")

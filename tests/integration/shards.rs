@@ -20,6 +20,7 @@ use kvatlas_core::wire::{
     ERROR_CODE_HEADER, ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER,
     Shard, SingleQuery, Tier,
 };
+use serde_json::Value;
 
 const WORKERS: u32 = 12;
 
@@ -268,9 +269,15 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
         matches!(&nobody, Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable),
         "{nobody:?}"
     );
+    let outage = || -> Value {
+        let (_, index) = http_get(gateway.admin_address(), "/index");
+        serde_json::from_str::<Value>(&index).unwrap()["shard_outage"].take()
+    };
+    assert!(outage()["since_us"].is_u64(), "{}", outage());
     let (first, second) = (shard(broker.url(), "0/2"), shard(broker.url(), "1/2"));
     publish(&client).await;
     let reply = all_known(&client.queries).await;
+    assert!(outage().is_null(), "{}", outage());
     assert_eq!(matches(&reply), expected(usize::MAX));
     assert_eq!(
         reply.gathered,

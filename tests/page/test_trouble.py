@@ -126,8 +126,10 @@ def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrom
 def test_a_shard_that_refuses_is_not_one_to_start(browser: Chrome, daemon: Daemon) -> None:
     silent = {"shard": 0, "shards": 2, "since_us": 0}
     missing = [silent, silent | {"shard": 1, "namespace": "n", "refusal": "all is dropped"}]
-    stub = Stub(daemon, lambda: iter([frame({}, 0, ready=True, missing_shards=missing)]))
+    outage = {"since_us": 0, "error": "no daemon listens"}
+    stub = Stub(daemon, lambda: iter([frame({}, 0, ready=True, missing_shards=missing, shard_outage=outage)]))
     browser.get(stub.url)
+    row_of_trouble(browser, "no answers no daemon listens since ")
     row_of_trouble(browser, "shard missing shard 0/2 since ")
     refuses = row_of_trouble(browser, "shard refuses shard 1/2 about n: all is dropped since ")
     assert "What to do: mend what the shard says" in refuses, refuses

@@ -23,7 +23,7 @@ use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
-use crate::cli::missing::UnansweringShard;
+use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::silence;
 use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
@@ -59,6 +59,8 @@ struct GatewayShards {
     // An older gateway leaves this field out.
     #[serde(default)]
     missing_shards: Vec<UnansweringShard>,
+    #[serde(default)]
+    shard_outage: Option<GatewayOutage>,
 }
 
 /// A daemon, gateway or bridge of the deployment.
@@ -276,7 +278,7 @@ async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Chec
     }
 }
 
-/// Returns a failed check for each shard that does not answer the gateway, or refuses to.
+/// Returns a failed check for each shard that does not answer the gateway, or refuses to, and one if no shard answers.
 fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
     let known: GatewayShards = match view_of((gateway, index)) {
         Ok(known) => known,
@@ -287,7 +289,11 @@ fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
         let found = format!("{said}, at {}", gateway.authority());
         Check::failed(&missing.to_string(), found, missing.long_mend())
     };
-    known.missing_shards.iter().map(failed).collect()
+    let outage = known.shard_outage.iter().map(|outage| {
+        let found = format!("{}, at {}", outage.describe(unix_time_us()), gateway.authority());
+        Check::failed("shards", found, GatewayOutage::mend())
+    });
+    outage.chain(known.missing_shards.iter().map(failed)).collect()
 }
 
 /// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, missing namespaces,

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::cli::missing::UnansweringShard;
+use crate::cli::missing::{GatewayOutage, UnansweringShard};
 use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::PublisherRefusal;
 use crate::cli::strays::StrayNamespace;
@@ -34,6 +34,9 @@ pub(super) struct DaemonFrame {
     /// Shards that do not answer this gateway. An older daemon leaves them out.
     #[serde(default)]
     pub(super) missing_shards: Vec<UnansweringShard>,
+    /// Outage of this gateway, which no shard answers; `None` if there is none, or if an older gateway does not tell.
+    #[serde(default)]
+    pub(super) shard_outage: Option<GatewayOutage>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default)]
     pub(super) strays: Vec<StrayNamespace>,

@@ -1,14 +1,20 @@
-//! Troubles that no row of `kvatlas top`'s table shows: missing shards, events for namespaces that do not exist,
-//! dropped batches, failing snapshots, holders with fewer blocks than exact answers promise, and wrong clocks.
+//! Troubles that no row of `kvatlas top`'s table shows: outages of gateways, missing shards, events for namespaces that
+//! do not exist, dropped batches, failing snapshots, holders with fewer blocks than exact answers promise, and wrong
+//! clocks.
 
 use kvatlas_daemon::runbook::mend_for;
 
 use super::frames::{DaemonFrame, NamespaceFrame};
+use crate::cli::missing::GatewayOutage;
 use crate::cli::text::{printable, since};
 
 /// Returns a text about the worst trouble in a message of the daemon, with the advice on it; `None` if the message has
 /// no trouble.
 pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
+    let outage = frame.shard_outage.iter().map(|outage| Trouble {
+        what: outage.describe(frame.now_us),
+        mend: GatewayOutage::mend(),
+    });
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));
         let mend = missing.mend();
@@ -40,7 +46,8 @@ pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
         .namespaces
         .iter()
         .flat_map(|namespace| clock(namespace, frame.now_us));
-    let mut all = shards
+    let mut all = outage
+        .chain(shards)
         .chain(strays)
         .chain(dropped)
         .chain(snapshots)

@@ -352,6 +352,7 @@ impl AdminSource for DaemonView {
             "snapshot_upload_error": unsent.as_ref().map(|failing| &failing.error),
             "snapshot_upload_error_since_us": unsent.as_ref().map(|failing| failing.since_us),
             "missing_shards": self.missing_shards.all(now_us),
+            "shard_outage": self.missing_shards.outage(now_us),
             "namespaces": namespaces,
             "strays": self.pool.strays(),
             "broker_silent_us": self.pool.freshness().silent_us(crate::lanes::now_us()),

@@ -22,7 +22,7 @@ use kvatlas_core::wire::{DegradedReason, NamespaceName};
 use crate::costs::ToldCost;
 use crate::lanes::Stray;
 use crate::outcomes::{HolderPromises, NamespacePromises};
-use crate::queries::MissingShard;
+use crate::queries::{MissingShard, ShardOutage};
 use crate::runbook::mend_of;
 use crate::snapshots::FailingSnapshots;
 use crate::troubles::Troubles;
@@ -100,6 +100,8 @@ struct PageFrame<'a> {
     fleet: FleetChange<'a>,
     /// Shards whose blocks are missing from answers. Always empty if this process is not a gateway.
     missing_shards: Vec<MissingShard>,
+    /// Outage of a gateway: no shard answers it. `None` for a daemon that is no gateway, too.
+    shard_outage: Option<ShardOutage>,
     /// Namespaces that do not exist although events for them came recently.
     strays: Vec<Stray>,
     /// Reason why snapshots are not written. `None` if they are written.
@@ -257,6 +259,7 @@ impl Page {
                 .collect(),
             rates: shared.meter.rates(),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
+            shard_outage: self.looked.missing_shards.outage(unix_time_us()),
             strays: (self.looked.strays)(),
             snapshots: self.looked.snapshot_failing.writing(),
             uploads: self.looked.snapshot_failing.sending(),

@@ -1,5 +1,6 @@
 //! Shards that are missing from a gateway's answers at present, and the time at which each began to be missing. A
-//! shard is missing because it is silent, or because it refuses to answer about a namespace.
+//! shard is missing because it is silent, or because it refuses to answer about a namespace. An *outage* is the time
+//! in which the gateway has no answer at all, because all shards are missing.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde::Serialize;
 use kvatlas_core::wire::{Gathered, NamespaceName};
 
 /// Time in microseconds after which a shard no longer counts as missing, measured from the last answer that lacked the
-/// shard.
+/// shard. An outage ends as long after the last request without an answer.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
 /// Maximum number of remembered refusals. A bound is needed because clients choose the names of namespaces, and each
 /// shard may refuse to answer about each name.
@@ -40,6 +41,17 @@ pub(crate) struct ShardRefusal {
     refusal: String,
 }
 
+/// Outage: no shard answers the gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct ShardOutage {
+    /// Time of the first request without an answer, in microseconds since the Unix epoch.
+    since_us: u64,
+    /// Error of the last request without an answer.
+    error: String,
+    #[serde(skip)]
+    last_us: u64,
+}
+
 /// Record of the shards that are missing from answers.
 #[derive(Debug, Default)]
 pub(crate) struct MissingShards(Mutex<Known>);
@@ -49,6 +61,7 @@ struct Known {
     silent: BTreeMap<u32, MissingShard>,
     /// Refusals by namespace and shard, at most [`REFUSALS_MAX`].
     refusing: BTreeMap<(NamespaceName, u32), MissingShard>,
+    outage: Option<ShardOutage>,
 }
 
 impl MissingShards {
@@ -64,12 +77,13 @@ impl MissingShards {
         now_us: u64,
     ) {
         let mut known = self.0.lock();
-        let Known { silent, refusing } = &mut *known;
+        known.outage = None;
+        let Known { silent, refusing, .. } = &mut *known;
         let is_silent = |shard: &u32| gathered.missing.contains(shard) && !refused.contains_key(shard);
         silent.retain(|shard, _| is_silent(shard));
         refusing.retain(|(about, shard), missing| {
             let has_changed = about == namespace && !refused.contains_key(shard);
-            !has_changed && is_recent(missing, now_us)
+            !has_changed && is_recent(missing.last_us, now_us)
         });
         let missing = |shard, refusal| MissingShard {
             shard,
@@ -100,6 +114,24 @@ impl MissingShards {
         }
     }
 
+    /// Notes a request that no shard has answered. `now_us` is in microseconds since the Unix epoch.
+    pub(super) fn note_outage(&self, error: &str, now_us: u64) {
+        let mut known = self.0.lock();
+        let before = known.outage.as_ref().filter(|outage| outage.is_recent(now_us));
+        known.outage = Some(ShardOutage {
+            since_us: before.map_or(now_us, |outage| outage.since_us),
+            error: error.chars().take(WORDS_CHARS_MAX).collect(),
+            last_us: now_us,
+        });
+    }
+
+    /// Returns the outage at `now_us`, in microseconds since the Unix epoch; `None` if some shard answers, or if nobody
+    /// has asked lately.
+    pub(crate) fn outage(&self, now_us: u64) -> Option<ShardOutage> {
+        let known = self.0.lock();
+        known.outage.clone().filter(|outage| outage.is_recent(now_us))
+    }
+
     /// Returns the shards that count as missing at `now_us`, in microseconds since the Unix epoch: the silent ones,
     /// and then those that refuse.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
@@ -108,13 +140,19 @@ impl MissingShards {
             .silent
             .values()
             .chain(known.refusing.values())
-            .filter(|missing| is_recent(missing, now_us));
+            .filter(|missing| is_recent(missing.last_us, now_us));
         lately.cloned().collect()
     }
 }
 
-fn is_recent(missing: &MissingShard, now_us: u64) -> bool {
-    now_us.saturating_sub(missing.last_us) < FORGOTTEN_AFTER_US
+impl ShardOutage {
+    fn is_recent(&self, now_us: u64) -> bool {
+        is_recent(self.last_us, now_us)
+    }
+}
+
+fn is_recent(last_us: u64, now_us: u64) -> bool {
+    now_us.saturating_sub(last_us) < FORGOTTEN_AFTER_US
 }
 
 #[cfg(test)]
@@ -171,5 +209,23 @@ mod tests {
         assert_eq!(told(60), serde_json::json!([]));
         (0..1_000).for_each(|number| note(&format!("n-{number}"), &[0, 1], 70));
         assert_eq!(missing.all(80).len(), REFUSALS_MAX);
+    }
+    #[test]
+    fn an_outage_lasts_from_the_first_request_without_an_answer_until_one_with_one() {
+        let missing = MissingShards::default();
+        let told = |now_us| {
+            missing
+                .outage(now_us)
+                .map(|outage| (outage.since_us, outage.error))
+        };
+        assert_eq!(told(5), None);
+        missing.note_outage("nobody", 10);
+        missing.note_outage("late", 20);
+        assert_eq!(told(30), Some((10, "late".to_owned())));
+        assert_eq!(told(20 + FORGOTTEN_AFTER_US), None, "nobody has asked since");
+        missing.note(&name("n"), &gathered(&[1]), &BTreeMap::new(), 40);
+        assert_eq!(told(50), None);
+        missing.note_outage("nobody", 60);
+        assert_eq!(told(70), Some((60, "nobody".to_owned())));
     }
 }

@@ -301,7 +301,8 @@ impl ShardAsker {
         reply
     }
 
-    /// Counts a failed request to the shards, and returns the error for the client.
+    /// Counts a failed request to the shards, and returns the error for the client. Notes an outage if no shard has
+    /// answered.
     fn failed(&self, error: ClientError) -> WireError {
         match error {
             ClientError::Refused(error) => {
@@ -310,7 +311,14 @@ impl ShardAsker {
             }
             other => {
                 self.metrics.gathered(GatherOutcome::Unanswered);
-                let text = format!("no shard answered the gateway: {other}; ask again, or start the shards");
+                let words = other.to_string();
+                if let ClientError::NoDaemon { .. }
+                | ClientError::TimedOut { .. }
+                | ClientError::Connection(_) = other
+                {
+                    self.missing.note_outage(&words, unix_time_us());
+                }
+                let text = format!("no shard answered the gateway: {words}; ask again, or start the shards");
                 WireError::new(ErrorCode::Unavailable, text)
             }
         }

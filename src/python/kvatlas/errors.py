@@ -23,7 +23,9 @@ class NoDaemonError(ClientError):
     """Nobody subscribes to the subject."""
 
     def __init__(self, subject: str) -> None:
-        super().__init__(f"no kvatlas daemon listens on {subject}; start one, or check the subject prefix")
+        super().__init__(
+            f"no kvatlas daemon listens on {subject}; start one, or a gateway if there are only shards; or check the subject prefix"
+        )
         self.subject = subject
 
 

@@ -25,7 +25,7 @@ export class Trouble {
   /** Shows the troubles of a frame and of all holders. */
   apply(frame, holders) {
     const costs = new Map(frame.costs ?? []);
-    const all = [...this.#notReady(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
+    const all = [...this.#notReady(frame), ...this.#outage(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
       ...this.#uploads(frame), ...this.#doubts(holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
     const found = all.slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
@@ -58,6 +58,11 @@ export class Trouble {
       return { key: `shard ${shard} ${namespace}`, what: "shard refuses", word, who: `${who} about ${namespace}: ${refusal}`,
         mend: "mend what the shard says; kvatlas status at its admin listener says more", since: begun };
     });
+  }
+
+  #outage({ shard_outage: outage }) {
+    const word = "KvatlasShardMissing";
+    return outage ? [{ key: "outage", what: "no answers", word, who: outage.error, mend: this.#mend(word), since: outage.since_us }] : [];
   }
 
   #snapshots({ snapshots }) {
