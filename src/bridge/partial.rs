@@ -15,6 +15,7 @@ pub(super) fn partial_doubts(blocks: &Translator) -> DegradedReasons {
         (untold.salts, DegradedReason::UntoldSalts),
         (untold.adapters, DegradedReason::UntoldAdapters),
         (blocks.looks_ahead(), DegradedReason::LooksAhead),
+        (blocks.hashes_pairs(), DegradedReason::HashesPairs),
     ]
     .into_iter()
     .filter(|(is_so, _)| *is_so)

@@ -43,6 +43,16 @@ impl Format {
         self != Self::Dynamo
     }
 
+    /// Minimum number of tokens that a request loads from a tier beyond the device; 0 if it loads any number. SGLang's
+    /// HiCache computes fewer than 10 tokens anew instead of loading them.
+    #[cfg(feature = "translate")]
+    pub(crate) fn loaded_tokens_min(self) -> u32 {
+        match self {
+            Self::Sglang => 10,
+            _ => 0,
+        }
+    }
+
     /// Whether a stored block on the device proves that all blocks before it are on the device, too. This is about groups of
     /// full attention. In vLLM, the request that computes a block holds the blocks before it. SGLang's trees evict leaves
     /// first, and load a block together with all blocks before it. TensorRT-LLM proves less: the parent of a new block may be

@@ -93,6 +93,9 @@ worded! {
         /// Blocks of an offload, which is made in chunks of several blocks. The event names only the last block of
         /// each chunk, and the number of blocks in a chunk is unknown.
         UnknownChunk => "unknown_chunk",
+        /// Blocks beyond the device that the engine loads only if there are enough of them. So how many of them a request
+        /// loads depends on how many it finds on the device.
+        LoadMinimum => "load_minimum",
         /// An object of a store that can't be matched to a block, or that has only a part of a block.
         Unjoined => "unjoined",
     }

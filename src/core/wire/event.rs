@@ -152,8 +152,8 @@ enum EventType {
 }
 
 /// Words for a publisher's doubts about its own blocks, as a list for error texts.
-const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead, host_gap, disk_gap, \
-    external_gap";
+const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead, hashes_pairs, \
+    host_gap, disk_gap, external_gap";
 
 /// Maximum length of a word that is read as a type, in bytes. The limit is fixed, because the configured limit on
 /// texts may be shorter than the word of a type.

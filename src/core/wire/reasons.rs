@@ -69,6 +69,9 @@ worded! {
         DiskGap = 1 << 18 => "disk_gap",
         /// Like [`Self::HostGap`], for remote storage. The blocks in nearer tiers are known.
         ExternalGap = 1 << 19 => "external_gap",
+        /// The engine hashes overlapping pairs of tokens, and computes the last two tokens of each prompt. Answers take
+        /// that into account, so the reason makes no query uncertain.
+        HashesPairs = 1 << 20 => "hashes_pairs",
     }
 }
 
@@ -112,7 +115,10 @@ impl DegradedReason {
 
     /// Whether the reason makes only some queries uncertain. Answers to all other queries are certain in spite of it.
     pub fn is_of_some_queries(self) -> bool {
-        let is_of_a_form = matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead);
+        let is_of_a_form = matches!(
+            self,
+            Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead | Self::HashesPairs
+        );
         is_of_a_form || self.tier().is_some()
     }
 
@@ -149,6 +155,7 @@ impl DegradedReason {
             Self::UntoldAdapters => has_adapter,
             // If a query by hashes finds blocks of the holder, its hashes were computed as the engine computes them.
             Self::LooksAhead => !is_by_tokens && !is_listed,
+            Self::HashesPairs => false,
             _ => true,
         }
     }

@@ -30,6 +30,7 @@ mod beyond;
 mod found;
 mod hinted;
 mod pieces;
+mod reuse;
 mod spoken;
 mod status;
 mod unlisted;
@@ -39,6 +40,7 @@ pub(crate) use any_reply::AnyReply;
 use beyond::{Doubted, QueryLength};
 pub(crate) use found::{Found, FoundHolder, dialect_query};
 use pieces::BatchReplies;
+use reuse::{PairHolders, limit_of, usable_max, usable_max_of_pairs};
 use spoken::spoken;
 pub(super) use status::encode_status;
 use status::status;
@@ -310,15 +312,17 @@ impl Answerer {
     ) -> QueryReply {
         let seen = search_whole(&doubts.look, search);
         let matches = &seen.found;
-        let mut doubted = Doubted::default();
+        let (mut doubted, mut pairs) = (Doubted::default(), PairHolders::default());
         let reasons = |found: &Match<'_>| {
             let reasons = matches.reasons(found.holder, &self.trust);
+            pairs.note(reasons.contains(DegradedReason::HashesPairs));
             let reasons = doubts.of(found.holder, reasons, &seen, true);
             let concerning = doubted.judge(reasons, matches.near_blocks(found.holder), asked);
             self.count_doubt(found.holder, concerning.is_empty());
             concerning
         };
         let (mut holders, mut holders_total) = best_of(matches, options, is_sorted, reasons);
+        let is_moved = pairs.bound(&mut holders, asked.usable_max_of_pairs);
         holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
@@ -327,6 +331,9 @@ impl Answerer {
         });
         let workers = options.workers.as_deref();
         let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
+        if is_moved && is_sorted {
+            holders.sort_by(|one, other| one.order().cmp(&other.order()));
+        }
         QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 0,
@@ -388,17 +395,6 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
         QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
         QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => 0,
     }
-}
-
-/// Returns the maximum number of blocks that a request can reuse. `None` if the request's number of tokens is not
-/// known. The block with the last token is never reused, because a request always computes its last token.
-fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
-    let tokens = match key {
-        QueryKey::Tokens { tokens, .. } => token_count.unwrap_or(tokens.len() as u64),
-        _ => token_count?,
-    };
-    let blocks = tokens.saturating_sub(1) / u64::from(indexer.settings().block_size.as_u32());
-    Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
 /// Facts about the doubts of holders, together with the query's key. They must be read before the search, because a
@@ -564,7 +560,8 @@ fn explain(
     holders: &mut [HolderMatch],
 ) {
     let blocks = saturating_u32(chain.len());
-    let usable_max = usable_max(&query.key, query.token_count, indexer).unwrap_or(u32::MAX);
+    let usable_max = usable_max(query, indexer).unwrap_or(u32::MAX);
+    let usable_max_of_pairs = usable_max_of_pairs(query, indexer);
     let found = indexer.find_chain(chain, Search::default());
     let mut last: Option<(u32, Option<DropOut>)> = None;
     for holder in holders {
@@ -582,7 +579,7 @@ fn explain(
             }
         };
         holder.dropped_out.clone_from(&dropped_out);
-        holder.limited_by = holder.limit(blocks, usable_max);
+        holder.limited_by = limit_of(holder, holder.limit(blocks, usable_max), usable_max_of_pairs);
         last = Some((depth, dropped_out));
     }
 }

@@ -37,6 +37,8 @@ impl Followed {
     fn with(format: Format, settings: TranslatorSettings) -> Self {
         let settings = TranslatorSettings {
             block_size: BlockSize::new(SIZE).unwrap(),
+            // SGLang would not load blocks as small as those of these tests.
+            loaded_tokens_min: 0,
             ..settings
         };
         Self {
@@ -217,7 +219,9 @@ fn a_chunk_can_be_loaded_as_a_whole_only() {
         let parent = first.checked_sub(1).map(u64::from).filter(|_| first > 10);
         stored(&names, parent, (first - 10) * SIZE, medium)
     };
-    assert_eq!(engine.hear(&[of_chunk(10, "CPU"), of_chunk(14, "CPU")]), NONE);
+    // How much of a chunk a request loads depends on where its blocks on the device end.
+    let doubted = [(HOST, Reason::LoadMinimum)];
+    assert_eq!(engine.hear(&[of_chunk(10, "CPU"), of_chunk(14, "CPU")]), doubted);
     assert_eq!(engine.blocks(HOST), set(&chain));
     let within = || {
         let mut within: Vec<_> = [&chain[..3], &chain[4..7]].concat();
@@ -226,12 +230,12 @@ fn a_chunk_can_be_loaded_as_a_whole_only() {
     };
     assert_eq!(engine.barred(HOST), within());
     // On the device, each of these blocks can be loaded alone.
-    assert_eq!(engine.hear(&[of_chunk(10, "GPU"), of_chunk(10, "CPU")]), NONE);
+    assert_eq!(engine.hear(&[of_chunk(10, "GPU"), of_chunk(10, "CPU")]), doubted);
     assert_eq!((engine.barred(0), engine.barred(HOST)), (Vec::new(), within()));
     let names: Vec<u64> = (10..14).collect();
     assert_eq!(
         engine.hear(&[removed(&names, "CPU"), removed(&names, "CPU")]),
-        NONE
+        doubted
     );
     assert_eq!(engine.blocks(HOST), set(&chain[4..]));
     // A block that comes alone can be loaded alone.
@@ -242,6 +246,34 @@ fn a_chunk_can_be_loaded_as_a_whole_only() {
     let mut engine = Followed::new(Format::Sglang);
     assert_eq!(engine.hear(&[of_chunk(10, "CPU")]), NONE);
     assert_eq!(engine.barred(HOST), []);
+}
+
+#[test]
+fn sglangs_small_pages_on_the_host_may_not_be_loaded() {
+    for (size, is_doubted) in [(1, true), (8, true), (16, false)] {
+        let mut translator = Translator::new(TranslatorSettings {
+            block_size: BlockSize::new(size).unwrap(),
+            ..TranslatorSettings::for_format(Format::Sglang)
+        });
+        for (medium, is_beyond) in [("GPU", false), ("CPU", true)] {
+            let page = with(
+                stored(&[1], None, 0, medium),
+                &json!({"token_ids": tokens(0, size), "block_size": size}),
+            );
+            let batch = decode(Format::Sglang, json!([1.5, [page], 0]).to_string().as_bytes());
+            translator.translate(&batch, &mut Translation::default());
+            let doubts: Vec<_> = translator
+                .tier_doubts()
+                .map(|(tier, reason)| (tier.as_u8(), reason))
+                .collect();
+            let expected = [(HOST, Reason::LoadMinimum)];
+            assert_eq!(
+                doubts == expected,
+                is_doubted && is_beyond,
+                "{size} {medium}: {doubts:?}"
+            );
+        }
+    }
 }
 
 #[test]

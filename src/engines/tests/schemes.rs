@@ -242,7 +242,7 @@ fn pages_of_pairs_are_known_by_their_names() {
     let pairs: Vec<[u32; 2]> = (0..2 * SIZE).map(|token| [token, token + 1]).collect();
     let (naive, translator) = translate_sglang(&[pages(&names, None, &json!(pairs))]);
     assert_eq!((held(&naive), translator.doubt()), (sorted(names), None));
-    assert!(translator.looks_ahead());
+    assert!(translator.looks_ahead() && translator.hashes_pairs());
 }
 
 #[test]

@@ -164,12 +164,24 @@ impl Translator {
         };
         self.beyond.doubts[tier]
             .or(has_ends.then_some(Reason::UnknownChunk))
+            .or_else(|| self.has_load_minimum(tier).then_some(Reason::LoadMinimum))
             .or(self.beyond.own_chunks.doubt(tier, self.settings.has_no_salts))
             .or_else(|| {
                 let is_silent = !self.settings.tells_beyond && self.groups.has_in(tier);
                 is_silent.then_some(Reason::NoRemovals)
             })
             .or_else(|| has_aliases().then_some(Reason::HiddenKey))
+    }
+
+    /// Whether a request loads blocks from `tier` only if enough of them are beyond those on the device. vLLM's
+    /// offloading needs as many as a chunk has, and SGLang needs a certain number of tokens.
+    fn has_load_minimum(&self, tier: TierIndex) -> bool {
+        let beyond = &self.beyond;
+        // A pool's blocks are loaded one by one, and LMCache's chunks in parts.
+        let may_load_less = beyond.may_have_pool() || beyond.own_chunks.is_used(tier);
+        let has_chunks = beyond.chunks[tier] > 1 && !may_load_less;
+        let has_small = self.settings.block_size.as_u32() < self.settings.loaded_tokens_min;
+        (has_chunks || has_small) && self.groups.has_in(tier)
     }
 
     /// Notes a doubt of the current batch. Must be called when all events before the doubt have been translated.

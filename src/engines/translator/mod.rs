@@ -9,7 +9,7 @@
 //!   each time adds a copy.
 //! - *Group*: layers of a model that share a cache.
 //! - *Main attention*: the groups of which a request needs all blocks of a prefix. The other groups are sliding
-//!   windows   and recurrent states: a request needs only their last blocks.
+//!   windows and recurrent states: a request needs only their last blocks.
 //! - *Lane*: the names and copies of one group of main attention.
 //! - *Report*: a stored event about blocks that the engine held before, which adds no copies.
 //! - *Tiers beyond the device*: host, disk and remote storage.
@@ -17,7 +17,7 @@
 //! A translator guarantees:
 //!
 //! 1. In each tier, its events add up to the same blocks as the engine's events. Copies are counted: an event stores
-//!    a    block when the first copy is added, and removes the block when the last copy goes. Test:
+//!    a block when the first copy is added, and removes the block when the last copy goes. Test:
 //!    `oracle::events_add_up_to_the_cache`.
 //! 2. Its events never add a block that the engine's events don't add. An engine's event that contradicts itself or
 //!    earlier events is left out as a whole, and counted. Test: `rules::contradictions_are_left_out`.
@@ -25,7 +25,7 @@
 //!    Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
 //! 5. A translator that is saved and restored between any two batches emits the same events as one that is not.
-//!    Tests:    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
+//!    Tests: `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
 mod beside;
@@ -96,6 +96,8 @@ pub struct Translator {
     /// Number of tokens after a block that the engine's name for the block also covers. `None` until an event with
     /// tokens shows it.
     lookahead: Option<usize>,
+    /// Whether the engine hashes overlapping pairs of tokens, so that each block shares a token with the next block.
+    hashes_pairs: bool,
     slots: Vec<ChainSlot>,
     doubt: Option<Reason>,
     hides_groups: bool,
@@ -118,6 +120,7 @@ impl Translator {
             adapters: Adapters::default(),
             untold: Untold::default(),
             lookahead: None,
+            hashes_pairs: false,
             slots: Vec::new(),
             doubt: None,
             hides_groups: false,
@@ -153,6 +156,12 @@ impl Translator {
     /// Whether the engine's hash of a block also covers tokens after the block.
     pub fn looks_ahead(&self) -> bool {
         self.lookahead.is_some_and(|tokens| tokens > 0)
+    }
+
+    /// Whether the engine hashes overlapping pairs of tokens. Such an engine computes the last two tokens of a prompt,
+    /// and not only the last one.
+    pub fn hashes_pairs(&self) -> bool {
+        self.hashes_pairs
     }
 
     /// Whether it is unknown how much a request can reuse, though the blocks of main attention are known. The events
@@ -208,7 +217,7 @@ impl Translator {
         self.sizes = Sizes::default();
         self.adapters = Adapters::default();
         self.untold = Untold::default();
-        self.lookahead = None;
+        (self.lookahead, self.hashes_pairs) = (None, false);
         self.windows = Windows::new(self.settings.block_size.as_u32());
         self.step = Step::default();
         self.beyond = Beyond::default();
@@ -372,11 +381,12 @@ impl Translator {
     /// Checks how many tokens after a block the engine's name for the block covers. Refuses the event if queries
     /// cannot cover so many, or if the number differs from that of earlier events.
     fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
-        let Content::Tokens { window, .. } = stored.content else {
+        let Content::Tokens { step, window, .. } = stored.content else {
             return Ok(());
         };
         let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
+        self.hashes_pairs |= step < window;
         let known = *self.lookahead.get_or_insert(ahead);
         // Most hash schemes cover a block's own tokens only.
         let chains = self.settings.chains.as_ref();

@@ -37,6 +37,8 @@ pub struct SavedTranslator {
     doubt: Option<Reason>,
     hides_groups: bool,
     unchecked: u32,
+    #[serde(default)]
+    hashes_pairs: bool,
 }
 
 impl SavedTranslator {
@@ -72,6 +74,7 @@ impl Translator {
             doubt: self.doubt,
             hides_groups: self.hides_groups,
             unchecked: self.unchecked,
+            hashes_pairs: self.hashes_pairs,
         }
     }
 
@@ -112,6 +115,7 @@ impl Translator {
             doubt: saved.doubt,
             hides_groups: saved.hides_groups,
             unchecked: saved.unchecked,
+            hashes_pairs: saved.hashes_pairs,
             ..Self::new(settings)
         })
     }

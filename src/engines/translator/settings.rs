@@ -62,6 +62,8 @@ pub struct TranslatorSettings {
     /// Whether the events about tiers beyond the device tell each removal, and tell which blocks can be loaded alone.
     /// If not, each tier beyond the device is in doubt while it has blocks.
     pub tells_beyond: bool,
+    /// Minimum number of tokens that a request loads from a tier beyond the device. If fewer are there, it loads none.
+    pub loaded_tokens_min: u32,
     /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
 }
@@ -84,6 +86,7 @@ impl Default for TranslatorSettings {
             is_untold: false,
             has_no_salts: false,
             tells_beyond: true,
+            loaded_tokens_min: 0,
             groups: GroupFacts::default(),
         }
     }
@@ -100,6 +103,7 @@ impl TranslatorSettings {
             clears_up_to: format.clears_up_to(),
             has_pool_clears: format == Format::Vllm,
             tells_beyond: format.tells_beyond(),
+            loaded_tokens_min: format.loaded_tokens_min(),
             numbers_groups: format == Format::Vllm,
             ..Self::default()
         }

@@ -244,6 +244,7 @@ DOUBTS: Final = (
     "untold_salts",
     "untold_adapters",
     "looks_ahead",
+    "hashes_pairs",
     "host_gap",
     "disk_gap",
     "external_gap",
@@ -251,7 +252,7 @@ DOUBTS: Final = (
 """What a publisher can doubt: events of the engine are lost for good; the engine is out of sight; not all of its groups of layers are known.
 
 The others are doubts for some queries only: for those with a salt or an adapter, which the engine's events do not tell; for those by hashes,
-where the engine hashes each block with the token behind it; for those of which nearer tiers don't have all blocks, where it is not known what a
+where the engine hashes each block with the token behind it; for none, where it hashes pairs of tokens, which answers take into account; for those of which nearer tiers don't have all blocks, where it is not known what a
 tier beyond the device has.
 """
 

@@ -6,7 +6,7 @@
 use kvatlas_core::index::{NearBlocks, PositionalIndexer, Search, TierDepth};
 use kvatlas_core::wire::{DegradedReasons, SingleQuery, Tier};
 
-use super::{DoubtFacts, usable_max};
+use super::{DoubtFacts, usable_max, usable_max_of_pairs};
 
 /// Length of a query, in blocks.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +15,8 @@ pub(super) struct QueryLength {
     pub(super) blocks: u32,
     /// Maximum number of the query's blocks that a request can reuse.
     usable_max: u32,
+    /// Maximum number of the query's blocks that a request can reuse at an engine that hashes pairs of tokens.
+    pub(super) usable_max_of_pairs: u32,
 }
 
 impl QueryLength {
@@ -22,10 +24,11 @@ impl QueryLength {
     /// a request can reuse.
     pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
         let blocks = blocks.try_into().unwrap_or(u32::MAX);
-        let usable_max = usable_max(&query.key, query.token_count, indexer);
+        let usable_max = usable_max(query, indexer);
         Self {
             blocks,
             usable_max: usable_max.unwrap_or(blocks).min(blocks),
+            usable_max_of_pairs: usable_max_of_pairs(query, indexer),
         }
     }
 
@@ -52,7 +55,7 @@ impl DoubtFacts<'_, '_> {
         Search {
             workers: query.options.workers.as_deref(),
             tiers,
-            usable_max: usable_max(&query.key, query.token_count, &self.namespace.indexer),
+            usable_max: usable_max(query, &self.namespace.indexer),
         }
     }
 }

@@ -541,3 +541,32 @@ fn engines_that_look_ahead_are_found_by_tokens() {
         ("ahead", 3, 0)
     );
 }
+
+#[test]
+fn engines_that_hash_pairs_compute_the_last_two_tokens() {
+    let scene = Scene::new();
+    let pairs: [&[u32]; 2] = [&[1, 2, 3, 4, 5], &[5, 6, 7, 8, 9]];
+    let ahead = [DegradedReason::LooksAhead];
+    let reasons = [DegradedReason::LooksAhead, DegradedReason::HashesPairs];
+    let _single = scene.add("single", &pairs, &ahead);
+    let _pairs = scene.add("pairs", &pairs, &reasons);
+    let usable = |tokens: u32| {
+        let tokens: Vec<u32> = (1..=tokens).collect();
+        let reply = scene.ask(prompt(&tokens, None, None), None);
+        let holders = reply.holders.iter();
+        let found = holders.map(|holder| {
+            (
+                holder.worker.to_string(),
+                holder.matched_blocks,
+                holder.usable(),
+                holder.exact,
+            )
+        });
+        found.collect::<Vec<_>>()
+    };
+    let found = |name: &str, matched, usable| (name.to_owned(), matched, usable, true);
+    // Of 9 tokens, 8 can be reused, or 7 by pairs.
+    assert_eq!(usable(9), [found("single", 2, 2), found("pairs", 2, 1)]);
+    assert_eq!(usable(10), [found("pairs", 2, 2), found("single", 2, 2)]);
+    assert_eq!(usable(5), [found("single", 1, 1), found("pairs", 1, 0)]);
+}

@@ -118,7 +118,8 @@ impl OwnChunks {
         chunks.has_removals = !chunks.parents.is_empty();
     }
 
-    fn is_used(&self, tier: TierIndex) -> bool {
+    /// Whether a stored event about `tier` has named a chunk by a name of its own.
+    pub(super) fn is_used(&self, tier: TierIndex) -> bool {
         self.0[tier].is_used
     }
 
