@@ -10,8 +10,8 @@
 //! dropped together. A *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's
 //! holders are put in doubt. Messages of JetStream are not dropped: they wait for room.
 //!
-//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a
-//! control job that no job overtakes. The jobs between two control jobs are an *era*.
+//! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. The jobs between two
+//! control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
@@ -76,13 +76,7 @@ struct LineQueue<J> {
 struct Era<J> {
     outstanding: usize,
     /// Control job at the end of this era, that is, of the jobs since the previous control job. `None` in the last era.
-    end: Option<Control<J>>,
-}
-
-struct Control<J> {
-    job: J,
-    bytes: usize,
-    is_fence: bool,
+    end: Option<J>,
 }
 
 /// Size of dropped jobs: their bytes and their messages.
@@ -94,11 +88,6 @@ struct DropSize {
     vacated: Vec<u64>,
 }
 
-enum Arrival<J> {
-    Line(Arc<Line>, J, usize, u64),
-    Control(Control<J>),
-}
-
 struct QueueState<J> {
     lines: HashMap<u64, LineQueue<J>>,
     /// Lines (workers' queues) whose turn can come, as pairs of virtual time and line number. The line whose jobs are
@@ -107,14 +96,11 @@ struct QueueState<J> {
     /// Virtual time of the line (worker's queue) that had the last turn.
     turn_us: u64,
     /// Control jobs that are to be done next, because all jobs that were queued before them are done.
-    ready: VecDeque<Control<J>>,
+    ready: VecDeque<J>,
     /// Eras in order: the jobs between two control jobs are an era. There is always at least one. The first era has the
     /// number `first_era`.
     eras: VecDeque<Era<J>>,
     first_era: u64,
-    /// Jobs that came after a fence (a control job that no job overtakes), and wait for it to be done.
-    behind_fence: VecDeque<Arrival<J>>,
-    is_fenced: bool,
     is_closed: bool,
     is_stopped: bool,
 }
@@ -148,7 +134,7 @@ pub(crate) struct Turn {
 
 enum TurnOrigin {
     Line { line: Arc<Line>, era: u64 },
-    Control { is_fence: bool },
+    Control,
 }
 
 /// Makes a queue of at most about `bytes_max` bytes, in front of the lane with the number `lane`. A turn has at most
@@ -182,32 +168,21 @@ impl<J: LineJob> QueueState<J> {
                 end: None,
             }]),
             first_era: 0,
-            behind_fence: VecDeque::new(),
-            is_fenced: false,
             is_closed: false,
             is_stopped: false,
         }
     }
 
-    fn arrive(&mut self, arrival: Arrival<J>, lane: usize) {
-        if self.is_fenced {
-            self.behind_fence.push_back(arrival);
-            return;
+    /// Adds a control job, which ends the present era.
+    fn end_era(&mut self, control: J) {
+        if let Some(last) = self.eras.back_mut() {
+            last.end = Some(control);
         }
-        match arrival {
-            Arrival::Line(line, job, bytes, came_us) => self.join_line(&line, job, bytes, came_us, lane),
-            Arrival::Control(control) => {
-                self.is_fenced = control.is_fence;
-                if let Some(last) = self.eras.back_mut() {
-                    last.end = Some(control);
-                }
-                self.eras.push_back(Era {
-                    outstanding: 0,
-                    end: None,
-                });
-                self.end_eras();
-            }
-        }
+        self.eras.push_back(Era {
+            outstanding: 0,
+            end: None,
+        });
+        self.end_eras();
     }
 
     fn join_line(&mut self, line: &Arc<Line>, job: J, bytes: usize, came_us: u64, lane: usize) {
@@ -250,25 +225,16 @@ impl<J: LineJob> QueueState<J> {
         self.end_eras();
     }
 
-    fn end_fence(&mut self, lane: usize) {
-        self.is_fenced = false;
-        while !self.is_fenced
-            && let Some(arrival) = self.behind_fence.pop_front()
-        {
-            self.arrive(arrival, lane);
-        }
-    }
-
     /// Begins the next turn if there is work, and moves the turn's jobs to `jobs`. The jobs have at most `messages_max`
     /// messages, unless there is a single job.
     fn take(&mut self, jobs: &mut Vec<J>, messages_max: usize) -> Option<Turn> {
-        if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
+        if let Some(job) = self.ready.pop_front() {
             jobs.push(job);
             return Some(Turn {
-                from: TurnOrigin::Control { is_fence },
+                from: TurnOrigin::Control,
                 jobs: 1,
                 messages: 1,
-                bytes,
+                bytes: 0,
             });
         }
         let (turn_us, number) = self.turns.pop_first()?;
@@ -405,18 +371,22 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues an arriving job, and counts it. The caller holds the lock on `state`, so that counts and queue agree.
-    fn push(&self, state: &mut QueueState<J>, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
+    /// Queues an arriving job in its worker's queue, and counts it. The caller holds the lock on `state`, so that counts
+    /// and queue agree.
+    fn push(
+        &self,
+        state: &mut QueueState<J>,
+        line: &Arc<Line>,
+        job: J,
+        bytes: usize,
+        came_us: u64,
+    ) -> Result<(), LaneStopped> {
         if state.is_stopped {
             return Err(LaneStopped);
         }
-        let messages = match &arrival {
-            Arrival::Line(_, job, ..) => job.messages(),
-            Arrival::Control(_) => 1,
-        };
-        self.backlog.messages.fetch_add(messages, Ordering::Relaxed);
+        self.backlog.messages.fetch_add(job.messages(), Ordering::Relaxed);
         self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
-        state.arrive(arrival, self.lane);
+        state.join_line(line, job, bytes, came_us, self.lane);
         self.work.notify_one();
         Ok(())
     }
@@ -431,30 +401,12 @@ impl<J: LineJob> QueueShared<J> {
         waiting == 0 || waiting + bytes <= self.bytes_max
     }
 
-    /// Queues an arriving job of about `bytes` bytes. Waits until there is room for it.
-    async fn send(&self, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
-        let mut arrival = Some(arrival);
-        loop {
-            let mut freed = pin!(self.room.notified());
-            freed.as_mut().enable();
-            {
-                let mut state = self.state.lock();
-                if (self.has_room(bytes) || state.is_stopped)
-                    && let Some(arrival) = arrival.take()
-                {
-                    return self.push(&mut state, arrival, bytes);
-                }
-            }
-            freed.await;
-        }
-    }
-
     /// Queues a job in its worker's queue. If there is no room, drops this job, or the newest jobs of the worker
     /// whose jobs take the most room.
     fn push_or_drop(
         &self,
         state: &mut QueueState<J>,
-        line: Arc<Line>,
+        line: &Arc<Line>,
         job: J,
         bytes: usize,
         came_us: u64,
@@ -467,20 +419,19 @@ impl<J: LineJob> QueueShared<J> {
             }
         }
         if self.has_room(bytes) {
-            return self.push(state, Arrival::Line(line, job, bytes, came_us), bytes);
+            return self.push(state, line, job, bytes, came_us);
         }
         let (job, bytes) = match job.into_mark() {
             Ok(mark) => (mark, 0),
             Err(kept) => (kept, bytes),
         };
-        let may_merge = bytes == 0 && !state.is_fenced;
         let merged = match state.lines.get_mut(&line.number) {
-            Some(queue) if may_merge => queue.merge_mark(job),
+            Some(queue) if bytes == 0 => queue.merge_mark(job),
             _ => Err(job),
         };
         match merged {
             Ok(()) => Ok(()),
-            Err(job) => self.push(state, Arrival::Line(line, job, bytes, came_us), bytes),
+            Err(job) => self.push(state, line, job, bytes, came_us),
         }
     }
 }
@@ -496,8 +447,20 @@ impl<J: LineJob> JobSender<J> {
         came_us: u64,
     ) -> Result<(), LaneStopped> {
         let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
-        let arrival = Arrival::Line(Arc::clone(line), job, bytes, came_us);
-        self.0.send(arrival, bytes).await
+        let mut job = Some(job);
+        loop {
+            let mut freed = pin!(self.0.room.notified());
+            freed.as_mut().enable();
+            {
+                let mut state = self.0.state.lock();
+                if (self.0.has_room(bytes) || state.is_stopped)
+                    && let Some(job) = job.take()
+                {
+                    return self.0.push(&mut state, line, job, bytes, came_us);
+                }
+            }
+            freed.await;
+        }
     }
 
     /// Queues jobs without waiting for room. Each comes with the queue of its worker, and its approximate size in
@@ -512,31 +475,21 @@ impl<J: LineJob> JobSender<J> {
         let mut state = self.0.state.lock();
         for (line, job, bytes) in jobs {
             let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
-            self.0.push_or_drop(&mut state, line, job, bytes, came_us)?;
+            self.0.push_or_drop(&mut state, &line, job, bytes, came_us)?;
         }
         Ok(())
     }
 
     /// Queues a control job (done after all jobs queued before it) without waiting for room.
     pub(crate) fn send_control(&self, job: J) -> Result<(), LaneStopped> {
-        let control = Control {
-            job,
-            bytes: 0,
-            is_fence: false,
-        };
         let mut state = self.0.state.lock();
-        self.0.push(&mut state, Arrival::Control(control), 0)
-    }
-
-    /// Queues a fence (a control job that no later job overtakes) of about `bytes`. Waits until there is room for the
-    /// fence.
-    pub(crate) async fn send_fence(&self, job: J, bytes: usize) -> Result<(), LaneStopped> {
-        let control = Control {
-            job,
-            bytes,
-            is_fence: true,
-        };
-        self.0.send(Arrival::Control(control), bytes).await
+        if state.is_stopped {
+            return Err(LaneStopped);
+        }
+        self.0.backlog.messages.fetch_add(1, Ordering::Relaxed);
+        state.end_era(job);
+        self.0.work.notify_one();
+        Ok(())
     }
 }
 
@@ -577,8 +530,7 @@ impl<J: LineJob> JobReceiver<J> {
         let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match turn.from {
             TurnOrigin::Line { line, era } => state.end_turn(&line, era, turn.jobs, elapsed_us, self.0.lane),
-            TurnOrigin::Control { is_fence: true } => state.end_fence(self.0.lane),
-            TurnOrigin::Control { is_fence: false } => {}
+            TurnOrigin::Control => {}
         }
         self.0.discount(turn.messages, turn.bytes);
     }
@@ -592,7 +544,6 @@ impl<J> Drop for JobReceiver<J> {
         state.lines.clear();
         state.ready.clear();
         state.eras.clear();
-        state.behind_fence.clear();
         drop(state);
         self.0.room.notify_waiters();
     }

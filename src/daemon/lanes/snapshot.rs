@@ -6,6 +6,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
@@ -16,7 +17,7 @@ use kvatlas_telemetry::labels::{DropReason, LaneWork};
 
 use super::holder::Holder;
 use super::holder_snapshot::{HolderDump, Revisited};
-use super::job::{Job, RestoreOrigin};
+use super::job::RestoreOrigin;
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
@@ -87,25 +88,21 @@ impl LanePool {
     }
 
     /// Sends a part of a snapshot's forest (the blocks of many holders together) to all lanes. Each lane stores the
-    /// blocks of its own holders, whose holder frames must have come before. Waits while a lane's queue is full.
+    /// blocks of its own holders, whose holder frames must have come before. Waits until the blocks are stored.
     pub async fn restore_forest(&self, chunk: ForestChunk) -> Result<(), PoolError> {
-        let bytes = chunk.bytes();
         let chunk = Arc::new(chunk);
-        for lane in &self.lanes {
+        let stored = self.lanes.iter().map(|lane| {
             let chunk = Arc::clone(&chunk);
-            let restore = move |lane: &mut Lane| lane.restore_forest(&chunk);
-            let job = Job::Run(LaneWork::Snapshot, Box::new(restore));
-            lane.jobs.send_fence(job, bytes).await?;
-        }
-        Ok(())
+            lane.run(LaneWork::Snapshot, move |lane| lane.restore_forest(&chunk))
+        });
+        try_join_all(stored).await.map(drop)
     }
 
-    /// Tells the lanes that the snapshot has ended.
+    /// Tells the lanes that the snapshot has ended, and waits until they have applied it.
     pub async fn end_restore(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
-            let end = |lane: &mut Lane| lane.in_forest.clear();
-            let job = Job::Run(LaneWork::Snapshot, Box::new(end));
-            lane.jobs.send_fence(job, 0).await?;
+            lane.run(LaneWork::Snapshot, |lane| lane.in_forest.clear())
+                .await?;
         }
         Ok(())
     }

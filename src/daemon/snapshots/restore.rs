@@ -189,8 +189,7 @@ impl Restorer {
         runtime
             .block_on(self.pool.end_restore())
             .map_err(ApplyError::Pool)?;
-        applied?;
-        runtime.block_on(self.pool.drain()).map_err(ApplyError::Pool)
+        applied
     }
 
     fn apply_frames(
