@@ -40,11 +40,17 @@ pub(super) enum FollowedSourceError {
     Publisher(#[from] PublisherError),
 }
 
+impl FollowedSourceError {
+    pub(super) fn broken(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Broken(error.into())
+    }
+}
+
 impl From<SocketError> for FollowedSourceError {
     fn from(error: SocketError) -> Self {
         match error.is_cut() {
             true => Self::Cut(error.into()),
-            false => Self::Broken(error.into()),
+            false => Self::broken(error),
         }
     }
 }

@@ -89,7 +89,7 @@ impl PlaneEvents {
     ) -> Result<Infallible, FollowedSourceError> {
         let (client, mut breaks) = connect(&task.engine.endpoint, task.options.patience).await?;
         let subscribed = client.subscribe(task.engine.topic.clone()).await;
-        let mut messages = subscribed.map_err(|error| FollowedSourceError::Broken(error.into()))?;
+        let mut messages = subscribed.map_err(FollowedSourceError::broken)?;
         // A missing confirmation does not end following: the account may lack the right to an inbox, which only this
         // check needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
@@ -101,7 +101,7 @@ impl PlaneEvents {
             let heard = tokio::select! {
                 biased;
                 broken = breaks.recv() => {
-                    return Err(FollowedSourceError::Broken(broken.unwrap_or_default().into()));
+                    return Err(FollowedSourceError::broken(broken.unwrap_or_default()));
                 }
                 confirmed = &mut confirmation => {
                     if let Err(error) = confirmed {
@@ -114,7 +114,7 @@ impl PlaneEvents {
                 }
                 message = messages.next() => match message {
                     Some(message) => PlaneEvent::Message(message.payload),
-                    None => return Err(FollowedSourceError::Broken("the subscription has ended".into())),
+                    None => return Err(FollowedSourceError::broken("the subscription has ended")),
                 },
                 news = healing.news() => PlaneEvent::News(news),
                 () = quiet.tick() => PlaneEvent::Nothing,
@@ -200,6 +200,6 @@ async fn connect(
             }
         });
     let client = options.connect(url).await;
-    let client = client.map_err(|error| FollowedSourceError::Broken(error.into()))?;
+    let client = client.map_err(FollowedSourceError::broken)?;
     Ok((client, breaks))
 }
