@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::hints::Hints;
-use crate::lanes::{Freshness, FreshnessReading};
+use crate::lanes::Freshness;
 use kvatlas_config::Live;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
 };
-use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, NamespaceName,
     NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
@@ -27,6 +27,7 @@ use super::whole::{Seen, search_whole};
 mod ahead;
 mod any_reply;
 mod beyond;
+mod doubts;
 mod found;
 mod hinted;
 mod pieces;
@@ -37,6 +38,7 @@ mod unlisted;
 pub(super) use any_reply::Answer;
 pub(crate) use any_reply::AnyReply;
 use beyond::{Doubted, QueryLength};
+use doubts::{DoubtFacts, with_wait};
 pub(crate) use found::{Found, FoundHolder, dialect_query};
 use pieces::BatchReplies;
 use spoken::spoken;
@@ -149,18 +151,6 @@ impl Answerer {
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
         status(namespace, &self.trust, &look, batches_waiting)
-    }
-
-    fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> DoubtFacts<'_, 'n> {
-        // Read before the search, which may miss a publisher that appears in between.
-        let is_listed = self.trust.is_listed();
-        DoubtFacts {
-            namespace,
-            key,
-            before: namespace.indexer.doubtful_holders(&self.trust),
-            look: self.freshness.look(&namespace.name),
-            is_listed,
-        }
     }
 
     /// Whether a namespace does not exist, and as far as is known no batch for it was dropped either.
@@ -399,54 +389,6 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     };
     let blocks = tokens.saturating_sub(1) / u64::from(indexer.settings().block_size.as_u32());
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
-}
-
-/// Facts about the doubts of holders, together with the query's key. They must be read before the search, because a
-/// doubt that ends during the search still concerns what the search has seen.
-struct DoubtFacts<'f, 'n> {
-    namespace: &'n Namespace,
-    /// Key of the query, which names the blocks to find.
-    key: &'n QueryKey,
-    before: DoubtfulHolders,
-    look: FreshnessReading<'f>,
-    /// Whether every publisher was known before the search. Otherwise an answer may lack holders.
-    is_listed: bool,
-}
-
-impl DoubtFacts<'_, '_> {
-    /// Returns the holder's reasons for doubt that concern the query. They include the given `reasons`, and the
-    /// reasons found before the search. A reason found before the search counts even if it has ended since, because
-    /// the search may have missed the newest events. `is_listed` says whether the answer lists the holder.
-    fn of(
-        &self,
-        holder: &HolderRecord,
-        reasons: DegradedReasons,
-        seen: &Seen,
-        is_listed: bool,
-    ) -> DegradedReasons {
-        let mut reasons = reasons.for_query(self.key, is_listed);
-        if self.before.is_stalled {
-            reasons = reasons.with(DegradedReason::Unverified);
-        }
-        if seen.is_changing(&holder.id) {
-            reasons = reasons.with(DegradedReason::Changing);
-        }
-        with_wait(reasons, &self.look, &self.namespace.name, &holder.id)
-    }
-}
-
-/// Adds `Behind` to the reasons if the holder's events have waited for too long. An unverified holder does not get
-/// `Behind`, because nothing is known about its waiting events.
-fn with_wait(
-    reasons: DegradedReasons,
-    look: &FreshnessReading<'_>,
-    namespace: &NamespaceName,
-    holder: &HolderId,
-) -> DegradedReasons {
-    if !reasons.contains(DegradedReason::Unverified) && look.is_behind(namespace, holder) {
-        return reasons.with(DegradedReason::Behind);
-    }
-    reasons
 }
 
 /// Adds the holders whose batches were applied during the search, so that the search may have missed them. Nothing is
