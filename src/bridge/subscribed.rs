@@ -106,12 +106,12 @@ impl FollowedSource for SubscribedEvents {
         }
     }
 
-    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), PublisherError> {
-        self.lost().await
+    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), FollowedSourceError> {
+        Ok(self.lost().await?)
     }
 
-    fn into_holders(self) -> Holders {
-        self.holders
+    async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.end(says_goodbye).await?)
     }
 }
 

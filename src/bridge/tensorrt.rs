@@ -201,12 +201,12 @@ impl FollowedSource for ServerEvents {
         }
     }
 
-    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), PublisherError> {
-        self.holders.lost().await
+    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.lost().await?)
     }
 
-    fn into_holders(self) -> Holders {
-        self.holders
+    async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.end(says_goodbye).await?)
     }
 }
 

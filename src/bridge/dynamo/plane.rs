@@ -14,7 +14,6 @@ use kvatlas_process::broker::round_trip;
 use kvatlas_process::registry::NewEngine;
 use kvatlas_telemetry::log_gated;
 
-use super::super::holders::Holders;
 use super::super::sockets::Subscription;
 use super::super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 use super::healing::{Healing, News};
@@ -37,20 +36,20 @@ impl FollowedSource for PlaneEvents {
         }
     }
 
-    async fn disconnected(&mut self, task: &SourceTask) -> Result<(), PublisherError> {
+    async fn disconnected(&mut self, task: &SourceTask) -> Result<(), FollowedSourceError> {
         self.lost().await?;
         // The worker behind the broken connection may be gone.
         match &task.records {
             Some(records) => {
                 let known = Arc::clone(&records.borrow());
-                self.take_records(known).await
+                Ok(self.take_records(known).await?)
             }
             None => Ok(()),
         }
     }
 
-    fn into_holders(self) -> Holders {
-        self.holders
+    async fn end(self, _: &SourceTask, says_goodbye: bool) -> Result<(), FollowedSourceError> {
+        Ok(self.holders.end(says_goodbye).await?)
     }
 }
 
