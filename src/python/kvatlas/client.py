@@ -113,8 +113,8 @@ async def make_connection(url: str, *, patience: float = 5.0, **options: Any) ->
     given = options.get("error_cb", note)
 
     async def hear(error: Exception) -> None:
-        connection.refusals.note(error)
-        await given(error)
+        if connection.refusals.note(error):
+            await given(error)
 
     settings: dict[str, Any] = {
         "max_reconnect_attempts": -1,

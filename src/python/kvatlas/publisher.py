@@ -454,7 +454,7 @@ class Publisher:
     def _hear(self, refusal: Refusal) -> None:
         if refusal.is_of_message(self._subject):
             self.counters.batches_refused += 1
-        elif not refusal.is_of_subscription(self._asked):
+        elif not refusal.is_news or not refusal.is_of_subscription(self._asked):
             return
         self._refusal = refusal
 
