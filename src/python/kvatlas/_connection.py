@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 from .errors import NotPermittedError, NotSentError
 
@@ -33,6 +34,8 @@ _AGAIN: Final = 1.0
 """Pause before a subscription that the server has refused, or removed, is made again."""
 _TAKEN_PATIENCE: Final = 2.0
 """Seconds in which the server must have said whether it refuses that again."""
+_LIMIT_PAUSE: Final = 2.0
+"""Least pause between two links that are made to learn the limit on a message."""
 _REFUSAL: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
@@ -151,11 +154,60 @@ class Refusals:
 
 
 class Connection(Client):
-    """A connection that keeps what the server refuses, and makes subscriptions again which it has removed."""
+    """A connection that keeps what the server refuses, makes subscriptions again which it has removed, and stays until it is closed.
+
+    The client's own closes for good at each error of the server but two.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.refusals = Refusals(self)
+        # The largest limit on a message that any link has had, and when one was made for want of that.
+        self._payload_most = 0
+        self._limit_looked_at = -_LIMIT_PAUSE
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        try:
+            await super().publish(subject, payload, reply, headers)
+        except nats.errors.MaxPayloadError as error:
+            if len(payload) <= self._payload_most:
+                await self._look_at_limit(error)
+            raise
+
+    async def _look_at_limit(self, error: Exception) -> None:
+        """Makes a new link: a limit that has become lower may be as it was again, and the server tells it to new links only."""
+        now = time.monotonic()
+        if now - self._limit_looked_at >= _LIMIT_PAUSE and not self.is_draining:
+            self._limit_looked_at = now
+            await self._process_op_err(error)
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        self._payload_most = max(self._payload_most, self.max_payload)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if STALE_CONNECTION in err_msg or PERMISSIONS_ERR in err_msg:
+            await super()._process_err(err_msg)
+            return
+        # The server closes the link where that is needed, and another one is made.
+        words = err_msg.strip("'")
+        self._err = nats.errors.Error(f"nats: {words}")
+        await self._error_cb(self._err)
+
+    async def _attempt_reconnect(self) -> None:
+        while True:
+            try:
+                await super()._attempt_reconnect()
+                return
+            except Exception as error:  # Of a callable that gives a password, for one: the client would try no more.
+                self._err = error
+                await self._error_cb(error)
+            if self.is_closed:
+                return
+            self._status = Client.RECONNECTING
+            await asyncio.sleep(_AGAIN)
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if status == Client.CLOSED:

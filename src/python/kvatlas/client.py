@@ -91,7 +91,7 @@ class Connecting:
 
 
 def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **options: Any) -> Connecting:
-    """A connection to NATS that reconnects for ever; ``options`` are those of ``nats.connect``.
+    """A connection to NATS that reconnects for ever, also while the server refuses it; ``options`` are those of ``nats.connect``.
 
     :param url: several servers are joined by commas.
     :param patience: seconds in which the first connection must be made.
