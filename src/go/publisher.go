@@ -41,6 +41,8 @@ type Publisher struct {
 	// done is closed when nothing is published any more, and abort when what is queued is to be dropped.
 	done, abort chan struct{}
 	aborting    sync.Once
+	// isCut says that a batch met a closed connection, which takes nothing ever after.
+	isCut atomic.Bool
 
 	// lock guards the outbox: a batch is numbered and noted in one step.
 	lock   sync.Mutex
@@ -111,7 +113,8 @@ func startPublisher(
 }
 
 // Publish publishes events in order, and waits while the queue is full. The events of a call are one batch, and so one step for those who
-// ask, where they are of one tier and fit into one; what is larger is cut.
+// ask, where they are of one tier and fit into one; what is larger is cut. Once a batch has met a closed connection, it fails with ErrNotSent and
+// nats.ErrConnectionClosed.
 func (p *Publisher) Publish(ctx context.Context, events ...Event) error {
 	next, err := p.checked(events)
 	if err != nil || len(next.changes) == 0 {
@@ -201,6 +204,9 @@ func (p *Publisher) Counters() PublisherCounters {
 
 // checked makes a call of events. Those without a block say nothing, and are left out.
 func (p *Publisher) checked(events []Event) (call, error) {
+	if p.isCut.Load() {
+		return call{}, fmt.Errorf("%w: %w; connect anew, and start another publisher", ErrNotSent, nats.ErrConnectionClosed)
+	}
 	var next call
 	for _, event := range events {
 		if event == nil {
@@ -239,7 +245,7 @@ func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Curs
 		return p.refused(), nil
 	})
 	if err != nil {
-		return found.cursor, fmt.Errorf("%w: %v", ErrNotSent, err)
+		return found.cursor, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	return found.cursor, refusal
 }
@@ -337,12 +343,13 @@ func (p *Publisher) send(tier Tier, changes []change) {
 	p.lock.Unlock()
 	if err == nil {
 		err = p.handOver(payload)
+		p.isCut.Store(errors.Is(err, nats.ErrConnectionClosed))
 	}
 	p.sealed = now
 	switch {
 	case err != nil:
 		p.counters.batchesFailed.Add(1)
-		p.failure = fmt.Errorf("%w: batch %d: %v", ErrNotSent, cursor.Seq, err)
+		p.failure = fmt.Errorf("%w: batch %d: %w", ErrNotSent, cursor.Seq, err)
 		p.options.Log(fmt.Sprintf("%s: %v", p.subject, p.failure))
 	case len(changes) == 0:
 		p.counters.heartbeatsSent.Add(1)
