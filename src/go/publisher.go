@@ -34,7 +34,7 @@ type Publisher struct {
 	subject   string
 	publish   func(subject string, payload []byte) error
 	nats      *nats.Conn
-	questions *nats.Subscription
+	questions *listener
 	queue     *queue
 	answers   chan struct{}
 	counters  publisherCounters
@@ -102,12 +102,11 @@ func startPublisher(
 		done: make(chan struct{}), abort: make(chan struct{}), outbox: newOutbox(options, time.Now()), told: connection.LastError(),
 	}
 	p.open = batcher{eventsMax: options.BatchEventsMax, bytesMax: options.BatchBytesMax, seal: p.send}
-	if p.questions, err = connection.Subscribe(fmt.Sprintf("%s.%d", asked, options.Rank), p.answer); err != nil {
-		return nil, fmt.Errorf("kvatlas: %w", err)
+	told := p.told
+	if p.questions, err = listen(connection, fmt.Sprintf("%s.%d", asked, options.Rank), p.answer); err != nil {
+		return nil, err
 	}
-	if err := p.questions.SetPendingLimits(questionsMax, questionsBytesMax); err != nil {
-		return nil, fmt.Errorf("kvatlas: %w", err)
-	}
+	go p.questions.keep(told, p.done, options.Log)
 	go p.run()
 	return p, nil
 }
@@ -178,7 +177,7 @@ func (p *Publisher) Close(ctx context.Context) error {
 	}
 	_, err := within(ctx, func() (any, error) {
 		<-p.done
-		return nil, p.questions.Unsubscribe()
+		return nil, p.questions.end()
 	})
 	if late == nil && err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("kvatlas: %w", err)
@@ -205,7 +204,7 @@ func (p *Publisher) Counters() PublisherCounters {
 // checked makes a call of events. Those without a block say nothing, and are left out.
 func (p *Publisher) checked(events []Event) (call, error) {
 	if p.isCut.Load() {
-		return call{}, fmt.Errorf("%w: %w; connect anew, and start another publisher", ErrNotSent, nats.ErrConnectionClosed)
+		return call{}, &unsent{"connect anew, and start another publisher: ", nats.ErrConnectionClosed}
 	}
 	var next call
 	for _, event := range events {
@@ -245,7 +244,7 @@ func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Curs
 		return p.refused(), nil
 	})
 	if err != nil {
-		return found.cursor, fmt.Errorf("%w: %w", ErrNotSent, err)
+		return found.cursor, &unsent{"", err}
 	}
 	return found.cursor, refusal
 }
@@ -258,7 +257,7 @@ func (p *Publisher) refused() error {
 	defer p.lock.Unlock()
 	isNew := last != p.told
 	p.told = last
-	if isNew && (isRefusal(last, "Publish", p.subject) || isRefusal(last, "Subscription", p.questions.Subject)) {
+	if isNew && (isRefusal(last, "Publish", p.subject) || isRefusal(last, "Subscription", p.questions.subject)) {
 		return fmt.Errorf("%w: %v; give the user the right to it", ErrNotSent, last)
 	}
 	return nil
@@ -349,7 +348,7 @@ func (p *Publisher) send(tier Tier, changes []change) {
 	switch {
 	case err != nil:
 		p.counters.batchesFailed.Add(1)
-		p.failure = fmt.Errorf("%w: batch %d: %w", ErrNotSent, cursor.Seq, err)
+		p.failure = &unsent{fmt.Sprintf("batch %d: ", cursor.Seq), err}
 		p.options.Log(fmt.Sprintf("%s: %v", p.subject, p.failure))
 	case len(changes) == 0:
 		p.counters.heartbeatsSent.Add(1)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // engine is the configuration of a broker with one user.
@@ -95,4 +96,70 @@ func TestClosedConnectionIsTold(t *testing.T) {
 	if err := publisher.Goodbye(context.Background()); !errors.Is(err, ErrNotSent) {
 		t.Errorf("Goodbye: %v", err)
 	}
+}
+
+func TestQuestionsAreAnsweredAgainWhenTheRightToThemIsBack(t *testing.T) {
+	t.Parallel()
+	const all = `{ user: all, password: a }`
+	with := func(permissions string) string {
+		return strings.Replace(engine("e", permissions), " ] }", ", "+all+" ] }", 1)
+	}
+	b := newBroker(t, with(""))
+	startEngine(t, connectEngine(t, b))
+	daemon := connect(t, strings.Replace(b.address, "//", "//all:a@", 1))
+	question, err := msgpack.Marshal(map[string]any{"v": 1, "rank": 0, "epoch": 0, "seq": 0, "full": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := func() error {
+		_, err := daemon.Request("kvatlas.v1.resync."+namespace+"."+worker+".0", question, patience)
+		return err
+	}
+	if err := answered(); err != nil {
+		t.Fatal(err)
+	}
+	for range make([]struct{}, 2) {
+		b.reload(with(`subscribe: { deny: ["kvatlas.v1.resync.>"] }`))
+		if err := answered(); !errors.Is(err, nats.ErrNoResponders) {
+			t.Fatal(err)
+		}
+		b.reload(with(""))
+		eventually(t, "questions are answered", func() bool { return answered() == nil })
+	}
+}
+
+func TestRequestsAreAnsweredAgainWhenTheRightToInboxesIsBack(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t, engine("e", ""))
+	connection := connectEngine(t, b)
+	client, err := NewClient(connection, ClientOptions{Patience: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := func() error { _, err := client.Status(context.Background(), namespace); return err }
+	if err := answered(); !errors.Is(err, ErrNoDaemon) {
+		t.Fatal(err)
+	}
+	for range make([]struct{}, 2) {
+		b.reload(engine("e", `subscribe: { deny: ["_INBOX.>"] }`))
+		eventually(t, "the server refuses", func() bool { return errors.Is(answered(), ErrNotPermitted) })
+		b.reload(engine("e", ""))
+		if err := answered(); !errors.Is(err, ErrNoDaemon) {
+			t.Error(err)
+		}
+	}
+	// Another refusal hides that of the inbox from a client that has not asked before.
+	if client, err = NewClient(connection, ClientOptions{Patience: 500 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	before := connection.LastError()
+	b.reload(engine("e", `subscribe: { deny: ["_INBOX.>"] }, publish: { deny: ["other"] }`))
+	if err := connection.Publish("other", nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "that is refused", func() bool {
+		return connection.LastError() != before && isRefusal(connection.LastError(), "Publish", "other")
+	})
+	b.reload(engine("e", ""))
+	eventually(t, "requests are answered", func() bool { return errors.Is(answered(), ErrNoDaemon) })
 }
