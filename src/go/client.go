@@ -235,14 +235,10 @@ func isRefusal(err error, of, subject string) bool {
 // within does something on a connection, and ends with the context, whatever the connection does: it holds its lock while a silent server
 // takes nothing. What is late goes on in the background.
 func within[T any](ctx context.Context, do func() (T, error)) (T, error) {
-	type outcome struct {
-		value T
-		err   error
-	}
-	done := make(chan outcome, 1)
+	done := make(chan ended[T], 1)
 	go func() {
 		value, err := do()
-		done <- outcome{value, err}
+		done <- ended[T]{value, err}
 	}()
 	select {
 	case found := <-done:
@@ -258,6 +254,12 @@ func within[T any](ctx context.Context, do func() (T, error)) (T, error) {
 		var none T
 		return none, fmt.Errorf("kvatlas: NATS takes nothing: %w", ctx.Err())
 	}
+}
+
+// ended is what within has to wait for. Go 1.19 takes no type inside of a function with type parameters.
+type ended[T any] struct {
+	value T
+	err   error
 }
 
 // withPatience gives a context without a deadline one.
