@@ -1,8 +1,8 @@
 """What NATS' client does not tell of a connection: what the server has taken, and what it refuses.
 
 The client hands refusals to the connection's error callback, and nowhere else: a message that is refused has been published without
-an error, a request waits for an answer that cannot come, and a subscription that the server has removed stays missing when the right
-to it is back.
+an error, and a request waits for an answer that cannot come. A subscription that the server has removed stays missing when the right to
+it is back.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ class Refusals:
 
 
 class Connection(Client):
-    """A connection that keeps what the server refuses, makes subscriptions again which it has removed, and stays until it is closed.
+    """A connection that keeps what the server refuses, and makes subscriptions again which it has removed.
 
-    The client's own closes for good at each error of the server but two.
+    It stays until it is closed. The client's own closes for good at each error of the server but two.
     """
 
     def __init__(self) -> None:
