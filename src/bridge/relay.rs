@@ -211,12 +211,6 @@ impl Relay {
         self.doubts().of_all_queries().is_empty()
     }
 
-    /// Whether the engine is alive (in sight) and all of its events are known, even if the events do not tell what a request can
-    /// reuse.
-    pub(super) fn is_whole(&self) -> bool {
-        self.doubt.is_none() && !self.is_lost
-    }
-
     /// Returns the reason why the engine's blocks are in doubt; `None` if there is none. That the engine is out of
     /// sight (silent, or with batches missing for now) does not count as a reason here.
     pub(super) fn doubt(&self) -> Option<Reason> {
