@@ -124,6 +124,8 @@ impl Task {
         questions: Option<Subscriber>,
     ) {
         let mut questions = questions;
+        let first = self.outbox.first(self.clocks());
+        self.send_all(first).await;
         loop {
             let wake_at = self.wake_at();
             tokio::select! {
