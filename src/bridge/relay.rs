@@ -554,4 +554,4 @@ fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -113,6 +113,8 @@ impl EngineTask {
             .filter(|keeper| speaks || !keeper.is_shared())
     }
 
+    /// Saves the engine's known state for the last time. The earlier file stays if the stop came in the middle of a
+    /// step.
     async fn keep_last(&mut self) -> Result<(), FollowError> {
         let changes = self.follower.changes();
         let Some(keeper) = self.own_keeper() else {
@@ -122,7 +124,7 @@ impl EngineTask {
             return Ok(());
         };
         let kept = self.follower.keep(&cache_of(&self.engine)).await?;
-        if let Some(keeper) = &mut self.keeper {
+        if let (Some(keeper), Some(kept)) = (&mut self.keeper, kept) {
             keeper.write(turn, changes, kept);
             keeper.wait().await;
         }
@@ -136,7 +138,7 @@ impl EngineTask {
             return Ok(());
         };
         let kept = self.follower.keep(&cache_of(&self.engine)).await?;
-        if let Some(keeper) = &mut self.keeper {
+        if let (Some(keeper), Some(kept)) = (&mut self.keeper, kept) {
             keeper.write(turn, changes, kept);
         }
         Ok(())

@@ -14,7 +14,7 @@ async fn relay(broker: &EmbeddedBroker) -> Relay {
     relay_of(broker, "gpu-0", Kin::default()).await
 }
 
-async fn way(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Way {
+pub(crate) async fn way(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Way {
     Way {
         nats: async_nats::connect(broker.url()).await.unwrap().into(),
         subjects: Subjects::new("kvatlas").unwrap(),
@@ -39,7 +39,7 @@ async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
     started(Translator::new(TranslatorSettings::for_format(Format::Vllm)), way).await
 }
 
-async fn started(blocks: Translator, way: Way) -> Relay {
+pub(crate) async fn started(blocks: Translator, way: Way) -> Relay {
     let metrics = Arc::new(BridgeMetrics::new());
     let starting = Relay::start(Format::Vllm, "gpu-0/0", blocks, None, way, metrics);
     starting.await.unwrap()
