@@ -165,7 +165,11 @@ async fn records(
     }
     let mut servers = Vec::with_capacity(ports.len());
     for (target, port) in ports {
-        let Some(address) = resolver.lookup_ip(target.as_str()).await?.iter().next() else {
+        let addresses = match resolver.lookup_ip(target.as_str()).await {
+            Ok(found) => found.iter().collect(),
+            Err(error) => or_nothing(error)?,
+        };
+        let Some(address) = addresses.into_iter().next() else {
             continue;
         };
         let label = target.split('.').next().unwrap_or_default();
