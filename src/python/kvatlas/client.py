@@ -28,7 +28,7 @@ from .errors import (
     UnknownNamespaceError,
 )
 from .events import Cursor
-from .gather import gather, merge_replies, merge_results, merge_statuses, refusal_of
+from .gather import Gatherer, merge_replies, merge_results, merge_statuses, refusal_of
 from .models import DEFAULT_TENANT, namespace_of
 from .subjects import PREFIX, Subjects
 from .wire import (
@@ -162,6 +162,7 @@ class QueryClient:
         self._nats = connection
         self._subjects = Subjects(prefix)
         self._gathering = gathering
+        self._gatherer = Gatherer(connection)
         self.patience = patience
 
     async def query(
@@ -314,7 +315,7 @@ class QueryClient:
         self, subject: str, payload: bytes, decode: Callable[[bytes], _T], patience: float
     ) -> tuple[list[_T], Gathered]:
         with self._errors(subject, payload, patience):
-            gathering = gather(self._nats, subject, payload, patience, decode)
+            gathering = self._gatherer.gather(subject, payload, patience, decode)
             patience += _GATHERING_LEEWAY
             return await unless_refused(self._nats, subject, gathering, patience, is_shared=False)
 
