@@ -257,6 +257,10 @@ impl Lane {
         let mut holder = Holder::new(writer, Arc::clone(metrics), flow, clocks);
         if self.unheld.unreadable.has(&key.0, now_us()) {
             holder.note_undecodable(clocks);
+            // The message may have been of another rank.
+            let (worker, reason) = (&key.0.worker, DropReason::Undecodable);
+            self.unheld
+                .note_unread(namespace, worker, true, reason, clocks.unix_us);
         }
         Ok(Box::new(holder))
     }
@@ -340,13 +344,13 @@ impl Lane {
         self.unheld.unreadable.note(worker, now_us());
     }
 
-    /// Notes in the index that batches of `worker` are dropped. Answers then say that the worker may have unknown
-    /// blocks. Does nothing if the worker has holders, because these are in doubt already.
+    /// Notes in the index that a batch of `worker` was dropped whose rank is not known. Answers then say that the
+    /// worker may have unknown blocks, even if it has holders: what their publishers answer says nothing of other ranks.
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
-        if self.holders.range(ranks_of(worker)).next().is_none() {
-            let unix_us = self.clocks().unix_us;
-            self.unheld.note(namespace, &worker.worker, None, reason, unix_us);
-        }
+        let has_holders = self.holders.range(ranks_of(worker)).next().is_some();
+        let unix_us = self.clocks().unix_us;
+        self.unheld
+            .note_unread(namespace, &worker.worker, has_holders, reason, unix_us);
     }
 
     /// Puts holders in doubt: those whose batches were dropped because the queue was full.

@@ -22,6 +22,7 @@ use super::freshness::{Freshness, MessageArrival};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::lane::Lane;
 use super::line::{Assignments, LaneId, Sender, WorkerKey};
+use super::liveness::TICK_INTERVAL;
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
@@ -535,14 +536,14 @@ impl LanePool {
     }
 
     /// Forgets refused publishers (their batches were dropped) that have been silent for long. The limit is the
-    /// namespace's limit for silent holders, `remove_after`.
+    /// namespace's limit for silent holders, `remove_after`. It is shorter for messages that cannot be read, of workers
+    /// with holders.
     fn expire_refused(&self) {
-        let now_us = self.unheld.listened_us();
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (now_us, step_us) = (self.unheld.listened_us(), micros(TICK_INTERVAL));
         for namespace in self.namespaces.all() {
-            if let Some(remove_after) = self.liveness.of(&namespace.name).remove_after {
-                let is_over = |last_us| u128::from(now_us.saturating_sub(last_us)) > remove_after.as_micros();
-                namespace.indexer.refused().expire(is_over);
-            }
+            let kept_us = self.liveness.of(&namespace.name).remove_after.map(micros);
+            namespace.indexer.refused().expire(now_us, step_us, kept_us);
         }
     }
 

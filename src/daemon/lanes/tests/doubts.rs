@@ -352,3 +352,40 @@ async fn what_cannot_be_read_counts_in_a_namespace_that_comes_later() {
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
 }
+
+/// A test of a worker with two ranks. The messages of one rank cannot be read, and an answer of the other rank's
+/// publisher says nothing of them.
+#[tokio::test]
+async fn a_rank_that_cannot_be_read_is_doubtful_beside_one_that_answers() {
+    let scene = Scene::begin().await;
+    scene.hear_garbage().await;
+    let asked = scene.ask().await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
+}
+
+#[tokio::test]
+async fn a_dropped_rank_that_cannot_be_read_is_doubtful_beside_one_that_answers() {
+    let scene = Scene::begin().await;
+    scene.lose_payload(vec![0xc1; 8192]);
+    scene.pool.drain().await.unwrap();
+    let asked = scene.ask().await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
+}
+
+#[tokio::test]
+async fn a_rank_that_could_not_be_read_is_doubtful_when_another_one_comes() {
+    let scene = Scene {
+        pool: Scene::new_pool(),
+        ..Scene::begin().await
+    };
+    // The namespace does not exist yet, so only the lanes remember the message.
+    scene.hear_garbage().await;
+    scene.hear(1, Vec::new()).await;
+    scene.pool.drain().await.unwrap();
+    let asked = scene.ask().await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
+}
