@@ -119,7 +119,7 @@ impl Holder {
     /// Marks the block size as unknown until a batch tells it, because a new process may have blocks of another size.
     /// If the namespace has taken its block size from batches, the size stays known: every batch for that namespace
     /// tells its block size.
-    fn forget_size(&self) {
+    pub(super) fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
 
@@ -333,6 +333,7 @@ impl Holder {
     /// new batches relate to the blocks of the old count.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
+        self.forget_size();
         self.note_gap(next, next.seq.saturating_sub(1));
         self.note_blocks(BlocksChange::CountRestarted);
         self.high_water.seen = next;
@@ -368,7 +369,7 @@ impl Holder {
     /// Gives the holder the doubts that the publisher has about its own state, and withdraws such doubts that the
     /// publisher no longer has. The blocks still count as complete: they are exactly the blocks that the publisher
     /// told.
-    fn note_doubts(&mut self, doubts: DegradedReasons) {
+    pub(super) fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);
         }

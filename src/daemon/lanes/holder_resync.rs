@@ -120,7 +120,9 @@ impl Holder {
             self.metrics
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
+        // The gap stands for the doubts of the ended epoch.
         self.note_gap(next, missed);
+        self.forget_epoch();
         // An epoch begins without blocks. So if the holder has no blocks, it is already in the state in which the new
         // epoch began.
         let is_empty = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
@@ -131,6 +133,13 @@ impl Holder {
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
         self.writer.status().cursor.store(start);
+    }
+
+    /// Forgets facts about the process of an ended epoch: what it doubted itself, and how many tokens its blocks have.
+    /// Another reason for doubt must stand for these doubts.
+    fn forget_epoch(&mut self) {
+        self.note_doubts(DegradedReasons::default());
+        self.forget_size();
     }
 
     /// Begins a resync: batches are held from now on.
@@ -179,6 +188,7 @@ impl Holder {
         {
             self.end_contest();
             self.note_epoch(answer.cursor.epoch, context);
+            self.forget_epoch();
         }
         let kept = match answer.kind {
             // Of the later doubts, those about dropped messages stay. The others are about events from before the
@@ -229,7 +239,8 @@ impl Holder {
             let state = batches.flat_map(|batch| batch.events.iter().map(|event| (batch.tier, event)));
             let state = state.filter(|(_, event)| !matches!(event, Event::Doubted(_)));
             remove_surplus(&mut self.writer, state, context.clocks.monotonic_us);
-            // The full state has no content from which a foreign chain could be recognised, so the mark is kept.
+            // The full state has no content from which a foreign chain could be recognised, so the mark is kept. It is
+            // even kept in a new epoch: the same engine usually hashes as before.
             self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
             self.note_blocks(BlocksChange::Replaced);
@@ -241,6 +252,10 @@ impl Holder {
                 self.apply_events(batch, context);
             }
             return Afterwards::Stays;
+        }
+        if self.tracker.cursor().is_some_and(|cursor| cursor.seq == 0) && self.writer.blocks() == 0 {
+            // The answer has the epoch from its beginning, with the content from which a foreign chain is recognised.
+            self.writer.set_foreign_chain(false);
         }
         for batch in answer.batches {
             // The batch may come once more on the events subject. Then it must not look like a restart.

@@ -1,6 +1,6 @@
 //! Tests of publishers that restart, and of batches that come late, while batches are held.
 
-use kvatlas_core::wire::{BatchCursor, DegradedReasons};
+use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReasons};
 
 use super::doubts::Scene;
 use super::*;
@@ -45,6 +45,106 @@ async fn blocks_that_missing_batches_brought_outlast_a_question_that_nobody_answ
         (depth(&scene.pool, 10), depth(&scene.pool, 20)),
         (Some(3), Some(3))
     );
+}
+
+/// Begins the epoch 2 without its first batch, and answers the question for the missing batches.
+async fn answer_next_epoch(scene: &Scene) -> ResyncOutcome {
+    scene.receive(&in_epoch(2, 2, Vec::new()).encode()).await;
+    let asked = scene.ask().await;
+    assert!(!asked.full, "the old epoch had no blocks");
+    let missing = vec![in_epoch(2, 1, Vec::new()), in_epoch(2, 2, Vec::new())];
+    scene.answer(asked, missing).await
+}
+
+/// Returns the publisher's full state in the epoch `epoch`, which has no blocks.
+fn full_in(epoch: u64) -> ResyncAnswer {
+    ResyncAnswer {
+        kind: kvatlas_core::wire::ResyncAnswerKind::Full,
+        cursor: BatchCursor { epoch, seq: 1 },
+        time_us: None,
+        batches: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn doubts_of_the_publisher_end_with_its_epoch_though_its_next_first_batch_is_lost() {
+    let scene = Scene::begin().await;
+    let doubts = DegradedReasons::of(DegradedReason::UpstreamGap);
+    scene.hear(2, vec![Event::Doubted(doubts)]).await;
+    assert_eq!(scene.reasons().await, doubts);
+    assert_eq!(answer_next_epoch(&scene).await, ResyncOutcome::Exact);
+    assert_eq!(scene.reasons().await, DegradedReasons::default());
+}
+
+#[tokio::test]
+async fn doubts_of_the_publisher_end_with_its_epoch_though_nobody_answers() {
+    let scene = Scene::begin().await;
+    let doubts = DegradedReasons::of(DegradedReason::UpstreamGap);
+    scene.hear(2, vec![Event::Doubted(doubts)]).await;
+    scene.receive(&in_epoch(2, 2, Vec::new()).encode()).await;
+    let asked = scene.ask().await;
+    scene.give_up(asked).await;
+    assert_eq!(scene.reasons().await, DegradedReasons::of(DegradedReason::Gap));
+}
+
+#[tokio::test]
+async fn a_told_block_size_ends_with_its_epoch_though_the_next_first_batch_is_lost() {
+    for is_full in [false, true] {
+        let scene = Scene::begin().await;
+        let sized = EventBatch {
+            block_size: Some(BlockSize::DEFAULT),
+            ..batch(2, Vec::new())
+        };
+        scene.receive(&sized.encode()).await;
+        assert!(scene.reasons().await.is_empty());
+        assert_eq!(scene.namespace().indexer.unsized_holders(), 0);
+        if is_full {
+            // The publisher is asked before anything of its new epoch has come.
+            let asked = scene.ask().await;
+            let generation = scene.trust.generation();
+            let finished = scene
+                .pool
+                .finish_resync(&scene.holder, asked.number, full_in(2), generation, 0);
+            finished.await.unwrap();
+        } else {
+            answer_next_epoch(&scene).await;
+        }
+        assert_eq!(scene.namespace().indexer.unsized_holders(), 1, "full: {is_full}");
+    }
+}
+
+#[tokio::test]
+async fn a_told_block_size_ends_when_the_numbers_begin_anew() {
+    let scene = Scene::begin().await;
+    let sized = EventBatch {
+        block_size: Some(BlockSize::DEFAULT),
+        ..made_at(20, 2)
+    };
+    scene.receive(&sized.encode()).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.namespace().indexer.unsized_holders(), 0);
+    scene.receive(&made_at(30, 1).encode()).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.namespace().indexer.unsized_holders(), 1);
+}
+
+/// A test of an engine whose hashes are not the contract's, and that is restarted with others. The holder has no blocks
+/// any more.
+#[tokio::test]
+async fn a_foreign_chain_ends_with_its_epoch_if_the_answer_has_the_next_one_from_its_beginning() {
+    let scene = Scene::begin().await;
+    let mut foreign = StoredBlocks::by_sequence(None, None, vec![SequenceHash(10)]);
+    foreign.content = Some(BlockContent::Tokens {
+        tokens: (0..16).collect(),
+        lora_name: None,
+        cache_salt: None,
+    });
+    let removed = Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(10)]));
+    scene.hear(2, vec![Event::Stored(foreign), removed]).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.namespace().indexer.foreign_holders(), 1);
+    assert_eq!(answer_next_epoch(&scene).await, ResyncOutcome::Exact);
+    assert_eq!(scene.namespace().indexer.foreign_holders(), 0);
 }
 
 #[tokio::test]
