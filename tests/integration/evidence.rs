@@ -282,7 +282,11 @@ async fn an_epoch_far_ahead_of_the_clock_is_not_believed() {
     engine
         .answer(&question, ResyncAnswerKind::Missing, at(1), &[])
         .await;
-    engine.is_exact_with(4).await;
+    // The answer does not tell who made the other batch, so the daemon asks again.
+    engine.asked().await;
+    let holder = engine.client.holder("gpu-0", 0).await.unwrap();
+    assert!(reasons(&holder).contains(&"contested"), "{holder:?}");
+    assert_eq!((holder.epoch, holder.blocks), (1, 4));
     daemon.stop().await;
 }
 

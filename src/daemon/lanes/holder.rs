@@ -11,7 +11,7 @@ use kvatlas_telemetry::labels::DropReason;
 use kvatlas_telemetry::{AppliedBatch, EventMetrics};
 
 use super::clock::LaneClock;
-use super::contest::Lower;
+use super::contest::OtherPublisher;
 use super::flow::{NamespaceFlow, OpenStep};
 use super::held::HoldingLimits;
 use super::liveness::{LivenessLimits, Silence, silence};
@@ -69,8 +69,8 @@ pub(crate) struct Holder {
     /// Reasons for doubt that came after the batch that is being applied had been received. This batch cannot end
     /// these doubts. Empty unless the batch was held first.
     pub(super) later_doubts: DegradedReasons,
-    /// Record of the dropped batches whose epoch is lower than the epoch of the applied batches.
-    pub(super) lower: Lower,
+    /// Record of the dropped batches of another publisher, which claims the same holder.
+    pub(super) other: OtherPublisher,
     /// Time at which the publisher was last heard of, in microseconds of listening time.
     heard_us: u64,
     /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
@@ -105,7 +105,7 @@ impl Holder {
             resyncs: 0,
             phase: Phase::default(),
             later_doubts: DegradedReasons::default(),
-            lower: Lower::default(),
+            other: OtherPublisher::default(),
             heard_us: clocks.listening_us,
             seen_us: clocks.seen_us,
             high_water: HighWater::default(),
@@ -297,7 +297,7 @@ impl Holder {
     ) {
         self.writer.clear();
         self.forget_size();
-        self.end_contest();
+        self.outgrow_contest(next.epoch);
         // This is needed even if the holder has no reasons of its own, because this batch also ends doubts about the
         // stream.
         self.replace_reasons(context);
@@ -471,10 +471,12 @@ impl Holder {
     }
 
     /// Degrades the holder, because a batch was dropped whose epoch lies too far ahead to be believed. If that epoch
-    /// was right, the blocks are outdated.
-    pub(super) fn note_unbelieved(&mut self, clocks: JobClocks) {
+    /// was right, the blocks are outdated. The publisher that is believed does not know, so its answer does not end the
+    /// contest.
+    pub(super) fn note_unbelieved(&mut self, batch: &EventBatch, context: Context<'_>) {
         self.doubt(DegradedReason::Gap);
-        self.hear(clocks);
+        self.contest(batch, context);
+        self.hear(context.clocks);
     }
 
     /// Degrades the holder for `reason`. A resync under way does not end this doubt, because the publisher's answer

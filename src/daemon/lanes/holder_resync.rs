@@ -114,7 +114,7 @@ impl Holder {
     /// The blocks of the ended epoch stay until the blocks of the new epoch are known. For a router they are better
     /// than no blocks.
     fn outlive_epoch(&mut self, next: BatchCursor, missed: u64, context: Context<'_>) {
-        self.end_contest();
+        self.outgrow_contest(next.epoch);
         self.note_epoch(next.epoch, context);
         if let Some(before) = self.tracker.cursor() {
             self.metrics
@@ -186,7 +186,7 @@ impl Holder {
             .cursor()
             .is_some_and(|known| known.epoch < answer.cursor.epoch)
         {
-            self.end_contest();
+            self.outgrow_contest(answer.cursor.epoch);
             self.note_epoch(answer.cursor.epoch, context);
             self.forget_epoch();
         }

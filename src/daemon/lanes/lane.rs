@@ -176,19 +176,11 @@ impl Lane {
         let clocks = self.clocks_at(arrival);
         let epoch = received.batch.epoch;
         if epoch > epoch_max_at(clocks.unix_us, epoch_ahead_max) {
-            let why = NoHolder::EpochAhead(epoch);
-            self.put_back();
-            let Some(holder) = self.holders.get_mut(&(worker.clone(), rank)) else {
-                self.unheld.refuse(sender, &received.batch, &why, clocks.unix_us);
-                return false;
-            };
-            unheld::count(sender, &received.batch, &why, false);
-            holder.note_unbelieved(clocks);
-            return true;
+            return self.refuse_epoch(sender, &received.batch, clocks);
         }
         let settings = sender.namespace.indexer.settings();
         if !settings.takes(received.batch.block_size) {
-            self.refuse_block_size(sender, &received.batch);
+            self.refuse_block_size(sender, &received.batch, clocks);
             return self.holders.contains_key(&(worker.clone(), rank));
         }
         let (key, mut holder) = match self.take_holder(sender, &received.batch, clocks) {
@@ -380,7 +372,7 @@ impl Lane {
                     self.unheld
                         .note_batch(&sender, head, DropReason::LaneFull, unix_us);
                 }
-                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(context.clocks),
+                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(head, context),
                 Some(holder) => match holder.note_lost(head, context) {
                     Afterwards::Leaves => leaving.push(key),
                     Afterwards::Stays => {}
@@ -397,11 +389,31 @@ impl Lane {
         self.finish_messages(sender);
     }
 
+    /// Drops a batch whose epoch lies too far ahead of the clock. Returns whether the batch's holder exists.
+    fn refuse_epoch(&mut self, sender: &Sender, batch: &EventBatch, clocks: JobClocks) -> bool {
+        let why = NoHolder::EpochAhead(batch.epoch);
+        self.put_back();
+        let Some(holder) = self.holders.get_mut(&(sender.worker.clone(), batch.rank)) else {
+            self.unheld.refuse(sender, batch, &why, clocks.unix_us);
+            return false;
+        };
+        unheld::count(sender, batch, &why, false);
+        let context = Context {
+            clocks,
+            holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
+        };
+        holder.note_unbelieved(batch, context);
+        true
+    }
+
     /// Drops a batch whose block size differs from the namespace's. If the batch's holder exists, and has received no
-    /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended.
+    /// batch of a higher epoch, removes the holder: the process that stored its blocks has ended. If it has, the batch
+    /// is of another publisher.
     ///
     /// Once the namespace has no holder left, a batch can replace the namespace by one with another block size.
-    fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
+    fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch, clocks: JobClocks) {
         let why = NoHolder::OtherSize {
             namespace: sender.namespace.name.clone(),
             in_force: sender.namespace.indexer.settings().block_size,
@@ -411,17 +423,29 @@ impl Lane {
         let key = (sender.worker.clone(), batch.rank);
         // The batch is from before its publisher's goodbye.
         let is_late = self.unheld.goodbyes.is_over(&key, batch, now_us()).is_some();
-        if let Some(holder) = self.holders.get_mut(&key)
-            && holder.high_water.seen.epoch <= batch.epoch
-        {
-            // Noted, so that a redelivered batch of the old process makes no holder.
-            holder.high_water.note(batch);
+        let mut is_outdated = false;
+        if let Some(holder) = self.holders.get_mut(&key) {
+            is_outdated = holder.high_water.seen.epoch <= batch.epoch;
+            if is_outdated {
+                // Noted, so that a redelivered batch of the old process makes no holder.
+                holder.high_water.note(batch);
+            } else {
+                let context = Context {
+                    clocks,
+                    holding: &self.holding,
+                    clock: &self.clock,
+                    tally: &self.tally,
+                };
+                holder.contest(batch, context);
+            }
+        }
+        if is_outdated {
             self.take_leave(&key);
         }
         if is_late || self.holders.contains_key(&key) {
             return unheld::count(sender, batch, &why, false);
         }
-        self.unheld.refuse(sender, batch, &why, self.clocks().unix_us);
+        self.unheld.refuse(sender, batch, &why, clocks.unix_us);
     }
 
     /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening`

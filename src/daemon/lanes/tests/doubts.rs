@@ -18,17 +18,24 @@ pub(super) struct Scene {
 impl Scene {
     /// Returns a pool of lanes whose holders hold batches until missing batches before them have come.
     pub(super) fn new_pool() -> LanePool {
-        Self::new_pool_holding(HoldingSettings {
-            bytes_per_holder_max: 1 << 20,
-            wait_max: Duration::from_secs(3600),
-        })
+        Self::new_pool_believing(None)
     }
 
-    fn new_pool_holding(holding: HoldingSettings) -> LanePool {
+    /// Returns such a pool, with a bound on the time by which an epoch may lie ahead of the clock.
+    pub(super) fn new_pool_believing(epoch_ahead_max: Option<Duration>) -> LanePool {
+        let holding = HoldingSettings {
+            bytes_per_holder_max: 1 << 20,
+            wait_max: Duration::from_secs(3600),
+        };
+        Self::new_pool_with(holding, epoch_ahead_max)
+    }
+
+    fn new_pool_with(holding: HoldingSettings, epoch_ahead_max: Option<Duration>) -> LanePool {
         let settings = LaneSettings {
             lanes: 1,
             lane_queue_bytes: 4096,
             holding: Some(holding),
+            epoch_ahead_max,
             ..settings()
         };
         LanePool::start(&settings, Arc::new(namespaces())).unwrap()
@@ -38,7 +45,7 @@ impl Scene {
         Self::begin_in(Self::new_pool()).await
     }
 
-    async fn begin_in(pool: LanePool) -> Self {
+    pub(super) async fn begin_in(pool: LanePool) -> Self {
         let worker = WorkerKey {
             namespace: frame(1).namespace,
             worker: frame(1).worker,
@@ -242,7 +249,7 @@ async fn a_batch_longer_than_what_may_be_held_is_held_alone() {
         bytes_per_holder_max: 1024,
         wait_max: Duration::from_secs(3600),
     };
-    let scene = Scene::begin_in(Scene::new_pool_holding(holding)).await;
+    let scene = Scene::begin_in(Scene::new_pool_with(holding, None)).await;
     let many = (0..256).map(SequenceHash).collect();
     let long = batch(3, vec![Event::Removed(RemovedBlocks::by_sequence(many))]);
     assert!(long.encode().len() > 1024);

@@ -321,6 +321,45 @@ async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
 }
 
+/// A test that a live publisher of a lower epoch contests the holder, even if its blocks have another size.
+#[tokio::test]
+async fn a_lower_epoch_of_another_block_size_contests_the_holder() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    let other = EventBatch {
+        block_size: BlockSize::new(64).ok(),
+        ..in_epoch(5, 1, stores(20))
+    };
+    scene.receive(&other.encode()).await;
+    assert_eq!(
+        scene.reasons().await,
+        DegradedReasons::of(DegradedReason::Contested)
+    );
+    assert_eq!(scene.namespace().indexer.refused().count(None), 0);
+}
+
+/// A test of a second publisher whose epoch is too far ahead to be believed. Neither an answer of the believed
+/// publisher nor its next epoch tells whose blocks the holder has.
+#[tokio::test]
+async fn an_epoch_that_is_not_believed_contests_the_holder() {
+    let contested = DegradedReasons::of(DegradedReason::Contested);
+    let ahead = in_epoch(u64::MAX / 2, 1, stores(20));
+    for is_lost in [false, true] {
+        let scene = Scene::begin_in(Scene::new_pool_believing(Some(Duration::from_secs(3600)))).await;
+        match is_lost {
+            true => scene.lose(ahead.clone()),
+            false => scene.receive(&ahead.encode()).await,
+        }
+        scene.pool.drain().await.unwrap();
+        let asked = scene.ask().await;
+        assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Incomplete);
+        assert_eq!(scene.reasons().await, contested);
+        scene.receive(&in_epoch(2, 1, stores(10)).encode()).await;
+        assert_eq!(scene.reasons().await, contested);
+    }
+}
+
 /// A test that held batches of an ended epoch do not count as batches of another publisher.
 #[tokio::test]
 async fn held_batches_of_an_ended_epoch_are_no_contest() {
