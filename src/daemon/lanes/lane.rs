@@ -439,13 +439,15 @@ impl Lane {
                 holder.contest(batch, context);
             }
         }
+        if is_late || (self.holders.contains_key(&key) && !is_outdated) {
+            unheld::count(sender, batch, &why, false);
+        } else {
+            self.unheld.refuse(sender, batch, &why, clocks.unix_us);
+        }
+        // Removed last, so that answers know the blocks to be unknown all the time.
         if is_outdated {
             self.take_leave(&key);
         }
-        if is_late || self.holders.contains_key(&key) {
-            return unheld::count(sender, batch, &why, false);
-        }
-        self.unheld.refuse(sender, batch, &why, clocks.unix_us);
     }
 
     /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening`
