@@ -340,10 +340,18 @@ impl Holder {
     }
 
     /// Puts the holder in doubt because an operator asked for it. The publisher is then asked for the full state.
-    pub(super) fn note_operator_doubt(&mut self) {
+    ///
+    /// If the publisher has been asked already, its answer is no longer waited for: it may have the missing batches
+    /// only, and would end this doubt.
+    pub(super) fn note_operator_doubt(&mut self, context: Context<'_>) -> Afterwards {
+        let afterwards = match self.phase.is_asking(ResyncNumber(self.resyncs)) {
+            true => self.release(context),
+            false => Afterwards::Stays,
+        };
         self.note_publisher(PublisherChange::Reconsidered);
         self.note_blocks(BlocksChange::Missed);
         self.degrade(DegradedReason::Gap);
+        afterwards
     }
 
     /// Drops the held batches, because their publisher has begun to count from 1 again. If a resync is under way,

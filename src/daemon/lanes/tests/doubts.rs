@@ -360,6 +360,26 @@ async fn what_cannot_be_read_counts_in_a_namespace_that_comes_later() {
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
 }
 
+/// A test of an operator who asks for a resync while the publisher is being asked for missing batches. These do not
+/// answer the operator.
+#[tokio::test]
+async fn an_operator_is_not_answered_by_missing_batches_that_were_asked_for_before() {
+    let scene = Scene::begin().await;
+    scene.hear(3, Vec::new()).await;
+    let asked = scene.ask().await;
+    assert!(!asked.full);
+    let of = kvatlas_core::wire::AdminHolder {
+        namespace: scene.holder.0.namespace.clone(),
+        worker: scene.holder.0.worker.clone(),
+        rank: None,
+    };
+    assert_eq!(scene.pool.command(&of, HolderCommand::Doubt).await.unwrap(), 1);
+    let missing = vec![batch(2, Vec::new()), batch(3, Vec::new())];
+    assert_eq!(scene.answer(asked, missing).await, ResyncOutcome::Superseded);
+    assert_eq!(scene.reasons().await, DegradedReasons::of(DegradedReason::Gap));
+    assert!(scene.ask().await.full);
+}
+
 /// A test of a worker with two ranks. The messages of one rank cannot be read, and an answer of the other rank's
 /// publisher says nothing of them.
 #[tokio::test]
