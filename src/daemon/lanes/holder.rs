@@ -257,7 +257,11 @@ impl Holder {
         }
         self.hear(context.clocks);
         self.writer.status().confirm(StreamGeneration::default());
-        self.release(context)
+        match self.release(context) {
+            // The dropped batch is of the publisher's next process.
+            Afterwards::Leaves if self.epoch() < head.epoch => Afterwards::Stays,
+            afterwards => afterwards,
+        }
     }
 
     /// Raises the high-water marks (newest batch and latest time) to a received batch. If the publisher has begun to

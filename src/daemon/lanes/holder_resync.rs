@@ -63,10 +63,10 @@ impl Holder {
             // after it.
             BatchAdmission::NewEpoch { missed: 0 } => {
                 let overtaking = self.phase.release();
-                let afterwards = match (self.apply_now(received, context), overtaking) {
-                    (Afterwards::Stays, Some(held)) => self.apply_held(held, context),
-                    (afterwards, _) => afterwards,
-                };
+                let mut afterwards = self.apply_now(received, context);
+                if let Some(held) = overtaking {
+                    afterwards = self.apply_held(afterwards, held, context);
+                }
                 self.end_resync();
                 return afterwards;
             }
@@ -86,8 +86,11 @@ impl Holder {
         match self.phase.hold(received, context.holding, now_us) {
             Ok(()) => Afterwards::Stays,
             Err(NoRoom(received)) => match self.release(context) {
-                Afterwards::Stays => self.apply_now(received, context),
-                leaves @ Afterwards::Leaves => leaves,
+                Afterwards::Leaves if next.epoch <= self.epoch() => {
+                    self.drop_batch(DropReason::StaleEpoch, next.epoch);
+                    Afterwards::Leaves
+                }
+                _ => self.apply_now(received, context),
             },
         }
     }
@@ -209,10 +212,7 @@ impl Holder {
             self.before_doubts(doubts, |holder| holder.apply_answer(answer, generation, context));
         // Applying the held batches raises the high-water mark again.
         self.high_water.seen = cursor;
-        let afterwards = match afterwards {
-            Afterwards::Stays => self.apply_held(held, context),
-            Afterwards::Leaves => afterwards,
-        };
+        let afterwards = self.apply_held(afterwards, held, context);
         if self.tracker.cursor() == Some(cursor) {
             self.writer.status().cursor.store(cursor);
         }
@@ -284,25 +284,54 @@ impl Holder {
         afterwards
     }
 
+    /// Returns the epoch of the last applied batch.
+    pub(super) fn epoch(&self) -> u64 {
+        self.tracker.cursor().unwrap_or_default().epoch
+    }
+
     /// Applies the held batches in order. If a batch between two held batches is still missing, the later ones are held
-    /// again. Batches of an epoch that has ended are dropped.
-    fn apply_held(&mut self, held: HeldBatches, context: Context<'_>) -> Afterwards {
-        let current = self.tracker.cursor().unwrap_or_default().epoch;
-        for (received, later) in held.into_batches() {
+    /// again. Batches of an epoch that has ended are dropped. `before` says whether a batch before them had a goodbye.
+    fn apply_held(&mut self, before: Afterwards, held: HeldBatches, context: Context<'_>) -> Afterwards {
+        let current = self.epoch();
+        self.for_each_held(before, held, |holder, received, later| {
             let epoch = received.batch.epoch;
             if epoch < current {
-                self.drop_batch(DropReason::StaleEpoch, epoch);
-                continue;
+                holder.drop_batch(DropReason::StaleEpoch, epoch);
+                return Afterwards::Stays;
             }
-            let afterwards = self.before_doubts(later, |holder| holder.apply(received, context));
-            if let Some(held_again) = self.phase.held_mut() {
+            let afterwards = holder.before_doubts(later, |holder| holder.apply(received, context));
+            if let Some(held_again) = holder.phase.held_mut() {
                 held_again.note_dropped(later);
             }
+            afterwards
+        })
+    }
+
+    /// Calls `apply` with each held batch, in order. Drops the batches behind a goodbye.
+    ///
+    /// If a batch of a higher epoch is held, a goodbye does not remove the holder: the publisher's next process has
+    /// begun. `before` says whether a batch before the held ones had a goodbye.
+    fn for_each_held(
+        &mut self,
+        before: Afterwards,
+        held: HeldBatches,
+        mut apply: impl FnMut(&mut Self, ReceivedBatch, DegradedReasons) -> Afterwards,
+    ) -> Afterwards {
+        let newest = held.newest_epoch();
+        let unless_replaced = |afterwards, holder: &Self| match holder.epoch() < newest {
+            true => Afterwards::Stays,
+            false => afterwards,
+        };
+        let mut afterwards = unless_replaced(before, self);
+        for (received, later) in held.into_batches() {
             if afterwards == Afterwards::Leaves {
-                return Afterwards::Leaves;
+                self.drop_batch(DropReason::StaleEpoch, received.batch.epoch);
+                continue;
             }
+            afterwards = apply(self, received, later);
+            afterwards = unless_replaced(afterwards, self);
         }
-        Afterwards::Stays
+        afterwards
     }
 
     /// Withdraws the reason `Resyncing`. Returns whether reasons for doubt are left that a further request to the
@@ -372,13 +401,9 @@ impl Holder {
             return Afterwards::Stays;
         };
         self.note_blocks(BlocksChange::Released);
-        let mut afterwards = Afterwards::Stays;
-        for (received, later) in held.into_batches() {
-            afterwards = self.before_doubts(later, |holder| holder.apply_now(received, context));
-            if afterwards == Afterwards::Leaves {
-                break;
-            }
-        }
+        let afterwards = self.for_each_held(Afterwards::Stays, held, |holder, received, later| {
+            holder.before_doubts(later, |holder| holder.apply_now(received, context))
+        });
         self.end_resync();
         afterwards
     }

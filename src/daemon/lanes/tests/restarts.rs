@@ -222,6 +222,58 @@ async fn what_comes_again_after_a_goodbye_makes_no_holder() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
 }
 
+/// Returns a scene whose holder holds a goodbye behind a gap, and the resync in which its publisher has been asked.
+async fn scene_with_held_goodbye() -> (Scene, crate::lanes::ResyncBegun) {
+    let scene = Scene::begin().await;
+    scene.hear(3, vec![Event::Goodbye]).await;
+    let asked = scene.ask().await;
+    (scene, asked)
+}
+
+/// A test of a publisher that says goodbye and begins again, while the daemon holds its batches. The first batch of the
+/// new epoch is lost.
+#[tokio::test]
+async fn a_held_goodbye_does_not_remove_a_holder_whose_next_epoch_has_begun() {
+    for is_answered in [false, true] {
+        let (scene, asked) = scene_with_held_goodbye().await;
+        scene.receive(&in_epoch(2, 2, stores(20)).encode()).await;
+        match is_answered {
+            true => _ = scene.answer(asked, vec![batch(2, Vec::new())]).await,
+            false => scene.give_up(asked).await,
+        }
+        let reasons = scene.reasons().await;
+        assert!(reasons.contains(DegradedReason::Gap), "{reasons:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_goodbye_in_an_answer_does_not_remove_a_holder_whose_next_epoch_has_begun() {
+    let scene = Scene::begin().await;
+    let asked = scene.ask().await;
+    scene.receive(&in_epoch(2, 2, stores(20)).encode()).await;
+    scene.answer(asked, vec![batch(2, vec![Event::Goodbye])]).await;
+    let reasons = scene.reasons().await;
+    assert!(reasons.contains(DegradedReason::Gap), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn a_held_goodbye_does_not_remove_a_holder_whose_next_process_lost_a_batch() {
+    let (scene, _) = scene_with_held_goodbye().await;
+    scene.pool.drain().await.unwrap();
+    scene.lose(in_epoch(2, 1, stores(20)));
+    let reasons = scene.reasons().await;
+    assert!(reasons.contains(DegradedReason::Unverified), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn a_held_goodbye_of_the_last_process_removes_the_holder() {
+    let (scene, asked) = scene_with_held_goodbye().await;
+    scene.hear(4, stores(20)).await;
+    scene.give_up(asked).await;
+    scene.pool.drain().await.unwrap();
+    assert_eq!(scene.reasons_of(0), None);
+}
+
 #[tokio::test]
 async fn who_numbers_anew_after_a_goodbye_comes_back() {
     let scene = Scene::begin().await;
