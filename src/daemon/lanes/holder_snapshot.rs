@@ -132,6 +132,9 @@ impl Holder {
             // A stream that has been read shows that no event is missing. It does not show that the publisher is alive
             // now.
             self.seen_us = origin.taken_us;
+        } else {
+            // An earlier frame of the holder may have confirmed it.
+            self.writer.status().confirm(StreamGeneration::default());
         }
     }
 

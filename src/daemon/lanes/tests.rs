@@ -262,6 +262,26 @@ async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
 }
 
 #[tokio::test]
+async fn a_holder_that_was_certain_in_its_first_frame_only_is_unverified() {
+    let trust = kvatlas_core::stream::StreamTrust::default();
+    let pool = pool();
+    for degraded_bits in [0, DegradedReason::Unverified as u32] {
+        let holder = HolderFrame {
+            degraded_bits,
+            ..frame(7)
+        };
+        let origin = RestoreOrigin::new(trust.generation(), Duration::ZERO);
+        pool.restore(&holder, Frame::Holder(holder.clone()), origin)
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+        let reasons = namespace.indexer.holders()[0].status.reasons(&trust);
+        assert_eq!(reasons.bits(), degraded_bits);
+    }
+}
+
+#[tokio::test]
 async fn a_holder_whose_frames_end_in_the_middle_is_forgotten() {
     let pool = pool();
     let holder = frame(7);
