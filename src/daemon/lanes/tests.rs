@@ -12,7 +12,11 @@ use kvatlas_core::wire::{
     DegradedReason, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks,
     Subjects, Tier, WireLimits, WorkerName,
 };
+use kvatlas_telemetry::labels::LaneWork;
 
+use super::job::Job;
+use super::lane::Lane;
+use super::pool::LaneHandle;
 use super::*;
 
 mod doubts;
@@ -20,6 +24,21 @@ mod random;
 mod refused;
 mod restarts;
 mod sizes;
+
+impl LanePool {
+    /// Has every lane stand still until the returned senders are dropped.
+    pub(crate) fn stand_still(&self) -> Vec<std::sync::mpsc::Sender<()>> {
+        let hold = |lane: &LaneHandle| {
+            let (release, released) = std::sync::mpsc::channel();
+            // The error means that the sender has been dropped.
+            let wait = move |_: &mut Lane| _ = released.recv();
+            let job = Job::Run(LaneWork::Upkeep, Box::new(wait));
+            lane.jobs.send_control(job).unwrap();
+            release
+        };
+        self.lanes.iter().map(hold).collect()
+    }
+}
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)
