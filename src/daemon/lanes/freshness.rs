@@ -23,6 +23,7 @@ use kvatlas_core::wire::{HolderId, NamespaceName};
 use super::clock::now_us;
 use super::flow::{Flows, NamespaceFlow, SearchMark, SeenInParts};
 use super::line::{Assignments, WorkerKey};
+use super::server_clock::ServerClock;
 
 /// Age of the state of all namespaces, shared by the source, the lanes and the queries.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub(crate) struct Freshness {
     /// Time in microseconds at which the daemon last knew the whole stream: it had read every message in the stream,
     /// or knew that the message was unread. 0 while no stream is followed.
     known_us: AtomicU64,
+    /// Clock of the server that has the stream. It has no time without a stream.
+    pub(crate) stream_clock: ServerClock,
 }
 
 /// Time at which a message came.
@@ -68,6 +71,7 @@ impl Freshness {
             heard_us: AtomicU64::new(0),
             unread_since_us: AtomicU64::new(0),
             known_us: AtomicU64::new(0),
+            stream_clock: ServerClock::default(),
         }
     }
 

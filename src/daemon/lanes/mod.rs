@@ -31,6 +31,7 @@
 //! | `phase.rs` | the phases of a holder's resync, with their table of transitions |
 //! | `unheld.rs` | the registry of publishers without a holder, with the reasons |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
+//! | `server_clock.rs` | the clock of a NATS server |
 //! | `command.rs` | commands of operators |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
 //! | `settings.rs` | settings of the lanes |
@@ -57,6 +58,7 @@ pub(crate) mod queue;
 mod replace;
 mod resync;
 pub(crate) mod sequence;
+mod server_clock;
 mod settings;
 mod snapshot;
 mod standing;
@@ -80,6 +82,7 @@ pub(crate) use liveness::TICK_INTERVAL;
 pub(crate) use pool::{Inbox, log_lane_stopped};
 pub use pool::{LanePool, PoolError};
 pub use position::StreamPosition;
+pub(crate) use server_clock::ServerClock;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};
 pub(crate) use settings::{LaneLimits, epoch_ahead_s, epoch_max};
 pub use snapshot::{DumpPosition, snapshot_limits};

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use kvatlas_client::unix_time_us;
 
 use crate::history::{FILE_BYTES_MAX, History, SavedHistory};
-use crate::lanes::snapshot_limits;
+use crate::lanes::{ServerClock, snapshot_limits};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::ObjectStoreConfig;
 use kvatlas_process::admin::Latch;
@@ -31,7 +31,6 @@ use super::failing::SnapshotFailing;
 use super::object_store::{ObjectStoreError, SnapshotStore};
 use super::restore::{RestoreError, Restored, Restorer};
 use super::save::Snapshotter;
-use super::server_clock::ServerClock;
 use kvatlas_process::storage::Storage;
 use kvatlas_process::storage::{DirectoryLock, LockError};
 

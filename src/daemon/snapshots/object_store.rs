@@ -22,6 +22,7 @@ use async_nats::jetstream::{Context, ErrorCode};
 use futures_util::StreamExt;
 use tokio::io::AsyncReadExt;
 
+use crate::lanes::{ServerClock, now_us};
 use kvatlas_config::ObjectStoreConfig;
 use kvatlas_core::snapshot::verify;
 use kvatlas_core::wire::WireLimits;
@@ -30,7 +31,6 @@ use kvatlas_telemetry::labels::SnapshotRejection;
 
 use super::claim::Claim;
 use super::directory::{DirectoryError, SnapshotDirectory, snapshot_name, stamp_of, unreadable, unwritable};
-use super::server_clock::ServerClock;
 use kvatlas_process::storage::open_regular;
 
 /// Time for which objects are kept in a bucket that the daemon has made. An older snapshot is of no use. Pieces that a
@@ -332,8 +332,9 @@ impl SnapshotStore {
     /// Opens or makes the bucket, and claims the bucket for this deployment.
     async fn claimed(&self) -> Result<(ObjectStore, u64), ObjectStoreError> {
         let bucket = self.open_or_create().await?;
+        let asked_us = now_us();
         let server_us = self.claim.stake(&self.jetstream).await?;
-        self.clock.note(server_us);
+        self.clock.note(server_us, asked_us);
         Ok((bucket, server_us))
     }
 

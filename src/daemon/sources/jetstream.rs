@@ -206,7 +206,11 @@ impl JetStreamSource {
     }
 
     async fn try_attach(&self, stall: StreamStall) -> Result<Attached, StreamError> {
-        let stream = EventStream::open(&self.jetstream, &self.config, self.subject.clone()).await?;
+        let stream = {
+            let freshness = self.pool.freshness();
+            let clock = &freshness.stream_clock;
+            EventStream::open(&self.jetstream, &self.config, self.subject.clone(), clock).await?
+        };
         let cursor = self.resume(&stream);
         let StreamSpan { first, last } = stream.span();
         let check = ConsumerCheck::of(&cursor, first, stream.beginning());
@@ -481,7 +485,9 @@ impl JetStreamSource {
                 info.consumer_sequence,
                 info.pending,
                 // A message that is read as soon as it is there has come just now, whatever the server's clock says.
-                attached.stall.map_or(Duration::ZERO, |_| age_of(info.published)),
+                attached.stall.map_or(Duration::ZERO, |_| {
+                    age_of(info.published, &self.pool.freshness().stream_clock)
+                }),
             ),
             Err(error) => return Err((ConsumerReset::Delivery, error.to_string())),
         };

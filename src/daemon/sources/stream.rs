@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, StreamError as PullError, pull};
 use async_nats::jetstream::context::{CreateStreamError, GetStreamError, GetStreamErrorKind};
-use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType};
+use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, Info, RetentionPolicy, StorageType};
 use async_nats::jetstream::{Context, ErrorCode};
 
 use kvatlas_client::unix_time_us;
@@ -13,6 +13,8 @@ use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
 use super::roll_call;
+use super::stream_info::{look_up, unix_us};
+use crate::lanes::ServerClock;
 
 /// Time for which the server keeps an idle consumer. A new consumer is made after every break of reading.
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
@@ -106,8 +108,11 @@ impl StreamError {
 
 /// Events stream, as the server describes it.
 pub(super) struct EventStream {
-    stream: stream::Stream,
+    jetstream: Context,
+    info: Info,
     subject: String,
+    /// Whether the messages in the stream show who publishes.
+    shows_all: bool,
 }
 
 /// First and last number of the messages in the stream.
@@ -121,20 +126,21 @@ pub(super) struct StreamSpan {
 
 impl EventStream {
     /// Looks the stream up. Creates it if it is missing and `config` allows that. The stream must keep messages on
-    /// `subject` and on no other.
+    /// `subject` and on no other. Notes the server's time in `clock`.
     pub(super) async fn open(
         jetstream: &Context,
         config: &StreamConfig,
         subject: String,
+        clock: &ServerClock,
     ) -> Result<Self, StreamError> {
         let name = || config.name.clone();
-        let stream = match jetstream.get_stream(&config.name).await {
-            Ok(stream) => stream,
+        let info = match look_up(jetstream, &config.name, clock).await {
+            Ok(info) => info,
             Err(error) if is_missing(&error) && config.create => {
                 let created = jetstream.create_stream(stream_config(config, &subject)).await;
                 // A failure does not matter if another replica has just created the stream, with other limits.
-                match (jetstream.get_stream(&config.name).await, created) {
-                    (Ok(stream), _) => stream,
+                match (look_up(jetstream, &config.name, clock).await, created) {
+                    (Ok(info), _) => info,
                     (Err(_), Err(source)) => return Err(StreamError::Create { name: name(), source }),
                     (Err(source), Ok(_)) => return Err(StreamError::LookUp { name: name(), source }),
                 }
@@ -144,7 +150,7 @@ impl EventStream {
                 return Err(StreamError::LookUp { name: name(), source });
             }
         };
-        let found = &stream.cached_info().config;
+        let found = &info.config;
         if found.subjects.as_slice() != [subject.as_str()] {
             return Err(StreamError::Subjects {
                 name: name(),
@@ -155,12 +161,17 @@ impl EventStream {
         if found.retention != RetentionPolicy::Limits {
             return Err(StreamError::Retention { name: name() });
         }
-        Ok(Self { stream, subject })
+        Ok(Self {
+            jetstream: jetstream.clone(),
+            shows_all: covers_roll_call(&info.state, clock),
+            info,
+            subject,
+        })
     }
 
     /// Returns the span of messages that the stream had when it was looked up.
     pub(super) fn span(&self) -> StreamSpan {
-        let state = &self.stream.cached_info().state;
+        let state = &self.info.state;
         StreamSpan {
             first: state.first_sequence.max(1),
             last: state.last_sequence,
@@ -169,15 +180,13 @@ impl EventStream {
 
     /// Returns the position before the stream's first message.
     pub(super) fn beginning(&self) -> StreamCursor {
-        let info = self.stream.cached_info();
-        let created_us = info.created.unix_timestamp_nanos() / 1000;
         StreamCursor {
-            stream: info.config.name.clone(),
-            created_us: u64::try_from(created_us).unwrap_or_default(),
+            stream: self.info.config.name.clone(),
+            created_us: unix_us(self.info.created),
             sequence: self.span().first - 1,
             digest: None,
             intake: None,
-            has_all: covers_roll_call(&info.state, unix_time_us()),
+            has_all: self.shows_all,
         }
     }
 
@@ -195,33 +204,30 @@ impl EventStream {
             num_replicas: 1,
             ..pull::Config::default()
         };
-        let created = self.stream.create_consumer(config).await;
-        created.map_err(|source| StreamError::Consumer {
-            name: self.stream.cached_info().config.name.clone(),
-            source,
-        })
+        let name = self.info.config.name.clone();
+        let created = self.jetstream.create_consumer_on_stream(config, &name).await;
+        created.map_err(|source| StreamError::Consumer { name, source })
     }
 }
 
-/// Whether the messages in the stream show who publishes at `now_us`. They do if they cover at least the length of a
+/// Whether the messages in the stream show who publishes now, by the server's clock. They do if they cover at least the length of a
 /// roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
 /// new, was purged, or has just become available again.
-fn covers_roll_call(state: &stream::State, now_us: u64) -> bool {
-    let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(published_us);
-    let reach = |from_us: u64, to_us: u64| Duration::from_micros(to_us.saturating_sub(from_us));
+fn covers_roll_call(state: &stream::State, clock: &ServerClock) -> bool {
+    let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(unix_us);
     state.messages > 0
-        && reach(first_us, last_us) >= roll_call::LENGTH
-        && reach(last_us, now_us) < roll_call::LENGTH
+        && Duration::from_micros(last_us.saturating_sub(first_us)) >= roll_call::LENGTH
+        && age_of(state.last_timestamp, clock) < roll_call::LENGTH
 }
 
-/// Returns the age of a message that the server stored at `published`, by this machine's clock. 0 if the server's
-/// clock is ahead.
-pub(super) fn age_of(published: DateTime) -> Duration {
-    Duration::from_micros(unix_time_us().saturating_sub(published_us(published)))
-}
-
-fn published_us(published: DateTime) -> u64 {
-    u64::try_from(published.unix_timestamp_nanos() / 1000).unwrap_or_default()
+/// Returns the age of a message that the server stored at `published`, by the server's clock. By this machine's clock
+/// if the server tells no time.
+///
+/// A time in the future says nothing, because a clock was set back. The age is then the longest possible.
+pub(super) fn age_of(published: DateTime, clock: &ServerClock) -> Duration {
+    let published_us = unix_us(published);
+    let by_own_clock = || unix_time_us().checked_sub(published_us).unwrap_or(u64::MAX);
+    Duration::from_micros(clock.age_us(published_us).unwrap_or_else(by_own_clock))
 }
 
 fn is_missing(error: &GetStreamError) -> bool {
@@ -257,6 +263,7 @@ fn stream_config(config: &StreamConfig, subject: &str) -> stream::Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lanes::now_us;
 
     /// Time of the tests in seconds: 2026-01-01T00:00:00Z.
     const EPOCH_S: u64 = 1_767_225_600;
@@ -270,18 +277,33 @@ mod tests {
         serde_json::from_value(state).unwrap()
     }
 
+    /// Returns the clock of a server that has told this time.
+    fn clock_at(now_ms: u64) -> ServerClock {
+        let clock = ServerClock::default();
+        clock.note(EPOCH_S * 1_000_000 + now_ms * 1000, now_us());
+        clock
+    }
+
     #[test]
     fn only_a_stream_that_covers_the_last_second_and_a_half_shows_who_publishes() {
-        let covers =
-            |state: &stream::State, now_ms: u64| covers_roll_call(state, EPOCH_S * 1_000_000 + now_ms * 1000);
-        assert!(covers(&state(9, "10.000", "11.500"), 12_000));
-        // A server's clock may be ahead.
-        assert!(covers(&state(9, "10.000", "11.500"), 9_000));
+        let covers = |state: &stream::State, now_ms: u64| covers_roll_call(state, &clock_at(now_ms));
+        assert!(covers(&state(9, "10.000", "11.500"), 11_600));
+        // The server's clock was set back, so the time of the last message says nothing.
+        assert!(!covers(&state(9, "10.000", "11.500"), 9_000));
         // The stream has just begun, or has just been purged.
-        assert!(!covers(&state(9, "10.100", "11.500"), 12_000));
-        assert!(!covers(&state(1, "10.000", "10.000"), 11_000));
-        assert!(!covers(&state(0, "01.000", "11.500"), 12_000));
+        assert!(!covers(&state(9, "10.100", "11.500"), 11_600));
+        assert!(!covers(&state(1, "10.000", "10.000"), 10_100));
+        assert!(!covers(&state(0, "01.000", "11.500"), 11_600));
         // Nobody has published for too long: the server may have been away.
         assert!(!covers(&state(9, "10.000", "11.500"), 13_000));
+    }
+
+    #[test]
+    fn messages_are_as_old_as_the_servers_clock_says() {
+        let published = state(1, "10.000", "10.000").last_timestamp;
+        let age = age_of(published, &clock_at(18_000));
+        assert!((Duration::from_secs(8)..Duration::from_secs(60)).contains(&age));
+        // The server's clock was set back since, so the message may be of any age.
+        assert!(age_of(published, &clock_at(9_000)) > Duration::from_secs(1 << 40));
     }
 }
