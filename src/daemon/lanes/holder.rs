@@ -76,6 +76,9 @@ pub(crate) struct Holder {
     /// Time at which the publisher was last seen to be alive, on the clock of [`now_us`](super::clock::now_us). That
     /// clock goes on while no messages can be received. 0 if the publisher has not been seen.
     pub(super) seen_us: u64,
+    /// Time at which the publisher was last seen before the daemon was restarted, on the clock of the server that has
+    /// the stream. `None` once `seen_us` includes it, and without a stream.
+    pub(super) restored_us: Option<u64>,
     /// High-water marks: the newest batch that the holder has received, and the latest time of a batch. A resync
     /// answer that ends before this batch is not believed. An older batch that comes later does not confirm the
     /// holder.
@@ -108,6 +111,7 @@ impl Holder {
             lower: Lower::default(),
             heard_us: clocks.listening_us,
             seen_us: clocks.seen_us,
+            restored_us: None,
             high_water: HighWater::default(),
             is_known_short: false,
             profile_epoch: 0,

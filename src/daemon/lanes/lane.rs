@@ -23,6 +23,7 @@ use super::liveness::{ListeningClock, Silence};
 use super::lost::LostJob;
 use super::queue::JobReceiver;
 use super::sequence::ReceivedBatch;
+use super::server_clock::ServerClock;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::BatchTally;
 use super::unheld::{self, NoHolder, Unheld};
@@ -421,8 +422,8 @@ impl Lane {
     }
 
     /// Gives up events and held batches that have waited for too long, and looks for silent holders. `is_listening`
-    /// says whether messages can be received at present.
-    pub(super) fn tick(&mut self, is_listening: bool) {
+    /// says whether messages can be received at present. `stream_clock` dates restored holders.
+    pub(super) fn tick(&mut self, is_listening: bool, stream_clock: &ServerClock) {
         self.listening.look(self.clocks().monotonic_us, is_listening);
         let context = Context {
             clocks: self.clocks(),
@@ -435,6 +436,7 @@ impl Lane {
         let mut leaving = Vec::new();
         for (key, holder) in &mut self.holders {
             let afterwards = holder.tick(context);
+            holder.date_restored(stream_clock);
             let limits = self.liveness.of(&key.0.namespace);
             let silence = holder.check_liveness(limits, now_us_if_listening, context);
             if silence == Silence::Gone || afterwards == Afterwards::Leaves {

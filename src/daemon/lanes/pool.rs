@@ -519,7 +519,8 @@ impl LanePool {
         self.expire_refused();
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
-            let tick = move |lane: &mut Lane| lane.tick(is_listening);
+            let freshness = self.freshness();
+            let tick = move |lane: &mut Lane| lane.tick(is_listening, &freshness.stream_clock);
             let _ = lane.jobs.send_control(Job::Run(LaneWork::Upkeep, Box::new(tick)));
         }
     }

@@ -20,6 +20,7 @@ use super::job::{Job, RestoreOrigin};
 use super::lane::Lane;
 use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
+use super::server_clock::ServerClock;
 use super::unheld::NoHolder;
 
 /// Returns the limits on the batches in a snapshot. They only protect against a file that was made to do harm:
@@ -192,7 +193,9 @@ impl LanePool {
             return Ok(None);
         };
         let after = after.map(|after| after.0);
-        let dump = move |lane: &mut Lane| lane.dump_next(after, with_blocks, generation);
+        let freshness = self.freshness();
+        let dump =
+            move |lane: &mut Lane| lane.dump_next(after, with_blocks, generation, &freshness.stream_clock);
         let dumped = lane.run(LaneWork::Snapshot, dump).await?;
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
@@ -210,10 +213,11 @@ impl LanePool {
         let Some(lane) = self.lanes.get(lane) else {
             return Ok(Revisited::Gone);
         };
+        let freshness = self.freshness();
         let revisit = move |lane: &mut Lane| {
             let holder = lane.holders.get_mut(&position.0);
             holder.map_or(Revisited::Gone, |holder| {
-                holder.revisit(&walked, &dumped, generation)
+                holder.revisit(&walked, &dumped, generation, &freshness.stream_clock)
             })
         };
         lane.run(LaneWork::Snapshot, revisit).await
@@ -282,12 +286,13 @@ impl Lane {
         after: Option<HolderKey>,
         with_blocks: bool,
         generation: StreamGeneration,
+        stream_clock: &ServerClock,
     ) -> Option<(HolderKey, HolderDump)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (key, holder) = self.holders.range_mut((start, Bound::Unbounded)).next()?;
         let dump = match with_blocks {
-            true => holder.dump_as_events(&key.0.namespace, generation),
-            false => holder.dump(&key.0.namespace, generation),
+            true => holder.dump_as_events(&key.0.namespace, generation, stream_clock),
+            false => holder.dump(&key.0.namespace, generation, stream_clock),
         };
         Some((key.clone(), dump))
     }

@@ -94,6 +94,7 @@ fn frame(seq: u64) -> HolderFrame {
         is_size_told: false,
         foreign_chain: false,
         made_us: Some(0),
+        seen_us: None,
         address: None,
         labels: Labels::NONE,
         forest: None,

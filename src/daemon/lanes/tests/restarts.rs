@@ -1,5 +1,6 @@
 //! Tests of publishers that restart, and of batches that come late, while batches are held.
 
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, DegradedReasons};
 
 use super::doubts::Scene;
@@ -99,6 +100,75 @@ async fn a_dump_without_held_batches_is_not_certain() {
     let namespace = restarted.namespaces.get(&dump.frame.namespace).unwrap();
     let reasons = namespace.indexer.holders()[0].status.reasons(&scene.trust);
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+}
+
+/// Time of a server's clock, in microseconds since the Unix epoch. It is far from the machine's own time.
+const SERVER_US: u64 = 5_000_000_000_000;
+
+/// Restores a holder whose publisher was last seen at `seen_us` by the server's clock. By the machine's clock, the
+/// snapshot is new.
+async fn restored_seen_at(seen_us: u64) -> LanePool {
+    let limits = LivenessLimits {
+        stale_after: Some(Duration::from_secs(60)),
+        remove_after: None,
+    };
+    let pool = pool_with(limits, None);
+    let holder = HolderFrame {
+        seen_us: Some(seen_us),
+        ..frame(7)
+    };
+    let origin = RestoreOrigin::new(StreamTrust::default().generation(), Duration::ZERO);
+    pool.restore(&holder, Frame::Holder(holder.clone()), origin)
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+    pool
+}
+
+async fn is_stale_after_a_look(pool: &LanePool) -> bool {
+    pool.tick(true);
+    pool.drain().await.unwrap();
+    let namespace = pool.namespaces.get(&frame(7).namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.own_reasons();
+    reasons.contains(DegradedReason::Stale)
+}
+
+#[tokio::test]
+async fn restored_publishers_are_as_old_as_the_servers_clock_says() {
+    const SECOND_US: u64 = 1_000_000;
+    for (seen_us, is_stale) in [
+        (SERVER_US - SECOND_US, false),
+        (SERVER_US - 61 * SECOND_US, true),
+        // The server's clock was set back, so this time says nothing.
+        (SERVER_US + 3600 * SECOND_US, true),
+        (0, true),
+    ] {
+        let pool = restored_seen_at(seen_us).await;
+        pool.freshness().stream_clock.note(SERVER_US, now_us());
+        assert_eq!(is_stale_after_a_look(&pool).await, is_stale, "{seen_us}");
+    }
+}
+
+#[tokio::test]
+async fn snapshots_keep_the_time_at_which_a_publisher_was_seen() {
+    let seen_us = SERVER_US - 7_000_000;
+    let pool = restored_seen_at(seen_us).await;
+    let dumped = async || {
+        let lanes = 0..pool.lane_count();
+        for lane in lanes {
+            let dump = pool.dump_next(lane, None, false, StreamGeneration::default());
+            if let Some((_, dump)) = dump.await.unwrap() {
+                return dump.frame.seen_us;
+            }
+        }
+        None
+    };
+    // The server has not told its time yet.
+    assert_eq!(dumped().await, Some(seen_us));
+    pool.freshness().stream_clock.note(SERVER_US, now_us());
+    assert!(!is_stale_after_a_look(&pool).await);
+    let again = dumped().await.unwrap();
+    assert!((seen_us - 60_000_000..=seen_us).contains(&again), "{again}");
 }
 
 #[tokio::test]
