@@ -6,7 +6,8 @@ use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, StreamError as PullError, pull};
 use async_nats::jetstream::context::{CreateStreamError, GetStreamError, GetStreamErrorKind};
 use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, Info, RetentionPolicy, StorageType};
-use async_nats::jetstream::{Context, ErrorCode};
+use async_nats::jetstream::{Context, ErrorCode, Message};
+use futures_util::StreamExt;
 
 use kvatlas_client::unix_time_us;
 use kvatlas_config::StreamConfig;
@@ -18,6 +19,8 @@ use crate::lanes::ServerClock;
 
 /// Time for which the server keeps an idle consumer. A new consumer is made after every break of reading.
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
+/// Time that the server may take to answer the first request for messages.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Reason why the events stream cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +70,17 @@ pub(super) enum StreamError {
         /// Name of the stream.
         name: String,
     },
+    /// Stream has a setting with which the server does not take all events, or changes them.
+    #[error(
+        "the stream {name} has {setting}, with which events may not reach it as they were sent; correct it, or name \
+         another in events.stream"
+    )]
+    Setting {
+        /// Name of the stream.
+        name: String,
+        /// Setting that the stream must not have.
+        setting: &'static str,
+    },
     /// Asking for messages failed.
     #[error("cannot read the stream {name}: {source}")]
     Pull {
@@ -101,7 +115,11 @@ impl StreamError {
     pub(super) fn is_of_stream(&self) -> bool {
         matches!(
             self,
-            Self::Missing { .. } | Self::Create { .. } | Self::Subjects { .. } | Self::Retention { .. }
+            Self::Missing { .. }
+                | Self::Create { .. }
+                | Self::Subjects { .. }
+                | Self::Retention { .. }
+                | Self::Setting { .. }
         )
     }
 }
@@ -150,17 +168,7 @@ impl EventStream {
                 return Err(StreamError::LookUp { name: name(), source });
             }
         };
-        let found = &info.config;
-        if found.subjects.as_slice() != [subject.as_str()] {
-            return Err(StreamError::Subjects {
-                name: name(),
-                subjects: found.subjects.clone(),
-                expected: subject,
-            });
-        }
-        if found.retention != RetentionPolicy::Limits {
-            return Err(StreamError::Retention { name: name() });
-        }
+        check_config(&info.config, &subject)?;
         Ok(Self {
             jetstream: jetstream.clone(),
             shows_all: covers_roll_call(&info.state, clock),
@@ -210,8 +218,57 @@ impl EventStream {
     }
 }
 
-/// Whether the messages in the stream show who publishes now, by the server's clock. They do if they cover at least the length of a
-/// roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
+/// Asks for one message, and returns it if the stream has one. Any answer, even that there is no message, shows
+/// that the daemon may ask for messages and receives them.
+pub(super) async fn probe(consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
+    let failed = |reason: String| StreamError::Probe {
+        name: consumer.cached_info().stream_name.clone(),
+        reason,
+    };
+    let asking = async {
+        let mut found = consumer
+            .fetch()
+            .max_messages(1)
+            .messages()
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        let first = found.next().await.transpose();
+        first.map_err(|error| failed(error.to_string()))
+    };
+    match tokio::time::timeout(PROBE_PATIENCE, asking).await {
+        Ok(answered) => answered,
+        Err(_) => Err(failed(format!("no answer within {PROBE_PATIENCE:?}"))),
+    }
+}
+
+/// Checks that a stream with this configuration keeps all messages on `subject`, and no others.
+pub(super) fn check_config(config: &stream::Config, subject: &str) -> Result<(), StreamError> {
+    let name = || config.name.clone();
+    if config.subjects.as_slice() != [subject] {
+        return Err(StreamError::Subjects {
+            name: name(),
+            subjects: config.subjects.clone(),
+            expected: subject.to_owned(),
+        });
+    }
+    if config.retention != RetentionPolicy::Limits {
+        return Err(StreamError::Retention { name: name() });
+    }
+    let setting = match config {
+        // At a limit, the server refuses the newest messages, and nobody hears of that.
+        config if config.discard == DiscardPolicy::New => "discard = new",
+        config if config.sealed => "sealed = true",
+        config if config.subject_transform.is_some() => "subject_transform",
+        _ => return Ok(()),
+    };
+    Err(StreamError::Setting {
+        name: name(),
+        setting,
+    })
+}
+
+/// Whether the messages in the stream show who publishes now, by the server's clock. They do if they cover at least the
+/// length of a roll call, and the last one is recent. In that time, every publisher sends a message. They do not if the stream is
 /// new, was purged, or has just become available again.
 fn covers_roll_call(state: &stream::State, clock: &ServerClock) -> bool {
     let [first_us, last_us] = [state.first_timestamp, state.last_timestamp].map(unix_us);
@@ -262,8 +319,13 @@ fn stream_config(config: &StreamConfig, subject: &str) -> stream::Config {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeMap;
+
+    use kvatlas_config::Config;
+
     use crate::lanes::now_us;
+
+    use super::*;
 
     /// Time of the tests in seconds: 2026-01-01T00:00:00Z.
     const EPOCH_S: u64 = 1_767_225_600;
@@ -296,6 +358,36 @@ mod tests {
         assert!(!covers(&state(0, "01.000", "11.500"), 11_600));
         // Nobody has published for too long: the server may have been away.
         assert!(!covers(&state(9, "10.000", "11.500"), 13_000));
+    }
+
+    #[test]
+    fn a_stream_that_does_not_keep_all_events_is_not_read() {
+        let config = Config::load(BTreeMap::new(), std::iter::empty(), None).unwrap();
+        let right = stream_config(&config.events.stream, "e.>");
+        assert!(check_config(&right, "e.>").is_ok());
+        let is_refused = |config: &stream::Config, words: &str| {
+            let error = check_config(config, "e.>").unwrap_err();
+            assert!(error.is_of_stream());
+            assert!(error.to_string().contains(words), "{error}");
+        };
+        let changed = |change: fn(&mut stream::Config)| {
+            let mut config = right.clone();
+            change(&mut config);
+            config
+        };
+        is_refused(
+            &changed(|config| config.subjects = vec!["other.>".to_owned()]),
+            "other.>",
+        );
+        is_refused(
+            &changed(|config| config.retention = RetentionPolicy::Interest),
+            "retention",
+        );
+        is_refused(
+            &changed(|config| config.discard = DiscardPolicy::New),
+            "discard = new",
+        );
+        is_refused(&changed(|config| config.sealed = true), "sealed");
     }
 
     #[test]
