@@ -14,22 +14,31 @@ use serde_json::Value;
 use crate::support::jetstream::JETSTREAM;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, engine, eventually, hashes, http_get, matches, namespace, reasons, server,
-    stored, stored_after, subjects, worker,
+    Client, PATIENCE, by_sequence, config, engine, eventually, hashes, http_get, matches, namespace, reasons,
+    server, stored, stored_after, subjects, worker,
 };
 
 const GPU: &str = "gpu-0";
 /// Subscriptions that the daemon needs. A test passes them to [`Scene::without`] to withhold the right to subscribe.
-const SUBSCRIPTIONS: [&str; 5] = [
+const SUBSCRIPTIONS: [&str; 6] = [
     "kvatlas.v1.events.>",
     "kvatlas.v1.query.>",
     "kvatlas.v1.status.>",
     "kvatlas.v1.roster.>",
     "_INBOX.>",
+    SERVICES,
 ];
+/// Subscriptions without which the daemon answers queries.
+const REPORTS: [&str; 3] = ["kvatlas.v1.admin.*", "kvatlas.v1.outcome.*", "kvatlas.v1.hint.*"];
+const SERVICES: &str = "$SRV.>";
 /// Subscription that an engine's publisher needs for daemons' questions.
 const QUESTIONS: &str = "kvatlas.v1.resync.llama.gpu-0.*";
-const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
+const MESSAGES: [&str; 4] = [
+    "kvatlas.v1.resync.>",
+    "kvatlas.v1.roster.>",
+    "kvatlas.v1.shards.>",
+    "$JS.API.>",
+];
 
 /// A broker that limits the rights of its clients. A test can change these rights while the broker runs.
 struct Scene {
@@ -98,7 +107,7 @@ fn write_rights(path: &std::path::Path, missing: &[&str]) {
            publish: {{ allow: [{}, \"_INBOX.>\"] }}\n\
          }} }}\n\
          {{ user: engine, password: secret, permissions: {{ subscribe: {{ allow: [{}] }} }} }}\n] }}\n",
-        list(&SUBSCRIPTIONS),
+        list(&[&SUBSCRIPTIONS[..], &REPORTS].concat()),
         list(&MESSAGES),
         list(&[QUESTIONS, "_INBOX.>"]),
     );
@@ -238,6 +247,64 @@ async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_ma
     daemon.stop().await;
 }
 
+/// Returns how often the server has refused a subscription of one of the daemon's connections.
+async fn refusals(daemon: &Daemon, connection: &str) -> u64 {
+    let page = daemon_page(daemon, "/metrics").await.1;
+    let series = format!("kvatlas_connection_events_total{{connection=\"{connection}\",event=\"refused\"}}");
+    let value = page.lines().find_map(|line| line.strip_prefix(series.as_str()));
+    value.map_or(0, |value| value.trim().parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inboxes_that_the_server_takes_and_gives_back_leave_holders_exact() {
+    for settings in [&[][..], &[JETSTREAM]] {
+        let scene = Scene::without(&[]).await;
+        let daemon = scene.daemon(settings).await;
+        becomes_ready(&daemon).await;
+        let client = scene.client().await;
+        let options = PublisherOptions {
+            heartbeat_interval: Duration::from_millis(50),
+            ..PublisherOptions::default()
+        };
+        let _publisher = engine(client.nats.clone(), &subjects(), GPU, options).await;
+        client.exact(GPU, 0).await;
+
+        scene.reload_without(&["_INBOX.>"]);
+        eventually("the daemon no longer hears itself", async || {
+            let holder = client.holder(GPU, 0).await?;
+            (!holder.exact).then_some(())
+        })
+        .await;
+        scene.reload_without(&[]);
+        becomes_ready(&daemon).await;
+        client.exact(GPU, 0).await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_may_not_hear_replies_answers_again_when_it_may() {
+    let scene = Scene::without(&[]).await;
+    let login = [
+        ("nats.user", "anybody"),
+        ("nats.password", "secret"),
+        ("sharding.shard", "0/1"),
+    ];
+    let shard = Daemon::start(config(scene.broker.url(), &login)).await.unwrap();
+    becomes_ready(&shard).await;
+    let gateway = scene.daemon(&[("gateway.enabled", "true")]).await;
+    let client = scene.client().await;
+    let _publisher = four_blocks_are_told(&client).await;
+
+    scene.reload_without(&["_INBOX.>"]);
+    let ask = async || client.ask_with(by_sequence(&hashes(10, 4))).await;
+    eventually("the gateway hears nobody", async || ask().await.err()).await;
+    scene.reload_without(&[]);
+    eventually("the gateway hears the shard", async || ask().await.ok()).await;
+    gateway.stop().await;
+    shard.stop().await;
+}
+
 /// The server takes the daemon's right to receive publishers' answers, and gives it back later. The daemon must then
 /// subscribe again, so that it can ask a publisher for a lost batch and get the answer.
 #[tokio::test(flavor = "multi_thread")]
@@ -260,8 +327,7 @@ async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     };
     scene.reload_without(&["_INBOX.>"]);
     eventually("the subscription is refused", async || {
-        let refused = "kvatlas_connection_events_total{connection=\"resync\",event=\"refused\"}";
-        (count(refused).await > 0).then_some(())
+        (refusals(&daemon, "resync").await > 0).then_some(())
     })
     .await;
     scene.reload_without(&[]);

@@ -205,6 +205,8 @@ impl Gatherer {
         let asking = self.ask(&request, replies, patience, &mut collection);
         if let Ok(asked) = tokio::time::timeout(patience, asking).await {
             asked?;
+        } else if collection.is_empty() {
+            self.inbox.subscribe_again();
         }
         let subject = request.subject;
         collection

@@ -144,7 +144,8 @@ async fn connect_store(
         shard: shared.config.sharding.shard,
     };
     Ok(SnapshotStore {
-        jetstream: async_nats::jetstream::new(client),
+        jetstream: async_nats::jetstream::new(client.clone()),
+        client,
         config: config.clone(),
         keep: shared.config.snapshots.keep.max(1),
         claim: Claim::new(&config.bucket, &deployment, instance),
@@ -318,6 +319,7 @@ impl SnapshotKeeper {
             }
             Err(error) => {
                 self.metrics.upload_failed(&error);
+                store.mend_requests().await;
                 Err(error.to_string())
             }
         };

@@ -36,6 +36,7 @@ use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
 use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
 use kvatlas_process::admin::{Latch, Readiness};
+use kvatlas_process::broker::mend_requests;
 use kvatlas_telemetry::StreamMetrics;
 use kvatlas_telemetry::labels::ConsumerReset;
 
@@ -45,6 +46,7 @@ use super::roll_call::RollCall;
 use super::span_of;
 use super::stream::{EventStream, StreamError, StreamSpan, age_of, probe};
 use super::stream_end::{StreamEnd, StreamLook, WatchedStream};
+use super::stream_info::info_subject;
 use super::unread::Unread;
 
 /// Maximum number of messages in one pull, that is, in one request for messages.
@@ -198,6 +200,9 @@ impl JetStreamSource {
                     }
                     self.readiness
                         .set_trouble(Latch::EventsSubscribed, Some(error.to_string()));
+                    if !error.is_of_stream() {
+                        mend_requests(&self.client, &info_subject(&self.config.name)).await;
+                    }
                 }
             }
             failures = failures.saturating_add(1);

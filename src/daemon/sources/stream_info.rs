@@ -40,6 +40,11 @@ pub(super) async fn look_up(
     }
 }
 
+/// Returns the subject on which the server is asked for its account of the stream called `name`.
+pub(crate) fn info_subject(name: &str) -> String {
+    format!("$JS.API.STREAM.INFO.{name}")
+}
+
 /// Returns a time of the server in microseconds since the Unix epoch.
 pub(super) fn unix_us(time: DateTime) -> u64 {
     u64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or_default()
