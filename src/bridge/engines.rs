@@ -49,6 +49,7 @@ use super::stalls::{BridgeClock, StallWatch};
 use super::state::{KeptPlaces, Registered, StateDirectory};
 use super::task::EngineTask;
 use given::Given;
+use kvatlas_process::broker::RefusedSubscriptions;
 use servers::AskedServer;
 
 /// Settings of a bridge.
@@ -172,6 +173,8 @@ pub(super) struct Inner {
     pub(super) republisher: Option<Republisher>,
     /// Refusals by the NATS server.
     pub(super) refused: RefusedSubjects,
+    /// Count of the refusals of subscriptions without which the bridge still reports engines.
+    pub(super) refused_optional: RefusedSubscriptions,
     pub(super) kin: Kin,
     pub(super) farewells: Farewells,
     /// Token that stops the tasks that find engines.
@@ -264,6 +267,7 @@ impl Bridge {
                 kin: Kin::default(),
                 farewells: Farewells::default(),
                 refused: RefusedSubjects::default(),
+                refused_optional: RefusedSubscriptions::default(),
                 republisher: republished.map(|republish| {
                     let kept = KeptPlaces::of(options.state.as_ref());
                     Republisher::new(republish, kept, Arc::clone(&metrics))

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::{Client, Message, Subject};
-use futures_util::StreamExt;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use tokio::time::timeout;
@@ -18,6 +17,7 @@ use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSIO
 use kvatlas_engines::Format;
 use kvatlas_engines::described::Flushed;
 
+use kvatlas_process::broker::LastingSubscription;
 use kvatlas_process::registry::NewEngine;
 use kvatlas_process::{BRIDGE, instance_name};
 use kvatlas_telemetry::log_gated;
@@ -172,11 +172,12 @@ struct ResetAnswer {
 }
 
 impl Bridge {
-    /// Listens to commands of operators for ever. If the bridge has no right to subscribe to them, it answers no
+    /// Listens to commands of operators for ever. While the bridge has no right to subscribe to them, it answers no
     /// command. `kvatlas admin` then reports that no bridge has carried out the command.
     pub(super) async fn carry_out_commands(self, nats: Client) {
         let subject = self.subjects().admin(AdminCommand::Reset);
-        let mut commands = match nats.subscribe(subject).await {
+        let subscribed = LastingSubscription::new(nats.clone(), subject, None, self.refused_optional());
+        let mut commands = match subscribed.await {
             Ok(commands) => commands,
             Err(error) => return tracing::warn!(%error, "commands of operators are not heard"),
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvatlas_client::QueryClient;
 use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
-use kvatlas_core::wire::{BatchCursor, Tier};
+use kvatlas_core::wire::{AdminCommand, AdminRequest, BatchCursor, Hint, Outcome, Tier};
 use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use rustix::process::{Pid, Signal, kill_process};
@@ -303,6 +303,59 @@ async fn a_gateway_that_may_not_hear_replies_answers_again_when_it_may() {
     eventually("the gateway hears the shard", async || ask().await.ok()).await;
     gateway.stop().await;
     shard.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_and_reports_are_heard_again_when_the_server_gives_them() {
+    let (scene, daemon, client, _publisher) = with_four_blocks(&[("hints.ttl_ms", "60000")]).await;
+    let missing = [&REPORTS[..], &[SERVICES]].concat();
+    let before = refusals(&daemon, "admin").await;
+    scene.reload_without(&missing);
+    eventually("the subscriptions are refused", async || {
+        (refusals(&daemon, "admin").await > before).then_some(())
+    })
+    .await;
+    scene.reload_without(&[]);
+
+    let request = AdminRequest::default().encode();
+    let command = subjects().admin(AdminCommand::Resync);
+    eventually("a command is heard", async || {
+        let reply = client.nats.request(command.clone(), request.clone().into());
+        reply.await.ok()
+    })
+    .await;
+    let outcome = Outcome {
+        worker: worker(GPU),
+        rank: 0,
+        promised_blocks: 1,
+        found_tokens: 16,
+        prompt_tokens: None,
+        exact: true,
+    };
+    let hint = Hint {
+        worker: worker(GPU),
+        rank: 0,
+        prompt: by_sequence(&hashes(10, 4)),
+    };
+    eventually("an outcome is heard", async || {
+        let llama = namespace();
+        let told = client.queries.tell_outcomes(&llama, vec![outcome.clone()]);
+        told.await.ok()
+    })
+    .await;
+    eventually("a hint is heard", async || {
+        client
+            .queries
+            .tell_hints(&namespace(), vec![hint.clone()])
+            .await
+            .ok()
+    })
+    .await;
+    eventually("the daemon is found", async || {
+        client.nats.request("$SRV.PING.kvatlas", "".into()).await.ok()
+    })
+    .await;
+    daemon.stop().await;
 }
 
 /// The server takes the daemon's right to receive publishers' answers, and gives it back later. The daemon must then

@@ -4,9 +4,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Message, Subject, Subscriber};
+use async_nats::{Message, Subject};
 use bytes::Bytes;
-use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +15,7 @@ use crate::lanes::LanePool;
 use crate::responder::{Responder, check_size, check_status_size};
 use crate::traces::OpenSpan;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
-use kvatlas_process::broker::SubscribeError;
+use kvatlas_process::broker::{LastingSubscription, SubscribeError};
 use kvatlas_telemetry::QueryMetricsByNamespace;
 use kvatlas_telemetry::labels::ReplyDropReason;
 
@@ -202,7 +201,7 @@ impl QueryService {
         subscribed: impl Fn(),
     ) -> Result<(), SubscribeError> {
         let client = self.connected.client.clone();
-        let mut rosters = self.served.subscribe_roster(&client).await?;
+        let mut rosters = self.served.subscribe_roster(&self.connected).await?;
         let Some(mut requests) = self.join(&mut rosters, &stop).await? else {
             return Ok(());
         };
@@ -218,7 +217,7 @@ impl QueryService {
                         self.serve_received(&mut requests, &large).await;
                     }
                     NextRequest::Rejoined => {
-                        rosters = self.served.subscribe_roster(&client).await?;
+                        rosters = self.served.subscribe_roster(&self.connected).await?;
                         subscribed();
                     }
                     NextRequest::Closed => return Ok(()),
@@ -226,7 +225,7 @@ impl QueryService {
             }
         }
         // From now on, no replica compares itself with this one. A replica that has just asked will ask again.
-        let _ = rosters.drain().await;
+        rosters.drain().await;
         while let Some((asked, message)) = requests.next_until_left().await {
             self.serve(asked, message, &large).await;
         }
@@ -254,7 +253,7 @@ impl QueryService {
     /// because unanswered ones would fill the connection's buffer.
     async fn join(
         &self,
-        rosters: &mut Subscriber,
+        rosters: &mut LastingSubscription,
         stop: &CancellationToken,
     ) -> Result<Option<LastingRequests>, SubscribeError> {
         let mut joining = pin!(LastingRequests::join(&self.connected, self.served.clone(), stop));
