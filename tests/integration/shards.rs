@@ -133,6 +133,40 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     assert!(matches!(nobody, Err(ClientError::NoDaemon { .. })), "{nobody:?}");
 }
 
+/// A test that a shard is missing in an answer if it cannot read the messages of its only worker. The worker may have
+/// blocks, so the other shard's answer alone is not exact.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_cannot_read_its_only_worker_is_missing() {
+    let broker = broker().await;
+    let shards = ["0/2", "1/2"].map(|name| shard(broker.url(), name));
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, PATIENCE).await;
+    let worker_of = |index| {
+        let shard = Shard::new(index, 2).unwrap();
+        let mut names = (0..).map(|number| format!("gpu-{number}"));
+        names.find(|name| shard.owns(&name.parse().unwrap())).unwrap()
+    };
+    let mut publisher = client.publisher(&worker_of(0), 0);
+    let blocks = vec![stored(hashes(10, 1))];
+    publisher.publish(Tier::DEVICE, blocks).await.unwrap();
+    publisher.flush().await.unwrap();
+    let exact = async |is_exact, expected: &[u32]| {
+        eventually("the other shard has said what it knows", async || {
+            let reply = queries.query(&namespace(), query(None)).await.ok()?;
+            let is_it = reply.is_exact() == is_exact && missing(&reply) == (2, expected.to_vec());
+            (is_it && reply.holders.len() == 1).then_some(())
+        })
+        .await;
+    };
+    exact(true, &[]).await;
+    let subject = subjects().events(&namespace(), &worker_of(1).parse().unwrap());
+    client.nats.publish(subject, "garbage".into()).await.unwrap();
+    exact(false, &[1]).await;
+    for shard in shards {
+        shard.stop();
+    }
+}
+
 /// Answers a request in the name of shard 0 of 1, with the error that the namespace is unknown.
 async fn refuse(nats: &async_nats::Client, question: async_nats::Message) {
     let mut headers = async_nats::HeaderMap::new();

@@ -103,6 +103,14 @@ impl RefusedHolders {
         self.note_change(is_first)
     }
 
+    /// Takes the holders of `other`, which another namespace of the same name had, in place of its own.
+    pub(crate) fn adopt(&self, other: &Self) {
+        let taken = std::mem::take(&mut *other.workers.write());
+        let has_changed = !taken.is_empty();
+        *self.workers.write() = taken;
+        self.note_change(has_changed);
+    }
+
     /// Forgets a holder that has left. Returns whether it was listed as a holder whose batches are dropped.
     pub fn forget(&self, id: &HolderId) -> bool {
         self.remove(&id.worker, &[RefusedRank::Rank(id.rank)])

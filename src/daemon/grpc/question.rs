@@ -378,7 +378,7 @@ impl Questions {
             let chains = ModelKey::of_namespace(name).and_then(|model| model.chains());
             chains.is_some_and(|chains| chains.algorithm() == SchemeAlgorithm::Sglang)
         };
-        self.namespace.is_some() || (self.source.knows_all_names() && !self.source.refuses_any(is_sglang))
+        self.namespace.is_some() || (self.source.knows_all_names() && !self.source.lacks_any(is_sglang))
     }
 
     /// Turns an error into gRPC's status, and counts it. If the error is not the router's fault, the status has a code

@@ -25,7 +25,7 @@ use super::line::{Assignments, LaneId, Sender, WorkerKey};
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
-use super::unheld::{NoHolder, Stray, Unheld};
+use super::unheld::{NoHolder, Unheld};
 
 /// Maximum number of small messages of one worker that a lane takes in one turn. Also the maximum number of messages in
 /// one job.
@@ -134,7 +134,7 @@ pub struct LanePool {
     pub(super) lanes: Box<[LaneHandle]>,
     pub(super) assignments: Arc<Assignments>,
     flows: Arc<Flows>,
-    unheld: Arc<Unheld>,
+    pub(super) unheld: Arc<Unheld>,
     freshness: Arc<Freshness>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Metrics of each namespace, made at the namespace's first message. The limit on namespaces also bounds this map.
@@ -448,25 +448,6 @@ impl LanePool {
         self.unheld
             .strays
             .note(name, worker, why.reason(), &why, unix_time_us());
-    }
-
-    /// Returns the namespaces that do not exist although messages for them came in the last 300 seconds.
-    pub(crate) fn strays(&self) -> Vec<Stray> {
-        let exists = |name: &NamespaceName| self.namespaces.get(name).is_some();
-        self.unheld.strays.lately(unix_time_us(), exists)
-    }
-
-    /// Whether the daemon has recently refused to make a namespace for which messages came. Only names that satisfy
-    /// `is_meant` count.
-    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
-        let is_refused = |name: &NamespaceName| is_meant(name) && self.namespaces.refusal(name).is_some();
-        self.strays().iter().any(|stray| is_refused(stray.namespace()))
-    }
-
-    /// Whether publishers' batches are being dropped, so that these publishers have no holders.
-    pub(crate) fn drops_some(&self) -> bool {
-        let refuses = |namespace: &Arc<Namespace>| namespace.indexer.refused().count(None) > 0;
-        self.namespaces.all().iter().any(refuses) || !self.strays().is_empty()
     }
 
     /// Drops the metrics of a namespace that has been forgotten.

@@ -15,6 +15,7 @@ use kvatlas_core::wire::{
 
 use super::*;
 
+mod answers;
 mod doubts;
 mod random;
 mod refused;

@@ -7,7 +7,7 @@
 //! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
 //! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no entry | its holder, goodbye or long silence |
-//! | [`Strays`] | namespace that does not exist | 64 names | no entry | its namespace, or 300 seconds of silence |
+//! | [`Strays`] | namespace that does not exist | 64 names | any name may be one of them | its namespace, or 300 seconds of silence |
 //! | [`Unreadable`] | worker | none, a Bloom filter | other workers are put in doubt without cause | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the oldest entry is forgotten | 60 seconds |
 //!
@@ -23,6 +23,8 @@ mod goodbyes;
 mod strays;
 mod unreadable;
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 
 use kvatlas_core::hash::BlockSize;
@@ -37,8 +39,7 @@ use super::line::Sender;
 use super::liveness::ListeningClock;
 
 use goodbyes::Goodbyes;
-pub(crate) use strays::Stray;
-use strays::Strays;
+pub(crate) use strays::{Stray, Strays};
 use unreadable::Unreadable;
 
 /// Reason why there is no holder for a message. Its text becomes the detail in the log.
@@ -101,7 +102,7 @@ impl NoHolder {
 /// Registry of publishers without a holder.
 #[derive(Debug, Default)]
 pub(super) struct Unheld {
-    pub(super) strays: Strays,
+    pub(super) strays: Arc<Strays>,
     pub(super) unreadable: Unreadable,
     pub(super) goodbyes: Goodbyes,
     listening: Mutex<ListeningClock>,

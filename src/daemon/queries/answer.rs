@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::hints::Hints;
-use crate::lanes::{Freshness, FreshnessReading};
+use crate::lanes::{Freshness, FreshnessReading, Strays};
 use kvatlas_config::Live;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
@@ -32,6 +32,7 @@ mod hinted;
 mod pieces;
 mod spoken;
 mod status;
+mod unknown;
 mod unlisted;
 
 pub(super) use any_reply::Answer;
@@ -51,6 +52,8 @@ pub(crate) struct Answerer {
     pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) trust: Arc<StreamTrust>,
     pub(crate) freshness: Arc<Freshness>,
+    /// Record of namespaces that do not exist although messages for them came.
+    pub(crate) strays: Arc<Strays>,
     pub(crate) subjects: Subjects,
     pub(crate) limits: Live<WireLimits>,
     /// Sample of recent queries, with counts of all answers by their certainty. `None` if queries are not sampled.
@@ -62,12 +65,13 @@ pub(crate) struct Answerer {
 }
 
 impl Answerer {
-    /// Makes an answerer from `namespaces`. `trust` says which holders are confirmed in the present event stream, and
-    /// `freshness` says how old their states are.
+    /// Makes an answerer from `namespaces`. `trust` says which holders are confirmed in the present event stream,
+    /// `freshness` says how old their states are, and `strays` says for which missing namespaces messages came.
     pub(crate) fn new(
         namespaces: Arc<Namespaces>,
         trust: Arc<StreamTrust>,
         freshness: Arc<Freshness>,
+        strays: Arc<Strays>,
         subjects: Subjects,
         limits: Live<WireLimits>,
     ) -> Self {
@@ -75,6 +79,7 @@ impl Answerer {
             namespaces,
             trust,
             freshness,
+            strays,
             subjects,
             limits,
             sample: None,
@@ -163,11 +168,6 @@ impl Answerer {
         }
     }
 
-    /// Whether a namespace does not exist, and as far as is known no batch for it was dropped either.
-    pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
-        self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
-    }
-
     /// Returns the present bounds on requests.
     pub(crate) fn limits(&self) -> WireLimits {
         WireLimits::clone(&self.limits.now())
@@ -226,33 +226,6 @@ impl Answerer {
     /// Answers a replica that asks for the roster, that is, the list of known holders.
     pub(super) fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         roster::answer(&self.namespaces, &self.trust, payload)
-    }
-
-    /// Returns the namespace `name`. If it is unknown, returns the error that says why.
-    pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
-        self.namespaces
-            .get(name)
-            .ok_or_else(|| match self.namespaces.refusal(name) {
-                // A worker may have blocks in this namespace, but its events were dropped.
-                Some(refused) => {
-                    let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
-                    WireError::new(ErrorCode::Unavailable, text)
-                }
-                None if !self.trust.is_listed() => {
-                    let text = format!(
-                        "whether somebody publishes for namespace {name:?} is not known yet: the events have been followed for \
-                         less than the time that a publisher may be silent; ask again in a second"
-                    );
-                    WireError::new(ErrorCode::Unavailable, text)
-                }
-                None => {
-                    let text = format!(
-                        "no events have come for namespace {name:?} and no configuration names it; check the name, or ask \
-                         again when a worker has published"
-                    );
-                    WireError::new(ErrorCode::UnknownNamespace, text)
-                }
-            })
     }
 
     fn reply(

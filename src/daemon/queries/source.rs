@@ -169,11 +169,11 @@ impl Source {
         }
     }
 
-    /// Whether the daemon has recently refused to make a namespace for which messages came. Only names that satisfy
-    /// `is_meant` count. A gateway cannot tell, so it always returns false.
-    pub(crate) fn refuses_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
+    /// Whether recent messages were dropped because their namespace does not exist. Only names that satisfy `is_meant`
+    /// count, and names that are not remembered. A gateway cannot tell, so it always returns false.
+    pub(crate) fn lacks_any(&self, is_meant: impl Fn(&NamespaceName) -> bool) -> bool {
         match self {
-            Self::Here(index) => index.pool.refuses_any(is_meant),
+            Self::Here(index) => index.pool.lacks_any(is_meant),
             Self::Shards(_) => false,
         }
     }

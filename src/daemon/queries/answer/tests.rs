@@ -29,6 +29,7 @@ pub(super) fn answerer() -> Answerer {
         Arc::new(namespaces),
         Arc::default(),
         Arc::new(Freshness::without_events()),
+        Arc::default(),
         subjects,
         WireLimits::default().into(),
     )
