@@ -18,7 +18,8 @@ impl LanePool {
         };
         let rank = of.rank;
         let carry_out = move |lane: &mut Lane, worker: &WorkerKey| lane.command(worker, rank, command);
-        let done = self.on_worker(worker, LaneWork::Upkeep, 0, carry_out).await?;
+        // Commands are carried out one after the other.
+        let done = self.on_worker_now(worker, LaneWork::Upkeep, carry_out)?;
         done.await.map_err(|_| PoolError::LaneStopped)
     }
 }

@@ -21,7 +21,7 @@ use super::flow::Flows;
 use super::freshness::{Freshness, MessageArrival};
 use super::job::{BatchesJob, Job, LaneTimes};
 use super::lane::Lane;
-use super::line::{Assignments, LaneId, Sender, WorkerKey};
+use super::line::{Assignments, LaneId, Line, Sender, WorkerKey};
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
@@ -468,6 +468,31 @@ impl LanePool {
         bytes: usize,
         task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, PoolError> {
+        let (lane, line, job, done) = self.worker_job(worker, work, task);
+        self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?;
+        Ok(done)
+    }
+
+    /// Has the lane of `worker` do `task` as [`Self::on_worker`] does, but does not wait for room in the lane's queue.
+    /// The task takes no room of messages there, so the caller bounds the memory of such tasks.
+    pub(super) fn on_worker_now<T: Send + 'static>(
+        &self,
+        worker: WorkerKey,
+        work: LaneWork,
+        task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, PoolError> {
+        let (lane, line, job, done) = self.worker_job(worker, work, task);
+        self.lane(lane).jobs.send_now(&line, job, now_us())?;
+        Ok(done)
+    }
+
+    /// Returns the lane and the queue of `worker`, a job that does `task` there, and the receiver of the result.
+    fn worker_job<T: Send + 'static>(
+        &self,
+        worker: WorkerKey,
+        work: LaneWork,
+        task: impl FnOnce(&mut Lane, &WorkerKey) -> T + Send + 'static,
+    ) -> (LaneId, Arc<Line>, Job, oneshot::Receiver<T>) {
         let (lane, in_flight) = self.assignments.assign(&worker);
         let line = Arc::clone(in_flight.line());
         let (reply, done) = oneshot::channel();
@@ -476,9 +501,7 @@ impl LanePool {
             let _ = reply.send(task(lane, &worker));
             lane.finish(&worker, in_flight);
         };
-        let job = Job::Run(work, Box::new(task));
-        self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?;
-        Ok(done)
+        (lane, line, Job::Run(work, Box::new(task)), done)
     }
 
     /// Waits until every message that came before this call has been applied.

@@ -10,6 +10,9 @@
 //! dropped together. A *mark* (a tombstone) stays in the place of a dropped job. When its turn comes, the worker's
 //! holders are put in doubt. Messages of JetStream are not dropped: they wait for room.
 //!
+//! Steps of resyncs and commands of operators neither wait for room nor take the room of messages. Otherwise a worker
+//! that floods a lane could keep the publishers' answers about other workers out of it.
+//!
 //! A *control job* is done after all jobs that were queued before it; later jobs may overtake it. A *fence* is a
 //! control job that no job overtakes. The jobs between two control jobs are an *era*.
 
@@ -24,6 +27,10 @@ use tokio::sync::Notify;
 
 use super::line::Line;
 
+mod line_queue;
+
+use line_queue::{DropSize, LineQueue, QueuedJob};
+
 /// Bytes that a message counts in addition to its payload.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
 /// Maximum size of the jobs that a lane takes in one turn, in bytes, unless the turn is a single job.
@@ -35,6 +42,9 @@ pub(crate) trait LineJob: Sized {
     fn messages(&self) -> usize {
         1
     }
+
+    /// Whether the job may be dropped for want of room.
+    fn is_droppable(&self) -> bool;
 
     /// Counts a dropped job, and returns the mark that takes its place in the queue. A job that must not be dropped
     /// is returned unchanged, as the error.
@@ -56,22 +66,6 @@ pub(crate) struct Backlog {
     pub(crate) bytes: AtomicUsize,
 }
 
-struct QueuedJob<J> {
-    job: J,
-    bytes: usize,
-    came_us: u64,
-    era: u64,
-}
-
-struct LineQueue<J> {
-    line: Arc<Line>,
-    jobs: VecDeque<QueuedJob<J>>,
-    bytes: usize,
-    /// Virtual time of the line: the time in microseconds that the lane has spent on the worker, raised after idle
-    /// times. The line with the smallest value gets the next turn.
-    turn_us: u64,
-}
-
 /// Jobs between two control jobs, with the control job that ends them.
 struct Era<J> {
     outstanding: usize,
@@ -83,15 +77,6 @@ struct Control<J> {
     job: J,
     bytes: usize,
     is_fence: bool,
-}
-
-/// Size of dropped jobs: their bytes and their messages.
-struct DropSize {
-    bytes: usize,
-    messages: usize,
-    /// Numbers of the eras (jobs between two control jobs) that have lost a job for good: the mark of the dropped job
-    /// was merged into another mark. An era that has lost several jobs is listed several times.
-    vacated: Vec<u64>,
 }
 
 enum Arrival<J> {
@@ -329,70 +314,18 @@ impl<J: LineJob> QueueState<J> {
         own + bytes <= bytes_max / lines
     }
 
-    /// Drops the newest job of the longest worker's queue. Returns the size of what was dropped, or `None` if nothing
-    /// can be dropped.
+    /// Drops the newest job of the longest worker's queue, of the queues with a job that can be dropped. Returns the
+    /// size of what was dropped, or `None` if nothing can be dropped.
     fn drop_of_longest(&mut self) -> Option<DropSize> {
-        let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
+        let lines = self.lines.values_mut();
+        let longest = lines
+            .filter(|queue| queue.newest_droppable().is_some())
+            .max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
         for era in &dropped.vacated {
             self.leave_era(*era, 1);
         }
         Some(dropped)
-    }
-}
-
-impl<J: LineJob> LineQueue<J> {
-    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such
-    /// job. Neighboring marks are merged, so that there are never more marks than jobs.
-    fn drop_newest(&mut self) -> Option<DropSize> {
-        let index = self.jobs.iter().rposition(|waiting| waiting.bytes > 0)?;
-        let QueuedJob {
-            job,
-            bytes,
-            came_us,
-            era,
-        } = self.jobs.remove(index)?;
-        let at = |job, bytes| QueuedJob {
-            job,
-            bytes,
-            came_us,
-            era,
-        };
-        // The mark that replaces the job counts as one message, so the queue loses one message less than the job had.
-        let messages = job.messages() - 1;
-        let mut mark = match job.into_mark() {
-            Ok(mark) => mark,
-            Err(job) => {
-                self.jobs.insert(index, at(job, bytes));
-                return None;
-            }
-        };
-        self.bytes -= bytes;
-        let mut vacated = Vec::new();
-        // Only marks follow the newest job that can be dropped.
-        for later in self.jobs.drain(index..) {
-            // Two marks can always be merged.
-            let _ = mark.merge_mark(later.job);
-            vacated.push(later.era);
-        }
-        match self.merge_mark(mark) {
-            Ok(()) => vacated.push(era),
-            Err(mark) => self.jobs.push_back(at(mark, 0)),
-        }
-        Some(DropSize {
-            bytes,
-            messages: messages + vacated.len(),
-            vacated,
-        })
-    }
-
-    /// Merges `mark` into the mark at the end of this worker's queue. If the queue does not end with a mark, returns
-    /// `mark` unchanged, as the error.
-    fn merge_mark(&mut self, mark: J) -> Result<(), J> {
-        match self.jobs.back_mut() {
-            Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
-            _ => Err(mark),
-        }
     }
 }
 
@@ -475,7 +408,7 @@ impl<J: LineJob> QueueShared<J> {
         };
         let may_merge = bytes == 0 && !state.is_fenced;
         let merged = match state.lines.get_mut(&line.number) {
-            Some(queue) if may_merge => queue.merge_mark(job),
+            Some(queue) if may_merge => queue.merge_last_mark(job),
             _ => Err(job),
         };
         match merged {
@@ -498,6 +431,14 @@ impl<J: LineJob> JobSender<J> {
         let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
         let arrival = Arrival::Line(Arc::clone(line), job, bytes, came_us);
         self.0.send(arrival, bytes).await
+    }
+
+    /// Queues a job in the worker's queue `line` without waiting for room. The job takes the room of a message without
+    /// a payload, whatever memory it needs. The caller bounds such jobs.
+    pub(crate) fn send_now(&self, line: &Arc<Line>, job: J, came_us: u64) -> Result<(), LaneStopped> {
+        let bytes = job.messages() * MESSAGE_OVERHEAD_BYTES;
+        let arrival = Arrival::Line(Arc::clone(line), job, bytes, came_us);
+        self.0.push(&mut self.0.state.lock(), arrival, bytes)
     }
 
     /// Queues jobs without waiting for room. Each comes with the queue of its worker, and its approximate size in

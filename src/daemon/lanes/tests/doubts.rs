@@ -6,7 +6,8 @@ use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAnswerKind};
 
 use super::*;
-use kvatlas_telemetry::labels::ResyncFailure;
+use futures_util::FutureExt;
+use kvatlas_telemetry::labels::{LaneWork, ResyncFailure};
 
 /// Pool of lanes whose holders hold batches after a gap, with a worker `gpu-0` that has published its first batch.
 pub(super) struct Scene {
@@ -86,14 +87,14 @@ impl Scene {
         let generation = self.trust.generation();
         let finished = self
             .pool
-            .finish_resync(&self.holder, asked.number, answer, generation, 0);
+            .finish_resync(&self.holder, asked.number, answer, generation);
         finished.await.unwrap()
     }
 
     pub(super) async fn give_up(&self, asked: ResyncBegun) {
         let failure = ResyncFailure::NoResponder;
         let abandoned = self.pool.abandon_resync(&self.holder, asked.number, failure);
-        abandoned.await.unwrap();
+        abandoned.unwrap();
     }
 
     /// Delivers a batch that is dropped, because the queue has no room for it.
@@ -133,6 +134,38 @@ impl Scene {
         let holder = holders.iter().find(|holder| is_it(&holder.id))?;
         Some(holder.status.reasons(&self.trust))
     }
+}
+
+#[tokio::test]
+async fn a_step_of_a_resync_does_not_wait_for_room_in_the_queue() {
+    let scene = Scene::begin().await;
+    let (gate, opened) = std::sync::mpsc::channel::<()>();
+    let wait = move |_: &mut lane::Lane, _: &WorkerKey| {
+        _ = opened.recv();
+    };
+    let blocked = scene
+        .pool
+        .on_worker_now(worker(0), LaneWork::Upkeep, wait)
+        .unwrap();
+    // Another worker floods the lane.
+    let mut inbox = scene.pool.inbox();
+    let generation = scene.trust.generation();
+    for seq in 1..100 {
+        let heartbeat = batch(seq, Vec::new()).encode();
+        let subject = format!("kvatlas.v1.events.llama.flood-{seq}");
+        scene
+            .pool
+            .sort(&mut inbox, &subject, &heartbeat, generation, None);
+    }
+    scene.pool.hand_over(&mut inbox);
+    let waiting = scene.pool.messages_waiting();
+    let mut asked = Box::pin(scene.ask());
+    assert!((&mut asked).now_or_never().is_none());
+    assert_eq!(scene.pool.messages_waiting(), waiting + 1);
+    drop(gate);
+    blocked.await.unwrap();
+    let asked = asked.await;
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Exact);
 }
 
 #[tokio::test]

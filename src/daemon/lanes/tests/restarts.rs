@@ -215,7 +215,7 @@ async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     let generation = scene.trust.generation();
     let finished = scene
         .pool
-        .finish_resync(&scene.holder, asked.number, answer, generation, 0);
+        .finish_resync(&scene.holder, asked.number, answer, generation);
     assert_eq!(finished.await.unwrap(), ResyncOutcome::Exact);
     assert!(scene.reasons().await.is_empty());
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
