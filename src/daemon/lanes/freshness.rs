@@ -14,11 +14,13 @@
 //! After the daemon was stopped, or its machine suspended, a late pulse shows that the daemon has not read its sockets
 //! for a while.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvatlas_core::wire::{HolderId, NamespaceName};
+use kvatlas_core::index::HolderRecord;
+use kvatlas_core::wire::{HolderId, NamespaceName, WorkerName};
 
 use super::clock::now_us;
 use super::flow::{Flows, NamespaceFlow, SearchMark, SeenInParts};
@@ -144,9 +146,8 @@ impl Freshness {
         let now_us = now_us();
         let age = |since_us| age(since_us, now_us);
         let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
-        let unread_us = age(self.unread_since_us.load(Ordering::Acquire));
+        let everybody_us = self.everybody_us(now_us);
         let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
-        let everybody_us = unread_us.max(self.silent_us(now_us).unwrap_or_default());
         let lines_behind = match (&flow, self.behind_after_us) {
             (Some(flow), Some(limit)) if is_over(queued_us) => {
                 flow.lines_since_before(now_us.saturating_sub(limit))
@@ -161,6 +162,20 @@ impl Freshness {
             lines_behind,
             flow,
         }
+    }
+
+    /// Whether the whole state is older than is allowed. A publisher may have sent its first message since then. Must
+    /// be called before a search.
+    pub(crate) fn is_everybody_behind(&self) -> bool {
+        let everybody_us = self.everybody_us(now_us());
+        self.behind_after_us.is_some_and(|limit| everybody_us > limit)
+    }
+
+    /// Returns the age of the whole state at `now_us`, in microseconds. 0 if it is not older than is allowed, and no
+    /// message is unread.
+    fn everybody_us(&self, now_us: u64) -> u64 {
+        let unread_us = age(self.unread_since_us.load(Ordering::Acquire), now_us);
+        unread_us.max(self.silent_us(now_us).unwrap_or_default())
     }
 
     /// Returns how long the broker has been silent at `now_us`, in microseconds. `None` if that is within the limit.
@@ -211,9 +226,13 @@ impl FreshnessReading<'_> {
         if self.is_everybody_behind || self.lines_behind.is_empty() {
             return self.is_everybody_behind;
         }
+        self.is_line_behind(namespace, &holder.worker)
+    }
+
+    fn is_line_behind(&self, namespace: &NamespaceName, worker: &WorkerName) -> bool {
         let worker = WorkerKey {
             namespace: namespace.clone(),
-            worker: holder.worker.clone(),
+            worker: worker.clone(),
         };
         let line = self.freshness.assignments.line_of(&worker);
         line.is_some_and(|line| self.lines_behind.binary_search(&line.number).is_ok())
@@ -222,6 +241,31 @@ impl FreshnessReading<'_> {
     /// Whether the state of any holder was older than is allowed, at the moment of the measurement.
     pub(crate) fn is_anybody_behind(&self) -> bool {
         self.is_everybody_behind || !self.lines_behind.is_empty()
+    }
+
+    /// Whether events had waited for too long that were of none of `holders`, at the moment of the measurement. If
+    /// `workers` is given, only events of these workers count. `holders` has all holders of these workers, or all
+    /// holders of the namespace if `workers` is `None`.
+    pub(crate) fn is_unheld_behind(
+        &self,
+        namespace: &NamespaceName,
+        workers: Option<&[WorkerName]>,
+        holders: &[Arc<HolderRecord>],
+    ) -> bool {
+        if !self.is_anybody_behind() {
+            return false;
+        }
+        let held: HashSet<_> = holders.iter().map(|holder| &holder.id.worker).collect();
+        let is_behind = |worker: &&WorkerName| self.is_line_behind(namespace, worker);
+        match workers {
+            _ if self.is_everybody_behind => true,
+            Some(workers) => workers
+                .iter()
+                .filter(is_behind)
+                .any(|worker| !held.contains(worker)),
+            // Each worker has one line.
+            None => held.into_iter().filter(is_behind).count() < self.lines_behind.len(),
+        }
     }
 
     /// Returns the mark of a search. Must be called just before the search begins. `None` if the namespace has no
@@ -242,8 +286,6 @@ impl FreshnessReading<'_> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::WorkerName;
-
     use super::*;
 
     /// Returns the freshness record of a daemon with the limit `behind_after`, to which the broker has been silent

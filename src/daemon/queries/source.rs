@@ -148,10 +148,13 @@ impl Source {
     }
 
     /// Whether [`Self::names`] returns every namespace. A process with an index knows them all once each publisher
-    /// has had enough time to send a message. A gateway cannot tell, so it always returns true.
+    /// has had enough time to send a message, and no message may have waited unread for too long. A gateway cannot tell, so it always returns true.
     pub(crate) fn knows_all_names(&self) -> bool {
         match self {
-            Self::Here(index) => index.answerer.trust().is_listed(),
+            Self::Here(index) => {
+                let Answerer { trust, freshness, .. } = &index.answerer;
+                trust.is_listed() && !freshness.is_everybody_behind()
+            }
             Self::Shards(_) => true,
         }
     }

@@ -16,13 +16,16 @@ impl Answerer {
 
     /// Returns the error that says why a namespace is unknown.
     fn unknown(&self, name: &NamespaceName) -> WireError {
+        let (is_listed, is_behind) = (self.trust.is_listed(), self.freshness.is_everybody_behind());
         // A worker may have blocks in this namespace, but its events were dropped.
         if let Some(reason) = self.dropped(name) {
             let text = format!("events of namespace {name:?} have come and were dropped: {reason}");
             return WireError::new(ErrorCode::Unavailable, text);
         }
-        let why = if !self.trust.is_listed() {
+        let why = if !is_listed {
             "the events have been followed for less than the time that a publisher may be silent"
+        } else if is_behind {
+            "events may wait unread for longer than events.behind_after_ms"
         } else if self.strays.lacks_some(unix_time_us()) {
             "events of more namespaces that do not exist than are remembered have come and were dropped"
         } else {

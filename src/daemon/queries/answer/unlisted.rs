@@ -24,7 +24,7 @@ pub(super) struct Listed<'a> {
 /// - Holders with a doubt that concerns the query, even if it has ended since the search began.
 /// - For a query by tokens, holders whose block size is not known for certain.
 /// - Publishers whose batches are dropped, so that they are not registered.
-/// - Holders of which nothing has been heard yet. All of them together count as one.
+/// - Holders of which nothing has been heard or applied yet. All of them together count as one.
 pub(super) fn count_doubtful<'a>(
     trust: &StreamTrust,
     doubts: &DoubtFacts<'_, '_>,
@@ -78,5 +78,7 @@ fn count_known<'a>(
     let unlisted = asked
         .iter()
         .filter(|holder| !listed.contains(&(&holder.id.worker, holder.id.rank)) && is_doubtful(holder));
-    saturating_u32(unlisted.count() + indexer.refused().count(workers))
+    let name = &doubts.namespace.name;
+    let is_one_unapplied = doubts.is_listed && doubts.look.is_unheld_behind(name, workers, &asked);
+    saturating_u32(unlisted.count() + indexer.refused().count(workers) + usize::from(is_one_unapplied))
 }
