@@ -108,18 +108,30 @@ impl Freshness {
     /// Returns the arrival of a message that is handed to a lane now. `kept_for` is the time for which the stream has
     /// kept the message: the message was sent that long before it came.
     ///
-    /// Normally the message has come just now. But the broker may have been silent for longer than is allowed. In
-    /// that case the message may have waited in the socket since the last sign of the broker.
+    /// Normally the message has come just now, with two exceptions:
+    ///
+    /// - The stream is known to have unread messages. This message is the oldest of them, and may have waited as long.
+    /// - There has been no sign of the broker, or no report about the stream, for longer than is allowed. The message
+    ///   may have waited since then, in the socket or in the stream.
+    ///
+    /// A message that may have waited for longer than is allowed does not count as new.
     pub(super) fn arrival(&self, kept_for: Duration) -> MessageArrival {
-        let is_unheard = self.is_unheard();
-        let came_us = match is_unheard {
-            true => self.heard_us.load(Ordering::Acquire),
-            false => now_us(),
+        let now_us = now_us();
+        let kept_us = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
+        let is_late = |since_us| {
+            self.behind_after_us
+                .is_some_and(|limit| age(since_us, now_us) > limit)
         };
+        let signs_us = [&self.heard_us, &self.known_us].map(|at_us| at_us.load(Ordering::Acquire));
+        let unread_us = self.unread_since_us.load(Ordering::Acquire);
+        let late_us = signs_us.into_iter().filter(|since_us| is_late(*since_us));
+        let unread_us = Some(unread_us).filter(|since_us| *since_us > 0);
+        let came_us = late_us.chain(unread_us).fold(now_us, u64::min);
         MessageArrival {
             came_us,
-            is_new: kept_for.is_zero() && !is_unheard,
-            sent_us: came_us.saturating_sub(u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX)),
+            is_new: kept_for.is_zero() && !is_late(came_us),
+            // What the stream has kept was not sent later than when it came there.
+            sent_us: came_us.min(now_us.saturating_sub(kept_us)),
         }
     }
 
@@ -142,11 +154,12 @@ impl Freshness {
 
     /// Measures how old the state of a namespace is now. Must be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> FreshnessReading<'_> {
-        let flow = self.flows.get(namespace);
         let now_us = now_us();
         let age = |since_us| age(since_us, now_us);
         let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
+        // Read in the order of a message's way. So no message is missed that goes on in between.
         let everybody_us = self.everybody_us(now_us);
+        let flow = self.flows.get(namespace);
         let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
         let lines_behind = match (&flow, self.behind_after_us) {
             (Some(flow), Some(limit)) if is_over(queued_us) => {
@@ -174,8 +187,10 @@ impl Freshness {
     /// Returns the age of the whole state at `now_us`, in microseconds. 0 if it is not older than is allowed, and no
     /// message is unread.
     fn everybody_us(&self, now_us: u64) -> u64 {
+        // The writer notes unread messages before it says that the stream is known.
+        let silent_us = self.silent_us(now_us).unwrap_or_default();
         let unread_us = age(self.unread_since_us.load(Ordering::Acquire), now_us);
-        unread_us.max(self.silent_us(now_us).unwrap_or_default())
+        unread_us.max(silent_us)
     }
 
     /// Returns how long the broker has been silent at `now_us`, in microseconds. `None` if that is within the limit.
@@ -325,6 +340,38 @@ mod tests {
             let arrival = now.arrival(Duration::ZERO);
             assert!(arrival.came_us >= before_us && arrival.is_new);
         }
+    }
+
+    #[test]
+    fn a_message_that_was_unread_in_the_stream_has_waited_as_long() {
+        let (limit, short) = (Duration::from_secs(60), Duration::ZERO);
+        let arrival = |unread_since_us: u64, known_us: u64| {
+            let (paused, _) = freshness(Some(limit), short);
+            paused.set_unread(unread_since_us);
+            paused.stream_known(known_us);
+            let arrival = paused.arrival(Duration::ZERO);
+            assert_eq!(arrival.sent_us, arrival.came_us);
+            (arrival.came_us, arrival.is_new)
+        };
+        let now_us = now_us();
+        let (late_us, allowed_us) = (now_us - 62_000_000, now_us - 2_000_000);
+        assert_eq!(arrival(late_us, now_us), (late_us, false));
+        assert_eq!(arrival(allowed_us, now_us), (allowed_us, true));
+        // Nothing was known to be unread, because nothing was known.
+        assert_eq!(arrival(0, late_us), (late_us, false));
+        let read = arrival(0, allowed_us);
+        assert!(read.0 >= now_us && read.1);
+        assert_eq!(arrival(late_us - 1, late_us), (late_us - 1, false));
+        // The stream says how long it has kept the message, from before it was known to be unread on.
+        let (reading, _) = freshness(Some(limit), short);
+        reading.set_unread(allowed_us);
+        let kept = reading.arrival(Duration::from_secs(1));
+        assert_eq!(
+            (kept.came_us, kept.sent_us, kept.is_new),
+            (allowed_us, allowed_us, false)
+        );
+        let kept = reading.arrival(Duration::from_secs(50));
+        assert!(kept.sent_us >= now_us - 50_000_000 && kept.sent_us < allowed_us);
     }
 
     #[test]
