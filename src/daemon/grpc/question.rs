@@ -314,10 +314,12 @@ impl Questions {
         }
         let sequence = hashes.iter().map(|hash| hash.cast_unsigned().into());
         let key = QueryKey::SequenceHashes(sequence.collect());
+        // Found before the names. A namespace that appears meanwhile may be missing in them.
+        let asks_all = self.asks_all();
         let names = self.asked();
         let mut refusal = None;
         let mut certain = Certain {
-            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact && self.asks_all(),
+            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact && asks_all,
             asked: if reports.knows_some {
                 u32::try_from(hashes.len()).unwrap_or(u32::MAX)
             } else {
@@ -372,7 +374,7 @@ impl Questions {
     }
 
     /// Whether the list of [`Self::asked`] is complete, that is, whether no other namespace may have blocks that the
-    /// router asks about.
+    /// router asks about. Must be called before that list is made.
     fn asks_all(&self) -> bool {
         let is_sglang = |name: &NamespaceName| {
             let chains = ModelKey::of_namespace(name).and_then(|model| model.chains());

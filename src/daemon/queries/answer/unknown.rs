@@ -11,7 +11,13 @@ use super::Answerer;
 impl Answerer {
     /// Returns the namespace `name`. If it is unknown, returns the error that says why.
     pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
-        self.namespaces.get(name).ok_or_else(|| self.unknown(name))
+        if let Some(known) = self.namespaces.get(name) {
+            return Ok(known);
+        }
+        // The reason is found before the last look. So "nobody publishes" is never said of a namespace that appeared
+        // before everybody was known.
+        let error = self.unknown(name);
+        self.namespaces.get(name).ok_or(error)
     }
 
     /// Returns the error that says why a namespace is unknown.

@@ -67,6 +67,10 @@ fn count_known<'a>(
         return doubtful.saturating_sub(saturating_u32(listed));
     }
     let listed: HashSet<_> = listed.map(|listed| (listed.worker, listed.rank)).collect();
+    // Read before and after the holders. A refused holder that is registered meanwhile is in the first reading, and a
+    // holder that is removed and refused meanwhile is in the last one.
+    let count_refused = || indexer.refused().count(workers);
+    let refused = count_refused();
     let asked = workers.map_or_else(|| indexer.holders(), |workers| indexer.holders_of(workers));
     let is_doubtful = |holder: &HolderRecord| {
         if is_guessed && !holder.status.is_size_known.load() {
@@ -80,5 +84,5 @@ fn count_known<'a>(
         .filter(|holder| !listed.contains(&(&holder.id.worker, holder.id.rank)) && is_doubtful(holder));
     let name = &doubts.namespace.name;
     let is_one_unapplied = doubts.is_listed && doubts.look.is_unheld_behind(name, workers, &asked);
-    saturating_u32(unlisted.count() + indexer.refused().count(workers) + usize::from(is_one_unapplied))
+    saturating_u32(unlisted.count() + refused.max(count_refused()) + usize::from(is_one_unapplied))
 }
